@@ -131,7 +131,7 @@ def test_a_fork_is_at_most_64_bytes_a_chunk(repository: Repository, each: int) -
     nbytes = len(pickle.dumps(fork)) - empty
     assert nbytes <= 64 * min(each, SENT)
     if each > SENT:
-        assert nbytes < 2_500  # pointers
+        assert nbytes < 3_500 + 64 * SENT // 4  # pointers, and refs of small boxes
 
 
 def test_chunks_written_one_by_one_are_sent_as_few_bytes(repository: Repository) -> None:
@@ -155,12 +155,12 @@ def test_a_merge_reads_nothing_and_a_commit_refers_to_what_forks_have_written(
     bounds = [*range(0, CHUNKS, 1_111), CHUNKS]
     back = [worked(session, a, b) for a, b in pairwise(bounds)]
     written = {info.key for info in storage.list("manifests/")}
-    assert len(written) == len(back)
+    assert len(back) <= len(written) <= 5 * len(back)
     storage.reset()
     session.merge(*back)
     assert not storage.log
     resident = [len(rows) for rows in tables(session) if isinstance(rows, ChunkTable)]
-    assert sum(resident) < len(back) * 2 * (GRID[1] * GRID[2] + GRID[2])  # the ends of ranges
+    assert sum(resident) <= len(back) * SENT // 4  # of small boxes
     session.commit("all")
     assert "get" not in requests(storage)
     assert written <= referred(repository)

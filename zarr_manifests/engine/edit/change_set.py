@@ -57,6 +57,8 @@ __all__ = ["ChangeSet", "ForkState", "lies_below", "same_bytes"]
 
 _MOST_SINGLE: Final = 16
 """Up to about so many refs of a node take fewer bytes one by one than as a table."""
+_PART_SENT: Final = 4
+"""Of refs that are spilled, at most this part of what may be sent is sent: small boxes."""
 
 
 def same_bytes(a: StoredRef | None, b: StoredRef | None) -> bool:
@@ -409,8 +411,8 @@ class ChangeSet:
     def lighten(self, before: ChangeSet, most: int) -> None:
         """Make what was changed since `before` small to pickle.
 
-        Refs become tables, and those with more than `most` refs are spilled. They are cut into
-        boxes that hardly overlap those of other copies, so that a merge need not read them.
+        Refs become tables, and most refs of a table with more than `most` are spilled. They are cut
+        into boxes that hardly overlap those of other copies, so that a merge need not read them.
         """
         for node_id in self.touched():
             added, known = self._added(node_id, before), before.tables.get(node_id, ())
@@ -436,14 +438,13 @@ class ChangeSet:
         table, spill = self._together(tables), self.spill
         if table is None or held(table) <= most or spill is None or not spill.writable:
             return [] if table is None else [table]
+        parts = sorted(in_c_order(table), key=held)
         spilled: list[Rows] = []
-        rest: list[Rows] = []
-        for part in in_c_order(table):
-            if held(part) <= most:
-                rest.append(part)
-            else:
-                spilled += spill.save(node_id, part, self.unsynced)
-        left = self._together(rest)
+        room = held(table)
+        while parts and room > most // _PART_SENT:
+            room -= held(parts[-1])
+            spilled += spill.save(node_id, parts.pop(), self.unsynced)
+        left = self._together(parts)
         return spilled if left is None else [*spilled, left]
 
     def at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
