@@ -164,9 +164,9 @@ def test_forks_made_before_are_merged_after(storage: MemoryStorage, repository: 
         fill(task.store, 40 + 20 * i, 60 + 20 * i, 3 + i)
     resumed = again(storage).resume(data)
     resumed.merge(*(pickle.loads(pickle.dumps(task)) for task in tasks))
-    resumed.merge(pickle.loads(pickle.dumps(merged)))  # it is known who wrote what
     fill(merged.store, 20, 40, 9)
-    resumed.merge(merged)
+    resumed.merge(merged)  # it is known who wrote what
+    resumed.merge(pickle.loads(pickle.dumps(merged)))
     resumed.commit("all")
     assert values(repository) == [0, 1, 3, 4, 5, 9]
     assert values(repository, "inline") == [0, 1, 3, 4, 5, 9]
