@@ -87,7 +87,7 @@ def test_what_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_second_run_replaces_only_what_a_run_writes(tmp_path: Path) -> None:
     place = DemoPlace.claim(tmp_path / "demo")
-    for folder in (place.repository, place.scratch):
+    for folder in (place.repository, place.scratch, place.stream):
         (folder / "deep").mkdir(parents=True)
     place.picture.write_bytes(b"old")
     (place.directory / "notes.txt").write_text("mine")
@@ -275,7 +275,12 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert "132 means, as xarray computes them" in done.stdout
     assert re.search(r"351,648 rows in ([2-9]|\d\d+) tasks", done.stdout)
     assert "132 chunks 66 skipped by time, 56 by statistics" in " ".join(done.stdout.split())
-    assert done.stdout.count("every value as in the netCDF file") == 2
+    said = " ".join(done.stdout.split())
+    assert said.count("every value as in the netCDF file") == 3
+    assert "4 files, one commit each" in said
+    assert "after the restart 1 batch came again and made no commit" in said
     assert "also compacted the deltas" in done.stdout
     assert (tmp_path / "here" / "winds.png").stat().st_size > 10_000
+    left = {path.name for path in (tmp_path / "here").iterdir()}
+    assert left == {MARKER, "winds", "winds.png"}
     assert len(list(zm.Repository.open(tmp_path / "here" / "winds").ancestry())) == 2 + 60 + 1

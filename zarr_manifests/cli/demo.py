@@ -27,12 +27,13 @@ from zarr_manifests.errors import JavaNotFoundError
 if TYPE_CHECKING:
     from zarr_manifests.demo import Demo
     from zarr_manifests.demo.costs import Commit, Cost, Rewrite
+    from zarr_manifests.demo.steps import SparkMeans
 
 __all__ = ["run"]
 
 _DEFAULT = Path("zarr-manifests-demo")
 _APPENDS = 60
-_STEPS = 6
+_STEPS = 7
 _NEEDED = ("xarray", "scipy", "matplotlib")
 
 
@@ -175,12 +176,31 @@ def _read(out: _Steps, demo: Demo) -> None:
 
 def _spark(out: _Steps, demo: Demo) -> Exception | None:
     out.start("Compute the monthly mean wind speed on Spark")
+    streaming = "Let months come in as a stream, with a restart in the middle"
     try:
-        with out.busy("Starting Spark, reading, computing"):
-            done = demo.spark()
+        with demo.on_spark() as spark:
+            with out.busy("Reading, computing"):
+                means = demo.means(spark)
+            _say_means(out, demo, means)
+            out.start(streaming)
+            with out.busy("Streaming"):
+                streamed = demo.stream(spark)
     except (JavaNotFoundError, ImportError) as error:
         out.result("left out: Spark cannot run here (see the error at the end)")
+        out.start(streaming)
+        out.result("left out as well")
         return error
+    out.result(
+        f"{streamed.months} files, one commit each, in {_seconds_text(streamed.seconds)}; every "
+        "value as in the netCDF file"
+    )
+    out.result(
+        f"after the restart {count_text(streamed.repeated, 'batch')} came again and made no commit"
+    )
+    return None
+
+
+def _say_means(out: _Steps, demo: Demo, done: SparkMeans) -> None:
     out.result(
         f"{done.rows:,} rows in {done.tasks} tasks, {_seconds_text(done.cost.seconds)} "
         "with the start of Spark"
@@ -204,7 +224,6 @@ def _spark(out: _Steps, demo: Demo) -> Exception | None:
         f"of {strong.chunks} chunks {strong.by_time} skipped by time, "
         f"{strong.by_statistics} by statistics"
     )
-    return None
 
 
 # --- what is printed -----------------------------------------------------------------------------

@@ -19,7 +19,8 @@ __all__ = ["MARKER", "DemoPlace"]
 MARKER: Final = ".made-by-zarr-manifests-demo"
 _NOTE: Final = (
     "This directory was made by `zarr-manifests demo`. When the demo is run here again it replaces "
-    "winds/, rewritten/, requests.txt and winds.png, and leaves everything else as it is.\n"
+    "winds/, rewritten/, stream/, requests.txt and winds.png, and leaves everything else as it "
+    "is.\n"
 )
 
 
@@ -60,6 +61,11 @@ class DemoPlace:
         return self.directory / "requests.txt"
 
     @property
+    def stream(self) -> Path:
+        """The folder of the stream: its files, its checkpoint and its repository; removed."""
+        return self.directory / "stream"
+
+    @property
     def picture(self) -> Path:
         """The picture's file."""
         return self.directory / "winds.png"
@@ -95,7 +101,7 @@ class DemoPlace:
         """Remove what a run writes."""
         for file in (self.picture, self.journal):
             file.unlink(missing_ok=True)
-        for folder in (self.repository, self.scratch):
+        for folder in (self.repository, self.scratch, self.stream):
             if folder.is_symlink() or folder.exists():
                 shutil.rmtree(folder)  # refuses a symbolic link
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,10 +26,14 @@ from zarr_manifests.storage import LocalStorage, Storage
 from zarr_manifests.testing import CountingStorage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
     import pandas as pd
     import xarray as xr
     from pyspark.sql import SparkSession
+
+    from zarr_manifests.spark.write_plan import WriteReport
 
 __all__ = [
     "APPENDS",
@@ -37,6 +42,7 @@ __all__ = [
     "Demo",
     "Opened",
     "SparkMeans",
+    "Streamed",
     "StrongWinds",
     "compare_means",
 ]
@@ -46,6 +52,8 @@ APPENDS: Final = 60
 FIRST_TAG: Final = "first-years"
 _REWRITE_EVERY: Final = 6
 _AGREE_RTOL: Final = 1e-9
+_STREAMED: Final = 2
+"""Months that come in before the restart of the stream, and after it."""
 _STRONG: Final = 15.0
 """Speed of strong winds, in m s-1."""
 
@@ -127,6 +135,28 @@ class StrongWinds:
     by_statistics: int
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """Months that came in as files, and were streamed into a repository.
+
+    Parameters
+    ----------
+    months : int
+        Months that came in.
+    commits : int
+        Commits that they made.
+    repeated : int
+        Batches that came again after the restart, and made no commit.
+    seconds : float
+        How long the stream has run.
+    """
+
+    months: int
+    commits: int
+    repeated: int
+    seconds: float
+
+
 class Demo:
     """The package's main job on the sample data; call the steps in order.
 
@@ -144,6 +174,7 @@ class Demo:
         self.winds = open_winds().isel(time=slice(0, FIRST_MONTHS + appends))
         self._storage = CountingStorage(LocalStorage(place.repository))
         self._repo = Repository.create(self._storage)
+        self._spark_start_s = 0.0
 
     def label(self, months: int) -> str:
         """The name of the last of that many months."""
@@ -213,41 +244,82 @@ class Demo:
             )
         return Opened(months, opening.cost, one_month.cost, the_rest.cost)
 
-    def spark(self) -> SparkMeans:
-        """Compute each month's mean wind speed on Spark, and compare with xarray.
+    @contextmanager
+    def on_spark(self) -> Iterator[SparkSession]:
+        """A Spark session for the next two steps, stopped at the end.
 
         Raises
         ------
         JavaNotFoundError
             If there is no Java that Spark can run on.
-        CheckFailedError
-            If the means differ.
         """
-        with warnings.catch_warnings():
-            # A warning about features of pandas that are not used here.
-            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            return self._spark()
-
-    def _spark(self) -> SparkMeans:
         from zarr_manifests.spark import session
 
-        storage = JournalStorage(LocalStorage(self.place.repository), self.place.journal)
-        start_s = SYSTEM.monotonic_s()
+        self._spark_start_s = SYSTEM.monotonic_s()
         settings = {
             "spark.sql.shuffle.partitions": "2",
             # The caller shows progress, and two progress bars would overwrite each other.
             "spark.ui.showConsoleProgress": "false",
         }
-        spark = session("zarr-manifests demo", master="local[2]", config=settings)
-        try:
-            rows, tasks, table = _spark_means(spark, storage)
-            cost = storage.cost(SYSTEM.monotonic_s() - start_s)
-            strong = self._strong_winds(spark)
-        finally:
-            spark.stop()
+        with warnings.catch_warnings():
+            # A warning about features of pandas that are not used here.
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+            spark = session("zarr-manifests demo", master="local[2]", config=settings)
+            try:
+                yield spark
+            finally:
+                spark.stop()
+
+    def means(self, spark: SparkSession) -> SparkMeans:
+        """Compute each month's mean wind speed on Spark, and compare with xarray.
+
+        Raises
+        ------
+        CheckFailedError
+            If the means differ.
+        """
+        storage = JournalStorage(LocalStorage(self.place.repository), self.place.journal)
+        rows, tasks, table = _spark_means(spark, storage)
+        cost = storage.cost(SYSTEM.monotonic_s() - self._spark_start_s)
+        strong = self._strong_winds(spark)
         self.place.journal.unlink()
         difference = compare_means(table, _xarray_means(self.winds))
         return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost, strong)
+
+    def stream(self, spark: SparkSession) -> Streamed:
+        """Stream files of months into a repository, with a restart in the middle.
+
+        The driver is made to forget its last batch, as if it had died right after the commit. The
+        restarted stream brings that batch again.
+
+        Raises
+        ------
+        CheckFailedError
+            If a month is missing, or is there twice.
+        """
+        import xarray as xr
+
+        files = self.place.stream / "files"
+        files.mkdir(parents=True)
+        months = self.winds.isel(time=slice(0, 1 + 2 * _STREAMED))
+        repo = Repository.create(self.place.stream / "winds")
+        _commit_whole(repo, months.isel(time=slice(0, 1)), "The first month")
+        reports: list[WriteReport] = []
+        start_s = SYSTEM.monotonic_s()
+        for first in (1, 1 + _STREAMED):
+            for month in range(first, first + _STREAMED):
+                _as_rows(months.isel(time=slice(month, month + 1)), files / f"{month:02}.parquet")
+            _run_stream(spark, repo, self.place.stream, reports)
+            if first == 1:
+                _forget_last_batch(self.place.stream / "checkpoint")
+        seconds = SYSTEM.monotonic_s() - start_s
+        found = xr.open_zarr(Repository.open(repo.url).readonly_session().store, chunks=None)
+        if not found.equals(months):
+            raise CheckFailedError("the stream has not written each month once")
+        commits = sum(report.snapshot_id is not None for report in reports)
+        repeated = sum(report.replayed for report in reports)
+        shutil.rmtree(self.place.stream)
+        return Streamed(2 * _STREAMED, commits, repeated, seconds)
 
     def _strong_winds(self, spark: SparkSession) -> StrongWinds:
         """Read the strong westerlies of the second half, and compare with xarray."""
@@ -323,6 +395,42 @@ def _spark_means(spark: SparkSession, storage: Storage) -> tuple[int, int, pd.Da
     )
     table: pd.DataFrame = means.toPandas()
     return int(table["count(u)"].sum()), cells.rdd.getNumPartitions(), table
+
+
+def _as_rows(month: xr.Dataset, file: Path) -> None:
+    """A file with a row for each cell of the month."""
+    rows = month.to_dataframe().reset_index()
+    rows["time"] = rows["time"].dt.tz_localize("UTC").astype("datetime64[us, UTC]")
+    rows.to_parquet(file, index=False)
+
+
+def _run_stream(
+    spark: SparkSession, repo: Repository, place: Path, reports: list[WriteReport]
+) -> None:
+    """Write the files that have come since the last run, one in each commit."""
+    from zarr_manifests.spark import foreach_batch
+
+    write = foreach_batch(
+        repo,
+        "/",
+        dims=["time", "lat", "lon"],
+        append_dim="time",
+        on_report=lambda _, report: reports.append(report),
+    )
+    schema = "time timestamp, lat double, lon double, u float, v float"
+    rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+    query = rows.parquet(str(place / "files")).writeStream.foreachBatch(write)
+    started = query.option("checkpointLocation", str(place / "checkpoint")).trigger(
+        availableNow=True
+    )
+    started.start().awaitTermination()
+
+
+def _forget_last_batch(checkpoint: Path) -> None:
+    """Delete what Spark writes after the commit of a batch."""
+    last = max(int(file.name) for file in (checkpoint / "commits").iterdir() if file.name.isdigit())
+    for name in (f"{last}", f".{last}.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
 
 
 def _xarray_means(winds: xr.Dataset) -> xr.DataArray:
