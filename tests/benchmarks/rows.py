@@ -19,6 +19,7 @@ from scans import (
 from wheres import choosing
 from workloads import (
     appending,
+    checking,
     contending,
     creating,
     measuring,
@@ -231,14 +232,18 @@ ROWS = [
     ),
     *(
         Row(
-            f"statistics-{kind}",
-            f"{title}, compressed, written with statistics, processor time",
-            partial(measuring, kind=kind),
+            f"{row}-{kind}",
+            f"{title}, compressed, written {what}, processor time",
+            partial(workload, kind=kind),
             ("zarr_manifests", "without"),
             {"side": (1000, 700, 20)},
             "s/value",
             durability="in memory",
             due={"without": 0.95},
+        )
+        for row, what, workload in (
+            ("statistics", "with statistics", measuring),
+            ("check", "with a check of its values", checking),
         )
         for kind, title in (
             ("float32", "float32"),

@@ -76,10 +76,19 @@ def _written(case: Case, data: np.ndarray) -> Contestant:
 
 
 def measuring(case: Case, kind: str) -> Iterator[Figure]:
-    """Write a compressed variable with statistics of its chunks, or without.
+    """Write a compressed variable with statistics of its chunks, or without."""
+    ours = case.contestant == OURS
+    return _writing_values(case, kind, {"statistics": ours})
 
-    The figure is processor time.
-    """
+
+def checking(case: Case, kind: str) -> Iterator[Figure]:
+    """Write a compressed variable whose values are checked to fit, or not; without statistics."""
+    ours = case.contestant == OURS
+    return _writing_values(case, kind, {"check": "values" if ours else None, "statistics": False})
+
+
+def _writing_values(case: Case, kind: str, how: dict[str, Any]) -> Iterator[Figure]:
+    """Write a compressed variable; the figure is processor time."""
     side = case.sizes["side"]
     noise = 275 + np.random.default_rng(_SEED).normal(0, 5, (8, side, side))
     given, encoding = {
@@ -96,7 +105,7 @@ def measuring(case: Case, kind: str) -> Iterator[Figure]:
     while True:
         storage = MemoryStorage()
         with Watch() as watch:
-            zm.write(ds, storage, message="m", statistics=case.contestant == OURS)
+            zm.write(ds, storage, message="m", **how)
         figure = watch.figure(given.size)
         yield replace(figure, value=figure.cpu_seconds)
 
