@@ -25,6 +25,7 @@ _COLOURS = {
     "read": "#882255",
     "alone": "#7f7f7f",
     "everything": "#7f7f7f",
+    "dask": "#D55E00",
 }
 _BAR, _GAP = 0.8, 0.5  # of the height that one comparison has; between two rows
 

@@ -109,6 +109,10 @@ def test_rows_of_labels_are_found_only_in_a_row():
     assert rows_of_labels(there, np.array([2, 3])) == 1
     assert rows_of_labels(there, np.array([3, 4])) is None
     assert rows_of_labels(there, np.array([6, 7])) is None
+    times = np.datetime64("2024-01-01", "ns") + np.arange(4) * np.timedelta64(1, "h")
+    assert rows_of_labels(times, times[2:] + np.timedelta64(300, "ns")) == 2
+    assert rows_of_labels(times, times[2:] + np.timedelta64(2, "s")) is None
+    assert rows_of_labels(np.array([1.0, 1.0 + 1e-9]), np.array([1.0 + 1e-9])) == 1
 
 
 @given(

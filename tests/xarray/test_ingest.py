@@ -326,6 +326,22 @@ def test_times_that_the_array_cannot_hold_are_told_with_their_file(tmp_path):
     assert messages(tmp_path / "r") == []
 
 
+def test_times_in_parts_of_hours_are_stored_as_near_as_the_array_can(tmp_path):
+    """Monthly means that lie a 24th of a year apart, in hours since a time of their own."""
+    paths = []
+    for number in range(3):
+        ds = day(number)
+        ds["time"] = FIRST + ((2 * number + np.arange(2)) * 2629743840000007).astype("m8[ns]")
+        ds.time.encoding = {"units": f"hours since 202{number}-01-14 14:00:00", "dtype": "f8"}
+        paths.append(save(ds, tmp_path / f"{number}.nc"))
+    ingest(SPARK, paths, tmp_path / "r", append_dim="time")
+    off = head(tmp_path / "r").time.values - (FIRST + np.arange(6) * 2629743840000007)
+    assert np.abs(off).max() < np.timedelta64(1, "ms")
+    save(ds.assign(t=-ds.t), paths[2])
+    report = ingest(SPARK, paths, tmp_path / "r", append_dim="time", on_changed="replace")
+    assert report.replaced[0].start == 4
+
+
 # --- the same call again ---------------------------------------------------------------------
 
 
@@ -487,12 +503,10 @@ def test_it_gives_up_when_others_are_always_faster(files, tmp_path, tasks):
 
 
 def test_a_file_without_the_dimension_is_one_row(tmp_path):
-    paths = [
-        save(day(n, rows=1).squeeze("time"), tmp_path / f"{n}.nc", unlimited_dims=[])
-        for n in range(3)
-    ]
+    height = ("height", (("lat", "lon"), np.ones((3, 4))))
+    expected = xr.concat([day(n, rows=1) for n in range(3)], "time").assign_coords([height])
+    paths = [save(expected.isel(time=n), tmp_path / f"{n}.nc", unlimited_dims=[]) for n in range(3)]
     ingest(SPARK, paths, tmp_path / "r", append_dim="time")
-    expected = xr.concat([day(n, rows=1) for n in range(3)], "time")
     xr.testing.assert_equal(head(tmp_path / "r"), expected)
     no = save(day(0).isel(time=0, drop=True), tmp_path / "no.nc", unlimited_dims=[])
     with pytest.raises(InvalidArgumentError, match=r"no\.nc: .*has no dimension 'time'"):

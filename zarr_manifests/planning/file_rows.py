@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -22,12 +23,14 @@ __all__ = [
     "VariableFacts",
     "difference",
     "in_order",
+    "labels_near",
     "rows_of_labels",
     "write_groups",
 ]
 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
+_SECOND: Final = np.timedelta64(1, "s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +277,32 @@ def _descends(found: Sequence[npt.NDArray[Any]]) -> bool:
 
 
 def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:
-    """Return where the wanted labels are, in this order and in a row; None if they are not."""
-    if not len(wanted):
-        return None
-    for start in np.flatnonzero(there == wanted[0]).tolist():
-        if np.array_equal(there[start : start + len(wanted)], wanted):
-            return int(start)
+    """Return where the wanted labels are, in this order and in a row; None if they are not.
+
+    Labels are equal or, if there are no such ones, the same but for rounding.
+    """
+    for same in (np.equal, labels_near):
+        starts = np.flatnonzero(same(there, wanted[0])) if len(wanted) else ()
+        for start in map(int, starts):
+            found = there[start : start + len(wanted)]
+            if len(found) == len(wanted) and bool(np.all(same(found, wanted))):
+                return start
     return None
+
+
+def labels_near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
+    """Which labels differ by rounding only: times by less than a second, floats by a millionth."""
+    kind = np.asarray(one).dtype.kind
+    if kind == "f":
+        near: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_CLOSE, atol=0.0, equal_nan=True)
+        return near
+    if kind in "mM":
+        return np.asarray(
+            (np.abs(one - other) < _SECOND) | (one == other) | (np.isnat(one) & np.isnat(other))
+        )
+    if kind == "O":
+        return np.asarray(np.abs(one - other) < timedelta(seconds=1))
+    return np.asarray(one == other)
 
 
 def _shown(label: Any) -> str:

@@ -172,7 +172,7 @@ class Ingestion:
         if new or changed:
             if repository is None:
                 self._agreeing(new, None)  # before there is a repository
-                repository = Repository.create(url)
+                repository = Repository.open_or_create(url)
             unchanged += self._write_all(repository, new, changed)
         return IngestReport(
             tuple(self.snapshot_ids),

@@ -25,7 +25,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
-from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile
+from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile, labels_near
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
@@ -105,7 +105,7 @@ def there_is(store: ManifestStore, group: str, files: SourceFiles) -> There | No
             for name, array in arrays.items()
             if files.dim in ds[name].dims and name not in axis.variables
         }
-        layout = layout_of(ds, files.dim, codecs)
+        layout = layout_of(ds, axis, files.dim, codecs)
         form = next(iter(arrays.values())).metadata.zarr_format
         return There(layout, ds.sizes[files.dim], labels, chunks, form)
 
@@ -227,7 +227,8 @@ def write_axis(store: ManifestStore, group: str, dim: str, placed: Sequence[Plac
         If values of a file would be read back differently.
     """
     arrays = _arrays(store, group)
-    attributes = {name: dict(array.attrs) for name, array in arrays.items()}
+    with _stored(store, group) as ds:
+        attributes = {str(name): dict(v.attrs) for name, v in ds.variables.items()}
     for name in sorted({name for each in placed for name in each.file.axis}):
         meaning = {**meaning_of_bounds(name, attributes.values()), **attributes[name]}
         for run in _runs(placed):
@@ -280,11 +281,9 @@ def _codes(
         read = decode_cf_variable(
             name, xr.Variable(dims, codes, kept), decode_times=times, decode_timedelta=False
         ).values
+        same = labels_near(read, values)
     except (ValueError, TypeError, OverflowError):
         return values, 0
-    same = read == values
-    if values.dtype.kind == "f":
-        same = np.isclose(read, values, rtol=1e-6, atol=0.0, equal_nan=True)
     wrong = np.flatnonzero(~same.reshape(len(values), -1).all(axis=1))
     return codes.astype(dtype, copy=False), int(wrong[0]) if wrong.size else None
 

@@ -193,6 +193,7 @@ class SourceFiles:
             return _encoded(self.kind(path or url))
         engine = _ENGINES[self.kind]
         how: dict[str, Any] = {**_STORED, "cache": False, "chunks": None}
+        how["create_default_indexes"] = False  # which take longer to make than a file to open
         if engine is not None:
             how["engine"] = engine
         if engine == "zarr":
@@ -236,9 +237,15 @@ class SourceFiles:
         if self.dim in ds.dims:
             return ds
         if self.dim in ds.variables:  # one row, whose label is a scalar
-            own = [name for name in ds.data_vars if name != self.dim and ds[name].ndim]
-            ds = ds.set_coords([n for n in ds.data_vars if n not in own])
-            return ds.expand_dims(self.dim).reset_coords(drop=False)
+            found: dict[Any, Any] = dict(ds.variables)
+            fixed = {n for v in found.values() for n in str(v.attrs.get("coordinates", "")).split()}
+            for key, variable in ds.variables.items():
+                values = variable.ndim and variable.dims != (key,) and key not in fixed
+                if key == self.dim or values:
+                    found[key] = found[key].set_dims({self.dim: 1, **variable.sizes})
+            made = xr.Dataset(found, attrs=ds.attrs)
+            made.set_close(ds.close)
+            return made
         raise InvalidArgumentError(
             f"it has no dimension {self.dim!r}, and no variable of that name"
         )
@@ -258,8 +265,9 @@ class SourceFiles:
             def codecs(name: str) -> str:
                 return "" if session is None else codecs_of(session.store, name, ds[name].ndim)
 
-            axis = {str(name): v.values for name, v in decoded_axis(ds, self.dim).variables.items()}
-            layout = layout_of(ds, self.dim, codecs)
+            decoded = decoded_axis(ds, self.dim)
+            axis = {str(name): variable.values for name, variable in decoded.variables.items()}
+            layout = layout_of(ds, decoded, self.dim, codecs)
             return FileFacts(url, nbytes, stamp, layout, ds.sizes[self.dim], axis)
 
 
@@ -318,7 +326,7 @@ def decoded_axis(ds: xr.Dataset, dim: str) -> xr.Dataset:
 
 
 def layout_of(
-    ds: xr.Dataset, dim: str, codecs: Callable[[str], str] = lambda name: ""
+    ds: xr.Dataset, decoded: xr.Dataset, dim: str, codecs: Callable[[str], str]
 ) -> FileLayout:
     """Return what other files must have in common with a dataset of stored values.
 
@@ -326,12 +334,13 @@ def layout_of(
     ----------
     ds : Dataset
         The dataset.
+    decoded : Dataset
+        Its axis variables.
     dim : str
         The dimension along which it grows.
     codecs : callable
         How the chunks of a variable are encoded.
     """
-    decoded = decoded_axis(ds, dim)
     variables = {}
     for name, variable in ds.variables.items():
         grows = dim in variable.dims
