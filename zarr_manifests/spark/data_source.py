@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -135,13 +134,16 @@ class ManifestsDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, as `read` has them."""
-        return self._planned()[1].schema
+        try:
+            return self._planned()[1].schema
+        except ManifestsError as error:
+            # Spark shows the whole traceback, and the advice below it.
+            raise error.with_traceback(None) from None
 
     def _planned(self) -> tuple[_SourceAsked, Job]:
         if self._read is None:
-            with _without_traceback():
-                asked = _SourceAsked.of(self.options)
-                self._read = asked, _plan(asked, self.facts)
+            asked = _SourceAsked.of(self.options)
+            self._read = asked, _plan(asked, self.facts)
         return self._read
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -197,8 +199,10 @@ class ManifestsDataSource(DataSource):
         ManifestsError
             As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
         """
-        with _without_traceback():
+        try:
             return BatchSink(Sink.of(self.options, schema, overwrite=overwrite))
+        except ManifestsError as error:
+            raise error.with_traceback(None) from None
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """The tasks of a batch of a stream, and its commit.
@@ -208,21 +212,14 @@ class ManifestsDataSource(DataSource):
         ManifestsError
             As for `writer`; also if each batch would replace the ones before.
         """
-        with _without_traceback():
-            if overwrite:
-                raise InvalidArgumentError(
-                    "a stream adds the rows of each batch: use the output mode append or update"
-                )
+        if overwrite:
+            raise InvalidArgumentError(
+                "a stream adds the rows of each batch: use the output mode append or update"
+            )
+        try:
             return StreamSink(Sink.of_stream(self.options, schema))
-
-
-@contextmanager
-def _without_traceback() -> Iterator[None]:
-    """Have Spark, which shows whole tracebacks, show the error of this package alone."""
-    try:
-        yield
-    except ManifestsError as error:
-        raise error.with_traceback(None) from None
+        except ManifestsError as error:
+            raise error.with_traceback(None) from None
 
 
 class _Reader(DataSourceReader):
