@@ -303,7 +303,7 @@ def test_what_an_abandoned_fork_has_written_is_collected(
 def test_statistics_of_many_forks_are_written_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(carry_zones, "_ROWS_TOGETHER", 6)
+    monkeypatch.setattr(carry_zones, "_ROWS_TOGETHER", 12)  # two forks
     repository = Repository.create(tmp_path / "r", {"compaction": {"mode": "manual"}})
     with repository.transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(60,), chunks=(2,), dtype="i4")
