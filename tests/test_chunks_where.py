@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -29,15 +28,7 @@ from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
-
-OPS = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+from zoned import OPS
 
 
 def record(session: zm.Session, path: str, lo: tuple[int, ...], hi: tuple[int, ...]) -> None:

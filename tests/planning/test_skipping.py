@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from datetime import UTC
 from fractions import Fraction
 from typing import Any
@@ -25,15 +24,8 @@ from zarr_manifests.planning.zones.skipping import (
     plan_chunks,
 )
 from zarr_manifests.planning.zones.where import Comparison, parse_where
+from zoned import OPS
 
-OPS = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 EDGES = [0, -1, 1, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 0.5, -0.5, 1e300]
 TYPES = ["i1", "i4", "i8", "u1", "u4", "u8", "f4", "f8"]
 

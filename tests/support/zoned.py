@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,15 @@ from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import in_order
 
 CHUNK = 4
+OPS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""What comparisons mean, of values that are not missing."""
 
 
 def created(storage: Any = None, chunks: int = 8, **config: Any) -> Repository:
