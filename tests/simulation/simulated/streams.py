@@ -16,6 +16,7 @@ from simulated.process import Process
 from zarr_manifests import Txn
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.errors import ConflictError, FencedError, ManifestsError, SnapshotExpiredError
+from zarr_manifests.format.detached import Detached
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
 
@@ -140,6 +141,9 @@ class Resumer:
                 return
         except ManifestsError as error:
             ended = judge.is_behind(parcel.keys) or judge.was_tried(parcel.name)
+            lease = Detached.from_bytes(parcel.data).lease
+            held = {one.lease_id for one in judge.leases()}
+            ended = ended or (lease is not None and lease.lease_id not in held)
             if isinstance(error, FencedError) and ended:
                 return
             if isinstance(error, SnapshotExpiredError) and parcel.base not in judge.in_history():
