@@ -36,7 +36,7 @@ from zarr_manifests.errors import (
     UnmergedForksError,
 )
 from zarr_manifests.format import envelope
-from zarr_manifests.format.chunk_table import NativeRef
+from zarr_manifests.format.chunk_table import NativeRef, RefKind
 from zarr_manifests.format.detached import Detached, claim_key
 from zarr_manifests.format.envelope import Fields, ObjectKind
 from zarr_manifests.ids import snapshot_key
@@ -486,6 +486,27 @@ def test_the_claim_of_the_branch_counts(storage: MemoryStorage, repository: Repo
     session = repository.writable_session(exclusive=True)
     fill(session.store, 0, 20, 1)
     again(storage).resume(session.detach()).commit("in time")
+
+
+def test_a_branch_that_was_made_again_is_not_the_claimed_one(
+    storage: MemoryStorage, repository: Repository
+) -> None:
+    repository.create_branch("side")
+    session = repository.writable_session("side", exclusive=True)
+    fill(session.store, 0, 20, 1)
+    data = session.detach()
+    repository.delete_branch("side")
+    repository.create_branch("side", session.snapshot_id)
+    with pytest.raises(FencedError, match="made again"):
+        again(storage).resume(data).commit("too late")
+
+
+def test_staged_chunks_are_written_and_not_carried(repository: Repository) -> None:
+    session = repository.writable_session()
+    fill(session.store, 0, 400, 1)
+    data = session.detach()
+    for table in bare(data).changes.singles.values():
+        assert (table.length[table.kind == RefKind.INLINE] <= 16).all()
 
 
 def test_copies_that_were_not_merged_are_not_left_out(tmp_path: Path) -> None:
