@@ -69,7 +69,7 @@ def known_as(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(spelled(name), names, 1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"known are {', '.join(sorted(names)[:30])}" if names else "there are none"
+    return f"known are {', '.join(sorted(names)[:40])}" if names else "there are none"
 
 
 class Kind(ABC):
