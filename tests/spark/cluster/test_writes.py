@@ -1,0 +1,147 @@
+"""Writes and streams on a cluster: one commit or none, whatever befalls tasks and drivers."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xarray as xr
+
+from grids import found, hours, made, put_file
+from on_cluster.after import landed
+from on_cluster.answers import DriverDied, JobError
+from zarr_manifests import Repository
+
+pytestmark = pytest.mark.cluster
+WRITES = ["write_dataframe", "save"]
+STREAMS = ["foreach_batch", "format"]
+SWAP = {"where": "driver", "op": "cas", "key": "current"}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_tasks_fail_and_executors_are_killed(how: str, cluster: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "repo")
+    made(url)
+    fails = {"what": "fail", "tickets": str(tmp_path / "fails")}
+    kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 1}
+    cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[fails], amid=[kills])
+    assert landed(url, "hours from 4") == 1
+    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+    assert len(list((tmp_path / "fails").iterdir())) > 1
+    assert len(list((tmp_path / "kills").iterdir())) > 1
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_the_storage_fails_under_the_commit(how: str, cluster: Any, tmp_path: Path) -> None:
+    """Before the swap there is none; where only its answer is lost, there is one."""
+    url = str(tmp_path / "repo")
+    made(url)
+    before = {"what": "fail", "where": "driver", "key": "snapshots/*"}
+    before |= {"tickets": str(tmp_path / "before")}
+    with pytest.raises(JobError, match="trouble that the test has made"):
+        cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[before])
+    assert landed(url, "hours from 4") == 0
+    after = SWAP | {"what": "fail", "after": True, "tickets": str(tmp_path / "after")}
+    cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[after])
+    assert landed(url, "hours from 4") == 1
+    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+
+
+def test_tasks_that_fail_for_good_leave_nothing(cluster: Any, tmp_path: Path) -> None:
+    url = str(tmp_path / "repo")
+    made(url)
+    fails = {"what": "fail", "tickets": str(tmp_path / "fails"), "skip": 2, "times": 1000}
+    with pytest.raises(JobError, match="trouble that the test has made"):
+        cluster.run("write", how="save", url=url, start=4, stop=12, amid=[fails])
+    assert landed(url, "hours from 4") == 0
+    xr.testing.assert_equal(found(Repository.open(url)), hours(4))
+
+
+def test_an_object_store_fails_and_an_executor_is_killed(
+    cluster: Any, object_server: Any, tmp_path: Path
+) -> None:
+    url = f"s3://{object_server.bucket}/written"
+    made(url)
+    fails = {"what": "fail", "after": True, "tickets": str(tmp_path / "fails")}
+    kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 1}
+    lost = SWAP | {"what": "fail", "after": True, "tickets": str(tmp_path / "lost")}
+    cluster.run("write", how="save", url=url, start=4, stop=8, troubles=[fails, lost], amid=[kills])
+    cluster.run("write", how="write_dataframe", url=url, start=8, stop=12)
+    assert landed(url, "hours from 4") == landed(url, "hours from 8") == 1
+    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+
+
+@pytest.mark.parametrize("how", STREAMS)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_the_driver_is_killed_at_the_commit_of_a_batch(
+    how: str, after: bool, start: Any, cluster: Any, tmp_path: Path
+) -> None:
+    url, files = str(tmp_path / "repo"), tmp_path / "in"
+    made(url)
+    for number in range(3):
+        put_file(hours(6 + 2 * number, 4 + 2 * number), files, number)
+    asked = {"how": how, "url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
+    # The second batch dies.
+    kill = SWAP | {"what": "kill driver", "after": after, "skip": 1, "tickets": str(tmp_path / "t")}
+    with pytest.raises(DriverDied):
+        start("local[2,3]").run("stream", **asked, troubles=[kill])
+    history = [info.message for info in Repository.open(url).ancestry()]
+    assert len(history) == (4 if after else 3)
+    query_id = cluster.run("stream", **asked)
+    repo = Repository.open(url)
+    assert repo.txn_versions() == {f"spark:{query_id}": 2}
+    assert len(list(repo.ancestry())) == 5
+    assert landed(url, "first hours") == 1
+    xr.testing.assert_equal(found(repo), hours(10))
+
+
+@pytest.mark.parametrize("how", STREAMS)
+def test_tasks_of_a_stream_fail_and_its_executor_is_killed(
+    how: str, cluster: Any, tmp_path: Path
+) -> None:
+    url, files = str(tmp_path / "repo"), tmp_path / "in"
+    made(url)
+    put_file(hours(6, 4), files, 0)
+    put_file(hours(9, 6), files, 1)
+    fails = {"what": "fail", "tickets": str(tmp_path / "fails")}
+    kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 2}
+    asked = {"how": how, "url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
+    cluster.run("stream", **asked, troubles=[fails, kills])
+    assert len(list(Repository.open(url).ancestry())) == 4
+    assert landed(url, "first hours") == 1
+    xr.testing.assert_equal(found(Repository.open(url)), hours(9))
+
+
+def test_two_drivers_on_one_checkpoint(start: Any, cluster: Any, tmp_path: Path) -> None:
+    url, files = str(tmp_path / "repo"), tmp_path / "in"
+    made(url)
+    put_file(hours(6, 4), files, 0)
+    asked = {"url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
+    query_id = cluster.run("stream", how="format", **asked)
+    for number in range(1, 5):
+        put_file(hours(6 + number, 5 + number), files, number)
+    copy = shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    drivers = [cluster, start("local[2,3]"), start("local[2,3]")]
+    own = [asked, asked, asked | {"checkpoint": str(copy)}]
+    hows = ["format", "foreach_batch", "format"]
+
+    def run(number: int) -> str:
+        try:
+            return str(drivers[number].run("stream", how=hows[number], **own[number]))
+        except JobError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as threads:
+        ids = [*threads.map(run, range(3))]
+    # Spark may notice that two drivers write one log; this package has nothing to object.
+    assert query_id in ids
+    assert not [each for each in ids if "zarr_manifests.errors" in each]
+    cluster.run("stream", how="format", **asked)
+    repo = Repository.open(url)
+    assert repo.txn_versions() == {f"spark:{query_id}": 4}
+    assert len(list(repo.ancestry())) == 2 + 5
+    assert landed(url, "first hours") == 1
+    xr.testing.assert_equal(found(repo), hours(10))
