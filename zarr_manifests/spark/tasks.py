@@ -8,6 +8,7 @@ none.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -85,6 +86,9 @@ def _run_batches(
     for batch in batches:
         for number in batch.column(0).to_pylist():
             failed, result = _outcome(call, items[number])
+            if not gc.get_freeze_count():  # else each later task looks through all modules again
+                gc.collect()
+                gc.freeze()
             columns = [pa.array([number]), pa.array([failed]), pa.array([result], pa.binary())]
             yield pa.record_batch(columns, ["number", "failed", "result"])
 
