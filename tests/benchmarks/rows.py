@@ -176,7 +176,7 @@ ROWS = [
         "fork-merge",
         "merge forks of 1,000 chunks each with their statistics, and commit",
         merging,
-        _TWO,
+        ("zarr_manifests",),
         {"chunks": (1_000_000, 100_000, 40), "a fork": (1000, 1000, 20)},
         "s",
         "fused",
