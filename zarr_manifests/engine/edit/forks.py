@@ -259,6 +259,8 @@ def _merge(
 ) -> None:
     """Merge each copy's changes, given as (before, after, copy id); all or none."""
     with workspace.lock:
+        if any(has.tables for _, has, _ in changed):
+            workspace.flush()  # a table of refs has no room for staged chunks, except inline
         trial = Merge(workspace.contents.changes.copy(), workspace.contents.view.nodes, owners)
         for began, has, copy_id in changed:
             # The session reads what the copies spilled.
