@@ -196,6 +196,10 @@ def merge_forks(
                 f"a fork of {what} cannot be merged here; merge it into the session it was made "
                 "from, before that session commits"
             )
+    spill = workspace.contents.changes.spill
+    for fork in forks:
+        has = replace(fork.after, spill=spill)
+        check_refs(workspace.contents.view, workspace.keys, has, fork.before)
     _merge(workspace, owners, [(fork.before, fork.after, fork.copy_id) for fork in forks])
 
 
@@ -266,7 +270,6 @@ def _merge(
             # The session reads what the copies spilled.
             spill = workspace.contents.changes.spill
             began, has = (replace(each, spill=spill) for each in (began, has))
-            check_refs(workspace.contents.view, workspace.keys, has, began)
             conflicts = trial.apply(began, has, copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)
