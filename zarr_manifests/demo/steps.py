@@ -269,6 +269,7 @@ class Demo:
                 yield spark
             finally:
                 spark.stop()
+                self.place.journal.unlink(missing_ok=True)
 
     def means(self, spark: SparkSession) -> SparkMeans:
         """Compute each month's mean wind speed on Spark, and compare with xarray.
@@ -282,7 +283,6 @@ class Demo:
         rows, tasks, table = _spark_means(spark, storage)
         cost = storage.cost(SYSTEM.monotonic_s() - self._spark_start_s)
         strong = self._strong_winds(spark)
-        self.place.journal.unlink()
         difference = compare_means(table, _xarray_means(self.winds))
         return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost, strong)
 
