@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zarr_manifests.plain import plain_text
+
 __all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]
 
 _SHOWN = 20
@@ -33,7 +35,7 @@ class IngestedFile:
     snapshot_id: str
 
     def __str__(self) -> str:
-        return f"{self.url}: rows {self.start} to {self.start + self.rows - 1}"
+        return plain_text(f"{self.url}: rows {self.start} to {self.start + self.rows - 1}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class FailedFile:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.url}: {self.reason}"
+        return plain_text(f"{self.url}: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class IngestProgress:
 
     def __str__(self) -> str:
         size = f"{self.nbytes / 1e6:.1f} MB, {self.rate / 1e6:.1f} MB/s"
-        return f"{self.doing}: {self.files:,} of {self.of_files:,} files, {size}"
+        return plain_text(f"{self.doing}: {self.files:,} of {self.of_files:,} files, {size}")
 
 
 @dataclass(frozen=True, slots=True)

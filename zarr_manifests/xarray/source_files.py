@@ -74,7 +74,8 @@ def source_url(given: str | os.PathLike[str]) -> str:
     Raises
     ------
     InvalidArgumentError
-        If a user or password is in it: it would be written to the repository.
+        If a user or password is in it: it would be written to the repository. If it is not text
+        that UTF-8 can encode.
 
     Examples
     --------
@@ -82,16 +83,20 @@ def source_url(given: str | os.PathLike[str]) -> str:
     'file:///data/day%201.nc'
     """
     text = os.fspath(given)
-    if isinstance(given, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
-        if "@" in urllib.parse.urlsplit(text).netloc:
-            raise InvalidArgumentError(
-                f"a {text.partition('://')[0]}:// location with a user or password in it is "
-                "refused: where files came from is written to the repository"
-            )
-        if not text.startswith("file://"):
-            return text
-        text = urllib.parse.unquote(text.removeprefix("file://"))
-    return Path(text).absolute().as_uri()
+    try:
+        if isinstance(given, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+            if "@" in urllib.parse.urlsplit(text).netloc:
+                raise InvalidArgumentError(
+                    f"a {text.partition('://')[0]}:// location with a user or password in it is "
+                    "refused: where files came from is written to the repository"
+                )
+            text.encode()
+            if not text.startswith("file://"):
+                return text
+            text = urllib.parse.unquote(text.removeprefix("file://"))
+        return Path(text).absolute().as_uri()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{text!r} is no path: UTF-8 cannot encode it") from error
 
 
 def _path(url: str) -> str | None:
