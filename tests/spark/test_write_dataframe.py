@@ -25,6 +25,8 @@ from zarr_manifests.errors import (
 from zarr_manifests.spark import WriteReport, read, write_dataframe
 from zarr_manifests.spark import write_dataframe as module_of_it
 
+pytestmark = pytest.mark.spark
+
 DIMS = ["time", "lat", "lon"]
 MODULE = "zarr_manifests.spark.write_dataframe"
 
