@@ -559,7 +559,6 @@ def test_what_a_compaction_indexes_meanwhile_stays_indexed(
         return index_leaves(*given)
 
     monkeypatch.setattr("zarr_manifests.engine.compact.presence_index.index_leaves", meanwhile)
-    monkeypatch.setattr("zarr_manifests.engine.compact.merge_leaves.index_leaves", index_leaves)
     repository.build_index()
     monkeypatch.undo()
     assert Repository.open(storage).build_index().indexed == 0
