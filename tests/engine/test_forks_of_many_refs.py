@@ -20,7 +20,7 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.commit import carry_zones
 from zarr_manifests.engine.edit import forks as forks_module
 from zarr_manifests.engine.objects.spill import Spilled
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import ConflictError, FencedError
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, VirtualRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import in_box, in_c_order
@@ -355,3 +355,17 @@ def test_parts_of_any_table_are_its_rows(coords: set[tuple[int, ...]], data: Any
     lo = data.draw(st.tuples(*[st.integers(0, 5)] * 3))
     box = Box(lo, tuple(n + data.draw(st.integers(0, 4)) for n in lo))
     assert in_box(table, box).tolist() == [at in box for at in sorted(coords)]
+
+
+def test_a_copy_whose_chunks_were_collected_is_fenced_off() -> None:
+    repository = Repository.create(MemoryStorage())
+    session = repository.writable_session()
+    array = zarr.create_array(session.store, name="a", shape=(2**17,), chunks=(2**16,), dtype="f8")
+    fork = session.fork()
+    values = np.random.default_rng(1).random(2**17)
+    zarr.open_array(fork.store, path=array.path)[:] = values  # chunks that are objects of their own
+    with repository.transaction(message="another") as store:
+        zarr.create_group(store, path="g")
+    assert repository.garbage_collect(timedelta(0)).objects["chunks"] == 2
+    with pytest.raises(FencedError, match="what it wrote has been collected"):
+        pickle.dumps(fork)

@@ -30,7 +30,9 @@ from zarr_manifests.errors import (
     Conflict,
     ConflictError,
     ConflictKind,
+    FencedError,
     InvalidArgumentError,
+    ObjectNotFoundError,
     UnmergedForksError,
 )
 from zarr_manifests.format.chunk_table import NativeRef
@@ -100,7 +102,16 @@ def _frozen_copy(workspace: Workspace, origin: ForkState) -> ForkState:
 
     The copy makes its chunks durable, so that the session need not know their keys.
     """
-    workspace.make_durable(set(origin.before.unsynced))
+    try:
+        workspace.make_durable(set(origin.before.unsynced))
+    except ObjectNotFoundError as error:
+        start, fence = workspace.keys.start, workspace.context.roots.read().root.fence
+        if start >= fence:
+            raise
+        raise FencedError(
+            f"the session of this copy began at version {start}, before the repository's fence "
+            f"{fence}: what it wrote has been collected. Open another session and write it again"
+        ) from error
     after = workspace.contents.changes.copy()
     if after == origin.after:
         return replace(origin, after=after)
