@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint spark cluster sweep simulate bench
+.PHONY: help setup demo test lint spark cluster sweep simulate explore bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -35,6 +35,9 @@ sweep: setup  ## run what CI runs at last: each benchmark once, more seeds, all 
 
 simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)
 	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)
+
+explore: setup  ## try other examples of the property tests than make test does
+	.venv/bin/pytest -m hypothesis --hypothesis-profile explore -n auto
 
 bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
 	.venv/bin/python -m pip install --disable-pip-version-check --quiet \

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import settings
 
 # How long an example takes depends on the machine; how long it may take is no property of the code.
-settings.register_profile("zarr-manifests", deadline=None, print_blob=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+# The same code gives the same result: a change is judged by what it changes. `make explore` draws
+# other examples.
+settings.register_profile("zarr-manifests", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("zarr-manifests")
 
 # They are run by hand, and import one another as scripts do.

@@ -571,7 +571,7 @@ SEEDS: dict[str, int] = {
     "old-root-reused": 39,
     "marks-compared-once": 3,
     "marks-compared-last": 0,
-    "marks-of-an-old-root": 23,
+    "marks-of-an-old-root": 37,
     "marks-of-the-base": 3,
     "marks-lost-in-a-compaction": 4,
     "gaps-ignored": 11,

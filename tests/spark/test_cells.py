@@ -82,7 +82,7 @@ def stored(draw: st.DrawFn) -> tuple[xr.Dataset, dict[str, Any]]:
             how["shards"] = tuple(n * draw(st.integers(1, 3)) for n in chunks)
         if kind == "packed":
             values = values / 2
-            how |= {"dtype": "i2", "scale_factor": 0.5, "add_offset": 10.0, "_FillValue": -1}
+            how |= {"dtype": "i2", "scale_factor": 0.5, "add_offset": 10.0, "_FillValue": -99}
         elif kind == "text":
             values = values.astype(str).astype(object)
         else:
