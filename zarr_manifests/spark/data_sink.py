@@ -37,12 +37,12 @@ from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_shares import SHARES, share_cells
 from zarr_manifests.spark.cell_values import to_numpy
 from zarr_manifests.spark.cell_writer import write_cells
+from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.options import write_options
 from zarr_manifests.spark.spool import Spool, SpooledRows, labels_of, spool_rows
 from zarr_manifests.spark.write_dataframe import (
     CountedCells,
     TipCheck,
-    check_shared,
     distinct,
     landed,
 )
@@ -131,7 +131,7 @@ class Sink:
         repository = Repository.open(
             location, virtual_containers=arguments.get("virtual_containers")
         )
-        check_shared(repository)
+        check_shared(repository.storage)
         if "dims" not in arguments:
             raise InvalidArgumentError(
                 "the option dims is missing: the columns that say which cell a row is of"

@@ -7,14 +7,13 @@ delete objects. A task that Spark runs twice does the same again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from zarr_manifests.errors import UnsupportedStorageError
 from zarr_manifests.reports import (
     CollectionReport,
     CompactionReport,
@@ -25,6 +24,7 @@ from zarr_manifests.reports import (
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.runtime import Run
+from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
 
@@ -157,8 +157,6 @@ def rewrite_chunks(
     spark: SparkSession,
     url: Location,
     path: str,
-    *,
-    chunks: Sequence[int] | None = None,
     **options: Any,
 ) -> RewriteReport:
     """Write an array anew with other chunks, shards or codecs, in one commit; tasks copy it.
@@ -171,10 +169,8 @@ def rewrite_chunks(
         The repository.
     path : str
         The array.
-    chunks : sequence of int, optional
-        The new shape of chunks; that of now if not given.
     **options
-        As for `zarr_manifests.rewrite_chunks`: `shards`, `codecs`, `dry_run`, ...
+        As for `zarr_manifests.rewrite_chunks`: `chunks`, `shards`, `codecs`, `dry_run`, ...
 
     Raises
     ------
@@ -182,10 +178,7 @@ def rewrite_chunks(
         As for `zarr_manifests.rewrite_chunks`.
     """
     repository = _opened(url)
-    run = _tasks(spark, repository)
-    return rewrite(
-        repository, path, chunks="keep" if chunks is None else chunks, **options, run=run
-    )
+    return rewrite(repository, path, **options, run=_tasks(spark, repository))
 
 
 def _opened(url: Location) -> Repository:
@@ -193,15 +186,6 @@ def _opened(url: Location) -> Repository:
 
 
 def _tasks(spark: SparkSession, repository: Repository) -> Run:
-    """Runs calls as Spark tasks.
-
-    Raises
-    ------
-    UnsupportedStorageError
-        If other processes cannot reach the repository.
-    """
-    if not repository.storage.capabilities.shared:
-        raise UnsupportedStorageError(
-            f"{repository.url} is in the memory of this process, and Spark's tasks run in others"
-        )
+    """Runs calls as Spark tasks, which must be able to reach the repository."""
+    check_shared(repository.storage)
     return partial(run_tasks, spark)

@@ -23,12 +23,13 @@ import zarr
 from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests.config.kinds import known_as
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import ChunkStatistics, Session
+from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.worker import opened
 from zarr_manifests.storage import Storage
 
@@ -341,11 +342,7 @@ class _ChunkJob:
 
 def _by_tasks(table: str, spark: SparkSession, place: _Subject) -> DataFrame:
     repository, session = place.repository, place.session
-    if not repository.storage.capabilities.shared:
-        raise UnsupportedStorageError(
-            f"{repository.url} is in the memory of this process, and Spark reads in processes of "
-            "its own; put the repository on a local disk or a storage they can see"
-        )
+    check_shared(repository.storage)
     totals = {array.path: array.total.refs for array in session.totals().arrays}
     scans = []
     for path, array in place.arrays().items():

@@ -17,7 +17,7 @@ import numpy as np
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
 
-from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
@@ -25,6 +25,7 @@ from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
+from zarr_manifests.spark.checks import check_counts, check_shared, check_words
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.prune import axis_where, boxes_where, common, empty_rows
 from zarr_manifests.spark.ranges import runs_in_range
@@ -69,16 +70,8 @@ class ReadOptions:
     max_tasks: int = 10_000
 
     def __post_init__(self) -> None:
-        known_values = (("layout", _LAYOUTS), ("nan", _NAN), ("on_empty", _ON_EMPTY))
-        for name, known in known_values:
-            value = getattr(self, name)
-            if value not in known:
-                listed = ", ".join(map(repr, known))
-                raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
-        for name in ("target_rows", "max_tasks"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
+        check_words(self, layout=_LAYOUTS, nan=_NAN, on_empty=_ON_EMPTY)
+        check_counts(self, "target_rows", "max_tasks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +166,7 @@ def plan(
 ) -> PlannedRead:
     """Plan a read, as `plan_read` does, and tell how."""
     repository = location if isinstance(location, Repository) else Repository.open(location)
-    if not repository.storage.capabilities.shared:
-        raise UnsupportedStorageError(
-            f"{repository.url} is in the memory of this process, and Spark reads in processes of "
-            "its own; put the repository on a local disk or a storage they can see"
-        )
+    check_shared(repository.storage)
     session = repository.readonly_session(
         options.branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
     )

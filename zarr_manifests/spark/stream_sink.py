@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
+from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.data_sink import QUERY_ID, app_of, batch_txn
-from zarr_manifests.spark.write_dataframe import check_shared, write_rows
+from zarr_manifests.spark.write_dataframe import write_rows
 from zarr_manifests.spark.write_plan import WriteOptions, WriteReport
 from zarr_manifests.storage import Storage
 
@@ -87,7 +88,7 @@ statistics, buffer_bytes, max_tasks
     ... )
     """
     repository = url if isinstance(url, Repository) else Repository.open(url)
-    check_shared(repository)
+    check_shared(repository.storage)
     options = WriteOptions(
         target=target,
         dims=tuple(dims) if not isinstance(dims, str) else dims,
@@ -120,16 +121,13 @@ class _BatchWriter:
         """Write a batch, unless that was done before."""
         txn = batch_txn(self.app or _app_of(rows), number)
         message = f"batch {number}" if self.message is None else self.message
-        if self.repository.txn_versions(self.branch).get(txn.app, -1) >= number:
-            report = WriteReport(snapshot_id=None, replayed=True)
-        else:
-            rows.persist()  # it is computed for the labels, too
-            try:
-                report = write_rows(
-                    rows, self.repository, self.options, self.branch, message, None, txn
-                )
-            finally:
-                rows.unpersist()
+        rows.persist()  # it is computed for the labels, too
+        try:
+            report = write_rows(
+                rows, self.repository, self.options, self.branch, message, None, txn
+            )
+        finally:
+            rows.unpersist()
         if self.on_report is not None:
             self.on_report(number, report)
 

@@ -31,7 +31,6 @@ from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
     TransactionAlreadyCommitted,
-    UnsupportedStorageError,
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
@@ -40,12 +39,12 @@ from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels, share_cells
 from zarr_manifests.spark.cell_values import to_numpy
 from zarr_manifests.spark.cell_writer import write_cells
+from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.worker import PANDAS_WARNING
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Begun, Target, begin
 from zarr_manifests.storage import Storage
-from zarr_manifests.store import workspace_of
 
 __all__ = [
     "CountedCells",
@@ -224,24 +223,9 @@ def write_rows(
     txn: Txn | None = None,
 ) -> WriteReport:
     """Write rows, as `write_dataframe` does."""
-    check_shared(repository)
+    check_shared(repository.storage)
     write = partial(_write, df, options)
     return landed(repository, options, write, branch, message, metadata, txn)
-
-
-def check_shared(repository: Repository) -> None:
-    """Refuse a repository that Spark's workers cannot reach.
-
-    Raises
-    ------
-    UnsupportedStorageError
-        If it is in the memory of this process.
-    """
-    if not repository.storage.capabilities.shared:
-        raise UnsupportedStorageError(
-            f"{repository.url} is in the memory of this process, and Spark writes in processes of "
-            "its own; put the repository on a local disk or a storage they can see"
-        )
 
 
 def landed(
@@ -263,7 +247,6 @@ def landed(
     while True:
         attempts += 1
         session = repository.writable_session(branch)
-        context = workspace_of(session.store).context
         try:
             commits_of(session).begin(txn)
             with _own_errors():
@@ -275,10 +258,10 @@ def landed(
             return WriteReport(snapshot_id=done.snapshot_id, replayed=True)
         except ConflictError:
             # What others appended may leave room behind it, or say that the labels are there.
-            if options.mode != "append" or attempts > context.config.commit_attempts:
+            if options.mode != "append" or attempts > repository.config.commit_attempts:
                 raise
         else:
-            written = next(iter(repository.ancestry(snapshot_id=snapshot_id))).written
+            written = next(repository.ancestry(snapshot_id=snapshot_id, limit=1)).written
             return WriteReport(
                 snapshot_id=snapshot_id,
                 chunks=written.get("refs-set", 0),

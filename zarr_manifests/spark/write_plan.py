@@ -16,6 +16,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.cells import Bins
 from zarr_manifests.spark.cell_values import AlongAxis, Values
+from zarr_manifests.spark.checks import check_counts, check_words
 
 __all__ = ["WriteOptions", "WritePlan", "WriteReport"]
 
@@ -77,16 +78,8 @@ class WriteOptions:
 
     def _check_values(self) -> None:
         """Refuse an option that has a value that it cannot have, whatever the others are."""
-        known_values = (("mode", _MODES), ("missing", _MISSING), ("duplicates", _DUPLICATES))
-        for name, known in known_values:
-            value = getattr(self, name)
-            if value not in known:
-                listed = ", ".join(map(repr, known))
-                raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
-        for name in ("buffer_bytes", "max_tasks"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
+        check_words(self, mode=_MODES, missing=_MISSING, duplicates=_DUPLICATES)
+        check_counts(self, "buffer_bytes", "max_tasks")
         for name in ("region", "encoding", "tolerance"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
