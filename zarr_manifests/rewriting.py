@@ -137,13 +137,15 @@ def rewrite_chunks(
         return report
     rewriting = _Rewriting(repository, source, path, layout, scan, needed, report)
     per_round = max(round_bytes // max(task_bytes, 1), 1)
-    return rewriting.land(
-        branch,
-        message or f"rewrite the chunks of {report.path}",
-        per_round,
-        run or _on_threads,
-        progress or _ignore,
-    )
+    # The branch that keeps what is done keeps its own commit, but not what that was made from.
+    with repository.lease(source.snapshot_id, owner="rewriting chunks"):
+        return rewriting.land(
+            branch,
+            message or f"rewrite the chunks of {report.path}",
+            per_round,
+            run or _on_threads,
+            progress or _ignore,
+        )
 
 
 def _layout(
@@ -256,7 +258,9 @@ class _Rewriting:
         return replace(
             self.report,
             snapshot_id=picked,
-            chunks_after=len(self.repository.readonly_session(branch).chunk_refs(self.path)),
+            chunks_after=len(
+                self.repository.readonly_session(snapshot_id=picked).chunk_refs(self.path)
+            ),
             reused_tasks=reused or 0,
         )
 
