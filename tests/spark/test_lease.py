@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import xarray as xr
 import zarr
+from pyspark.sql import SparkSession
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import SnapshotExpiredError
-from zarr_manifests.spark.lease import keep_readable
+from zarr_manifests.format.root import Lease
+from zarr_manifests.spark import lease, read, register
+from zarr_manifests.spark.data_source import ManifestsDataSource
+from zarr_manifests.spark.job import Job, Leased
+from zarr_manifests.spark.lease import keep_readable, leave_lease, renew_lease
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.storage import LocalStorage, Storage
 from zarr_manifests.testing import Fault, FaultyStorage
 
@@ -38,9 +52,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def leases(repo: Repository) -> int:
+def held(repo: Repository) -> list[Lease]:
     roots = Repository.open(repo.url)._context.roots
-    return len(roots.leases(roots.read().root))
+    return list(roots.leases(roots.read().root))
+
+
+def leases(repo: Repository) -> int:
+    return len(held(repo))
 
 
 def test_a_lease_lasts_as_long_as_the_frame_and_the_duration(tmp_path: Path) -> None:
@@ -86,3 +104,151 @@ def test_a_snapshot_that_has_expired_gets_no_lease(tmp_path: Path) -> None:
     repo.expire_snapshots(keep_last=1)
     with pytest.raises(SnapshotExpiredError):
         keep_readable(repo, first, 1, Frame())
+
+
+# --- leases that nobody holds ---------------------------------------------------------------------
+
+HOUR = timedelta(hours=1)
+
+
+def winds(offset: float) -> xr.Dataset:
+    return xr.Dataset({"a": ("x", np.arange(40.0) + offset)}, {"x": np.arange(40)})
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repository:
+    repo = Repository.create(tmp_path / "repo", {"pack-chunk-bytes": 0, "inline-chunk-bytes": 0})
+    zm.write(winds(0), repo, message="write", encoding={"a": {"chunks": 10}})
+    return repo
+
+
+def upheaval(repo: Repository) -> None:
+    """Overwrite everything, expire all but the last snapshot, and collect the rest."""
+    for offset in (1000.0, 2000.0):
+        zm.write(winds(offset), repo, message="again", mode="w")
+    repo.expire_snapshots(keep_last=1)
+    repo.garbage_collect(timedelta(0))
+
+
+def rows(batches: Iterator[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def source(repo: Repository, **options: str) -> ManifestsDataSource:
+    named = {name.replace("_", "-"): value for name, value in options.items()}
+    return ManifestsDataSource({"path": repo.url, "target-rows": "10", **named})
+
+
+def read_by_tasks(made: ManifestsDataSource, between: Callable[[], None]) -> list[tuple[Any, ...]]:
+    reader = made.reader(made.schema())
+    partitions = reader.partitions()
+    between()
+    return [row for part in partitions for row in rows(iter(reader.read(part)))]
+
+
+FIRST = [(x, float(x)) for x in range(40)]
+
+
+def test_a_collection_between_planning_and_tasks_takes_nothing(repo: Repository) -> None:
+    assert read_by_tasks(source(repo), lambda: upheaval(repo)) == FIRST
+    first = held(repo)
+    assert len(first) == 1
+    # The same snapshot and duration again: no lease more.
+    id_ = first[0].snapshot
+    assert read_by_tasks(source(repo, snapshot_id=id_), lambda: upheaval(repo)) == FIRST
+    assert [each.snapshot for each in held(repo)] == [id_]
+    assert held(repo)[0].expires_ms > first[0].expires_ms
+
+
+def test_without_a_lease_a_collection_takes_what_is_planned(repo: Repository) -> None:
+    with pytest.raises(SnapshotExpiredError):
+        read_by_tasks(source(repo, lease="none"), lambda: upheaval(repo))
+    assert leases(repo) == 0
+
+
+def test_what_was_added_is_kept_too(repo: Repository) -> None:
+    first = repo.list_branches()["main"]
+    more = winds(0).assign_coords(x=np.arange(40, 80))
+    zm.write(more, repo, message="append", append_dim="x")
+    made = source(repo, start_snapshot_id=first)
+    found = read_by_tasks(made, lambda: upheaval(repo))
+    assert found == [(x + 40, value) for x, value in FIRST]
+
+
+@pytest.mark.spark
+def test_a_collection_after_load_takes_nothing(spark: SparkSession, repo: Repository) -> None:
+    register(spark)
+    frame = spark.read.format("zarr_manifests").option("target-rows", "10").load(repo.url)
+    upheaval(repo)
+    assert sorted(tuple(row) for row in frame.collect()) == FIRST
+
+
+def test_options_of_a_stream_leave_the_lease_to_the_stream(repo: Repository) -> None:
+    source(repo, keep_for="1h").schema()
+    assert leases(repo) == 0
+
+
+@pytest.fixture
+def old(repo: Repository) -> Job:
+    """A job whose lease has lasted for nine tenths of an hour."""
+    job = plan_read(repo, ReadOptions(target_rows=10), SparkFacts())
+    return replace(job, lease=Leased(time.time() - 0.9 * 3600, HOUR))
+
+
+def test_tasks_that_begin_late_renew_the_lease(repo: Repository, old: Job) -> None:
+    from zarr_manifests.spark.worker import partition_batches
+
+    young = replace(old, lease=Leased(time.time() - 0.4 * 3600, HOUR))
+    assert rows(partition_batches(young, 0)) == FIRST[:10]
+    assert leases(repo) == 0
+    before_ms = time.time() * 1000
+    assert rows(partition_batches(old, 1)) == FIRST[10:20]
+    (renewed,) = held(repo)
+    assert renewed.snapshot == old.snapshot_id
+    assert renewed.expires_ms >= before_ms + 3600 * 1000
+    rows(partition_batches(old, 2))  # this process knows of it
+    assert held(repo) == [renewed]
+    upheaval(repo)
+    assert rows(partition_batches(old, 3)) == FIRST[30:]
+
+
+@pytest.mark.spark
+def test_frames_travel_with_their_lease(spark: SparkSession, repo: Repository) -> None:
+    jobs: list[Job] = []
+
+    def rows(spark: SparkSession, job: Job, engine: str) -> Frame:
+        jobs.append(job)
+        return Frame()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[read.__module__], "rows", rows)
+        read(spark, repo)
+        read(spark, repo, lease=None)
+    assert jobs[0].lease is not None
+    assert jobs[0].lease.duration == HOUR
+    assert time.time() - 60 < jobs[0].lease.since_s <= time.time()
+    assert jobs[1].lease is None
+
+
+def test_a_task_goes_on_where_a_lease_cannot_be_renewed(
+    repo: Repository, old: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    duration = timedelta(minutes=50)  # no test has left one for so long
+    lost = replace(old, snapshot_id="AAAAAAAAAAA", lease=Leased(0.0, duration))
+    renew_lease(lost)
+    assert "was not renewed" in caplog.text
+    assert leases(repo) == 0
+
+
+def test_no_lease_is_left_where_nothing_can_be_written(
+    repo: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = LocalStorage(Path.from_uri(repo.url))
+    faulty = Repository.open(FaultyStorage(storage, [Fault("fail_before", "cas", count=None)]))
+    leave_lease(faulty, faulty.list_branches()["main"], HOUR)
+    assert "no lease on" in caplog.text
+    assert leases(repo) == 0
+
+
+def test_workers_do_not_renew_at_the_same_moment() -> None:
+    assert 0.5 <= lease._RENEWED <= 0.8

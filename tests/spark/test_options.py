@@ -51,6 +51,8 @@ from zarr_manifests.spark.plan import ReadOptions
         ("max-bytes-per-trigger", "1000000", "max_bytes", 1_000_000),
         ("streaming-overwrite-mode", "Added-Only", "overwrite_mode", "added-only"),
         ("keep-for", "36h", "keep_for", timedelta(hours=36)),
+        ("lease", "2h", "lease", timedelta(hours=2)),
+        ("lease", "None", "lease", None),
         ("virtual-containers", '{"era5": "/e"}', "virtual_containers", {"era5": "/e"}),
     ],
 )

@@ -25,7 +25,7 @@ from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.reports import CellChanges
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.lease import keep_readable
+from zarr_manifests.spark.lease import keep_readable, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.spark.read import rows
 from zarr_manifests.spark.source import Source
@@ -130,7 +130,7 @@ def changes(
             parts.append(("removed", plan.job_before(plan.cells.removed)))
     frames = []
     for word, job in parts:
-        part = rows(spark, job)
+        part = rows(spark, with_lease(job, lease))
         frames.append(part if cells == "added" else part.withColumn(CHANGE, lit(word)))
     frame = reduce(DataFrame.union, frames)
     if lease is not None:

@@ -6,6 +6,9 @@ the snapshot; all later steps take that plan. It is the plan that `read` makes, 
 run it. If a schema is given, Spark makes the data source only when a query runs, and the snapshot
 would be that of the query; so none may be given.
 
+None of these processes lives as long as a query, and Spark does not say when one ends. So the
+source leaves a lease on the snapshot behind, which tasks renew (`zarr_manifests.spark.lease`).
+
 For a write, Spark makes it too, and asks only for a writer (`zarr_manifests.spark.data_sink`).
 
 Filters are not pushed down: Spark keeps one plan for each relation, so a filter of one query would
@@ -17,7 +20,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from datetime import timedelta
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -36,6 +40,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.lease import leave_lease, renew_lease, with_lease
 from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.read import read
@@ -44,6 +49,8 @@ from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.storage import Storage
 
 __all__ = ["ManifestsDataSource", "create_view", "register"]
+
+_LEASE: Final = timedelta(hours=1)
 
 
 def register(spark: SparkSession) -> None:
@@ -229,6 +236,7 @@ class _Reader(DataSourceReader):
         self._job = job
 
     def partitions(self) -> list[InputPartition]:
+        renew_lease(self._job)  # a view may be older than the first query on it
         return [InputPartition(number) for number in range(self._job.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -246,13 +254,16 @@ class _SourceAsked:
     read: Mapping[str, Any]
     changes: Mapping[str, Any]
     stream: Mapping[str, Any]
+    lease: timedelta | None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> _SourceAsked:
         """What these options, as Spark passes them on, ask for."""
         location, arguments = read_options(options)
         changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
-        return cls(location, arguments.pop("virtual_containers", None), arguments, changes, stream)
+        lease = arguments.pop("lease", None if stream else _LEASE)  # a stream holds its own
+        containers = arguments.pop("virtual_containers", None)
+        return cls(location, containers, arguments, changes, stream, lease)
 
     def repository(self) -> Repository:
         """The repository, opened."""
@@ -260,9 +271,14 @@ class _SourceAsked:
 
 
 def _plan(asked: _SourceAsked, facts: SparkFacts) -> Job:
-    options = ReadOptions(**asked.read)
-    if not asked.changes:
-        return plan_read(asked.repository(), options, facts)
-    start, end = asked.changes["start"], asked.changes.get("end", "main")
-    plan = plan_changes(asked.repository(), options, facts, start, end)
-    return plan.job(plan.cells.added)
+    """The job of the rows that are asked for, with a lease on their snapshot."""
+    options, repository = ReadOptions(**asked.read), asked.repository()
+    if asked.changes:
+        start, end = asked.changes["start"], asked.changes.get("end", "main")
+        plan = plan_changes(repository, options, facts, start, end)
+        job = plan.job(plan.cells.added)
+    else:
+        job = plan_read(repository, options, facts)
+    if asked.lease is not None and job.tasks:
+        leave_lease(repository, job.snapshot_id, asked.lease)
+    return with_lease(job, asked.lease)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 from pyspark.sql.types import StructType
 
@@ -17,9 +18,25 @@ from zarr_manifests.planning.zones.where import Where
 from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
 from zarr_manifests.storage import Storage
 
-__all__ = ["Containers", "Job"]
+__all__ = ["Containers", "Job", "Leased"]
 
 type Containers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """The lease that a job began with.
+
+    Parameters
+    ----------
+    since_s : float
+        When it was taken, in seconds since 1970.
+    duration : timedelta
+        How long it lasts, if nobody renews it.
+    """
+
+    since_s: float
+    duration: timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +73,8 @@ class Job:
         Which rows to keep.
     time_zone : str, default "UTC"
         The time zone of times in `where` that have none.
+    lease : Leased, optional
+        The lease on the snapshot that tasks renew.
     """
 
     storage: Storage
@@ -74,6 +93,7 @@ class Job:
     decode_times: bool = True
     where: Where | None = None
     time_zone: str = "UTC"
+    lease: Leased | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:

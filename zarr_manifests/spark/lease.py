@@ -1,8 +1,14 @@
 """Leases that keep the snapshots of DataFrames readable.
 
-A DataFrame is lazy, so the end of its use cannot be known. A lease is held for a duration from the
-read on, and longer as long as this process refers to the DataFrame. Frames of one snapshot share a
-lease. It ends with the process: nobody renews it then.
+A DataFrame is lazy, so the end of its use cannot be known. Its lease has a duration, and three ways
+to last:
+
+- `keep_readable`: the process that calls `read` holds a lease for the duration, and longer as long
+  as it refers to the DataFrame. Frames of one snapshot share it. It ends with the process.
+- `leave_lease`: Spark plans a data source in a process that ends at once. It leaves a lease behind,
+  which nobody gives up: it ends when its duration is over.
+- `renew_lease`: a task that begins when half of the duration or more is over leaves such a lease
+  again. So a lease covers a job of any length, as long as tasks keep beginning.
 """
 
 from __future__ import annotations
@@ -13,16 +19,20 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Final
 
 from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.repository import Repository
+from zarr_manifests.spark.job import Job, Leased
 
-__all__ = ["keep_readable"]
+__all__ = ["keep_readable", "leave_lease", "renew_lease", "with_lease"]
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 120.0
+_RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
+"""After which share of the duration this process renews: not all workers at the same moment."""
 
 
 @dataclass(slots=True)
@@ -43,6 +53,8 @@ class _Lease:
 type _Key = tuple[int, str, str]
 _lock: Final = threading.Lock()
 _held: Final[dict[_Key, _Lease]] = {}
+_left_s: Final[dict[tuple[str, str, timedelta], float]] = {}
+"""When this process left a lease behind: by repository, snapshot and duration."""
 
 
 def keep_readable(
@@ -93,3 +105,47 @@ def _end_if_done(key: _Key) -> None:
     except ManifestsError:
         # Nobody renews it now, so a collection may remove it when its time is up.
         _LOG.warning("the lease on snapshot %s was not given up", key[-1], exc_info=True)
+
+
+def with_lease(job: Job, duration: timedelta | None) -> Job:
+    """The job with a lease on its snapshot that is held from now on; tasks go on with it."""
+    lease = None if duration is None else Leased(time.time(), duration)
+    return replace(job, lease=lease)
+
+
+def leave_lease(repository: Repository, snapshot_id: str, duration: timedelta) -> None:
+    """Take a lease on a snapshot that outlives this process, until its duration is over.
+
+    There is one for each snapshot and duration. Where the storage refuses to be written, no lease
+    is taken, and the log says so.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If the snapshot has expired.
+    """
+    owner = f"Spark jobs on {snapshot_id}, {duration}"
+    try:
+        with repository.lease(snapshot_id, duration, owner=owner, instead=True) as lease:
+            lease.keep()
+    except StorageError:
+        _LOG.warning("no lease on %s, which cannot be written", repository, exc_info=True)
+
+
+def renew_lease(job: Job) -> None:
+    """Leave a lease on the job's snapshot, if the last one is known to have lasted for long.
+
+    A task goes on without it: what it reads may still be there, and else its error says so.
+    """
+    if job.lease is None:
+        return
+    duration = job.lease.duration
+    key = (job.storage.url, job.snapshot_id, duration)
+    since_s = max(job.lease.since_s, _left_s.get(key, 0.0))
+    if time.time() < since_s + _RENEWED * duration.total_seconds():
+        return
+    _left_s[key] = time.time()
+    try:
+        leave_lease(Repository.open(job.storage), job.snapshot_id, duration)
+    except ManifestsError:
+        _LOG.warning("the lease on snapshot %s was not renewed", job.snapshot_id, exc_info=True)

@@ -132,6 +132,13 @@ def _duration(value: str) -> timedelta:
     return found
 
 
+def _lease(value: str) -> timedelta | None:
+    try:
+        return None if value.strip().lower() == "none" else _duration(value)
+    except ValueError as error:
+        raise ValueError("expected a duration such as 90s, 36h or 7d, or none") from error
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOption:
     """An option of the data source.
@@ -166,6 +173,7 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "target-rows": SourceOption("target_rows", _count),
     "max-tasks": SourceOption("max_tasks", _count),
     "layout": SourceOption("layout", _one_of("long", "chunk")),
+    "lease": SourceOption("lease", _lease),
     "virtual-containers": SourceOption(
         "virtual_containers", _object('{"era5": "s3://bucket/era5"}')
     ),
@@ -217,7 +225,7 @@ WRITE: Final = (
 )
 """The options that only a write has. A view that rows are inserted into has them too."""
 # What a view may have that rows are inserted into, and which says nothing about where they go.
-_EITHER: Final = ("group", "branch", "virtual-containers", "variables", "nan", "on-empty")
+_EITHER: Final = ("group", "branch", "virtual-containers", "variables", "nan", "on-empty", "lease")
 _VERSIONS: Final = ("branch", "tag", "snapshot-id")
 # Of each of these, two or more contradict each other.
 _APART: Final[tuple[tuple[str, ...], ...]] = (
@@ -225,6 +233,7 @@ _APART: Final[tuple[tuple[str, ...], ...]] = (
     ("as-of-timestamp", "tag"),
     ("as-of-timestamp", "snapshot-id"),
     *((change, other) for change in CHANGES for other in (*_VERSIONS, "as-of-timestamp")),
+    *(("lease", of_stream) for of_stream in STREAM),
 )
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.lease import keep_readable
+from zarr_manifests.spark.lease import keep_readable, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.worker import PANDAS_WARNING, run, run_arrow
 from zarr_manifests.storage import Storage
@@ -116,7 +116,8 @@ def read(
         rows are the same.
     lease : timedelta, optional
         How long to keep the snapshot from being collected. The lease lasts longer as long as this
-        process refers to the DataFrame, and ends with the process. None takes no lease.
+        process refers to the DataFrame, and ends with the process. Tasks that begin late take
+        another one for as long. None takes no lease.
 
     Returns
     -------
@@ -165,7 +166,7 @@ def read(
         max_tasks=max_tasks,
     )
     repository = url if isinstance(url, Repository) else Repository.open(url)
-    job = plan_read(repository, options, SparkFacts.of(spark))
+    job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
     frame = rows(spark, job, engine)
     if lease is not None and job.tasks:
         keep_readable(repository, job.snapshot_id, lease.total_seconds(), frame)

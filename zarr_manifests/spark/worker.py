@@ -33,6 +33,7 @@ from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
+from zarr_manifests.spark.lease import renew_lease
 from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
@@ -96,6 +97,7 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
+    renew_lease(job)
     boxes = (box for number in numbers for box in job.boxes(number))
     return batches(_chunk_rows(job, boxes) if job.layout == "chunk" else _pieces(job, boxes))
 
