@@ -1000,6 +1000,7 @@ class Repository:
         *,
         branch: str = DEFAULT_BRANCH,
         progress: Progress | None = None,
+        run: Run | None = None,
     ) -> StatisticsReport:
         """Measure chunks, so that queries can leave out those that cannot match.
 
@@ -1017,6 +1018,9 @@ class Repository:
             The branch.
         progress : callable, optional
             Called with what is being done, and with how many chunks.
+        run : callable, optional
+            Runs the tasks that measure chunks: `run(call, items)` gives the results in order, as
+            the builtin `map` does. Without it, this process does all of it.
 
         Raises
         ------
@@ -1037,7 +1041,7 @@ class Repository:
         >>> repo.compute_statistics().measured, repo.compute_statistics().measured
         (3, 0)
         """
-        return compute_statistics(self._context, paths, branch, progress or _ignore)
+        return compute_statistics(self._context, paths, branch, progress or _ignore, run)
 
     # --- branches and tags -------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import zarr
 
 from inside import context_of, root_of
 from zarr_manifests import Repository
+from zarr_manifests.engine.compact import compute_statistics as module
 from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.root import ZONE_MAPS
@@ -139,6 +142,51 @@ def test_arrays_can_be_chosen_and_unknown_ones_are_errors() -> None:
         repository.compute_statistics(["c"])
     with pytest.raises(NotFoundError):
         repository.compute_statistics(branch="c")
+
+
+def in_tasks(call: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """Runs tasks as in other processes: everything is pickled on the way."""
+    for item in items:
+        done = pickle.loads(pickle.dumps(call))(pickle.loads(pickle.dumps(item)))
+        yield pickle.loads(pickle.dumps(done))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_tasks_measure_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compact: bool
+) -> None:
+    config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 8}}]}}
+    repository = Repository.create(tmp_path / "repo", config)
+    values = np.random.default_rng(2).normal(size=(40, 6)).astype("f4")
+    with repository.transaction(message="fill") as store:
+        zarr.create_array(store, name="a", data=values, chunks=(1, 3))
+        zarr.create_array(store, name="b", data=values[:2], chunks=(1, 3))
+    if compact:
+        repository.compact(mode="full")  # 80 chunks in ten leaves
+    wrote = zarr.open_array((session := repository.writable_session()).store, path="a")
+    wrote[5:7] = 50.0
+    session.commit("some of it again")
+    shutil.copytree(tmp_path / "repo", tmp_path / "same")
+    same = Repository.open(tmp_path / "same")
+    monkeypatch.setattr(module, "_TASK_BYTES", 7 * 12)
+    monkeypatch.setattr(module, "_GATHERED", 20)
+    tasks: list[int] = []
+
+    def run(call: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        tasks.extend(len(table) for _, table in items)
+        return in_tasks(call, items)
+
+    heard: list[tuple[str, int]] = []
+    report = repository.compute_statistics(run=run, progress=lambda *told: heard.append(told))
+    assert report == same.compute_statistics()
+    assert (report.measured, sum(tasks)) == (84, 80)  # four are too few for tasks
+    assert 1 < max(tasks) <= 7
+    assert heard[-1] == ("measuring", 84)
+    for path in ("a", "b"):
+        assert counting(repository, path) == counting(same, path)
+    assert counting(repository, "a")[5, 0] == pytest.approx((50, 50), abs=0.01)
+    assert repository.compute_statistics(run=run).measured == 0
+    assert repository.verify().ok
 
 
 def test_threads_measure_many_chunks(tmp_path: Path) -> None:

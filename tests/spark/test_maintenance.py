@@ -13,6 +13,7 @@ import zarr
 from pyspark.sql import SparkSession
 
 import zarr_manifests as zm
+from zarr_manifests.engine.compact import compute_statistics
 from zarr_manifests.errors import UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.spark import maintenance
@@ -37,8 +38,11 @@ def repo(tmp_path: Path) -> zm.Repository:
     return repo
 
 
-def values(repo: zm.Repository) -> object:
-    return zarr.open_array(repo.readonly_session().store, path="t")[:].tolist()
+def values(repo: zm.Repository) -> list[list[int]]:
+    found: list[list[int]] = np.asarray(
+        zarr.open_array(repo.readonly_session().store, path="t")
+    ).tolist()
+    return found
 
 
 def test_verify_reads_every_chunk_in_tasks(spark: SparkSession, repo: zm.Repository) -> None:
@@ -103,6 +107,24 @@ def test_a_compaction_gives_the_same_base(
     assert repo.totals() == replace(same.totals(), snapshot_id=repo.totals().snapshot_id)
     assert maintenance.verify(spark, repo.url).ok
     assert maintenance.compact(spark, repo.url, mode="major").snapshot_id is None
+
+
+def test_tasks_measure_what_has_no_statistics(
+    spark: SparkSession, repo: zm.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute_statistics, "_TASK_BYTES", 15 * 400)
+    told: list[int] = []
+    report = maintenance.compute_statistics(
+        spark, repo.url, ["t"], progress=lambda _, count: told.append(count)
+    )
+    assert (report.chunks, report.measured) == (40, 40)
+    assert told[-1] == 40
+    assert len(told) >= 3  # one for each task
+    statistics = repo.readonly_session().chunk_statistics("t")
+    assert statistics.low.tolist() == np.min(values(repo), axis=1).tolist()
+    assert maintenance.compute_statistics(spark, repo.url).measured == 0
+    session = repo.readonly_session()
+    assert session.chunks_where("t", "t >= 3900").selected == 1
 
 
 def test_a_commit_that_comes_first_stays_on_top_of_a_compaction(

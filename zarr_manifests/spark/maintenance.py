@@ -7,7 +7,7 @@ delete objects. A task that Spark runs twice does the same again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from zarr_manifests.reports import (
     CompactionReport,
     RepackReport,
     RewriteReport,
+    StatisticsReport,
     VerifyReport,
 )
 from zarr_manifests.repository import Repository
@@ -28,7 +29,7 @@ from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
 
-__all__ = ["collect", "compact", "repack", "rewrite_chunks", "verify"]
+__all__ = ["collect", "compact", "compute_statistics", "repack", "rewrite_chunks", "verify"]
 
 type Location = str | os.PathLike[str] | Storage | Repository
 type Progress = Callable[[str, int], None]
@@ -121,6 +122,44 @@ def compact(
     """
     repository = _opened(url)
     return repository.compact(branch, mode, dry_run=dry_run, run=_tasks(spark, repository))
+
+
+def compute_statistics(
+    spark: SparkSession,
+    url: Location,
+    paths: Sequence[str] | None = None,
+    *,
+    branch: str = "main",
+    progress: Progress | None = None,
+) -> StatisticsReport:
+    """Measure chunks, so that queries can leave out those that cannot match; tasks decode them.
+
+    An array of few bytes is measured on the driver.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository.
+    paths, branch, progress
+        As for `Repository.compute_statistics`.
+
+    Raises
+    ------
+    ManifestsError
+        As for `Repository.compute_statistics`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import maintenance, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> maintenance.compute_statistics(spark, "winds", ["/u"]).measured  # doctest: +SKIP
+    132
+    """
+    repository = _opened(url)
+    run = _tasks(spark, repository)
+    return repository.compute_statistics(paths, branch=branch, progress=progress, run=run)
 
 
 def repack(

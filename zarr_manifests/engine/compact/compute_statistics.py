@@ -1,10 +1,11 @@
 """Zone maps of chunks that are there already, made by decoding them.
 
 Leaf by leaf, and then what live deltas have besides, the chunks without an entry are read, decoded
-and measured, in parallel and a limited number of bytes at a time. Entries go to pages: of a leaf
-where the leaf has the chunk, else to pages without leaf. Invariants: chunks with an entry that
-counts are not read; every entry has the address of the chunk that was decoded, so whatever others
-commit meanwhile makes it useless at most; the swap changes nothing but the branch's index.
+and measured, in parallel and a limited number of bytes at a time; here, or in tasks, which get
+references of chunks and return entries. Entries go to pages: of a leaf where the leaf has the
+chunk, else to pages without leaf. Invariants: chunks with an entry that counts are not read; every
+entry has the address of the chunk that was decoded, so whatever others commit meanwhile makes it
+useless at most; the swap changes nothing but the branch's index.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from zarr_manifests.engine.compact.zone_index import (
     write_pages,
 )
 from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
+from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -46,6 +49,7 @@ from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import rows_at, select, split
 from zarr_manifests.planning.tables.presence import rows_in
 from zarr_manifests.planning.zones.entries import (
@@ -58,6 +62,7 @@ from zarr_manifests.planning.zones.entries import (
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.reports import ArrayStatistics, StatisticsReport
+from zarr_manifests.runtime import Run
 
 __all__ = ["compute_statistics", "statistics_of"]
 
@@ -67,6 +72,10 @@ _ABREAST: Final = 4
 _GAP_BYTES: Final = 64 * 1024
 _WINDOW_BYTES: Final = 32 << 20
 _ROWS: Final = 1 << 18
+_TASK_BYTES: Final = 256 << 20
+"""What a task decodes at most, unless one chunk is larger; less is measured without tasks."""
+_GATHERED: Final = 1_000_000
+"""References of chunks that are held for tasks at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,31 @@ class _MeasuredArray:
         return max(1, int(np.prod(self.meta.chunk_shape)) * self.meaning.stored.itemsize)
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """Chunks of a leaf, or of no leaf, with the entries that they have, and those that lack one."""
+
+    leaf: PlacedLeaf | None
+    table: ChunkTable
+    known: list[ZoneTable]
+    missing: ChunkTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasureTask:
+    """Measures chunks in another process; can be pickled."""
+
+    state: ForkState
+
+    def measure(self, job: tuple[bytes, ChunkTable]) -> ZoneTable | None:
+        """The entries of the chunks in a table of the node."""
+        node_id, table = job
+        contents = revive_reader(self.state)
+        array = _MeasuredArray.of(contents.view.by_id[node_id])
+        assert isinstance(array, _MeasuredArray)  # as the driver has found
+        return _measured(contents, array, table)
+
+
 @dataclass(slots=True)
 class _Measuring:
     """One computation on one snapshot, up to the swap."""
@@ -148,6 +182,7 @@ class _Measuring:
     keys: SessionKeys
     zones: LeafZones
     progress: Callable[[str, int], None]
+    run: Run | None = None
     new: dict[bytes, NewPages] = field(default_factory=dict)
     done: int = 0
 
@@ -159,63 +194,89 @@ class _Measuring:
             return ArrayStatistics(path, 0, 0, 0, array)
         chunks = known = measured = 0
         beside: list[ZoneTable] = []  # of chunks that no leaf has
-        some_new, boxes = False, []
-        for leaf in view.index.placed(node_id):
-            boxes.append(leaf.part.box)
-            now = view.chunks_in(node_id, leaf.part.box)
-            if now is None:
-                continue
-            old, fresh, missing = self._entries(array, now)
-            chunks, known = chunks + len(now), known + len(now) - missing
-            (table,) = view.leaves(node_id, leaf.part.box.__eq__)
-            if fresh is not None:
-                measured += len(fresh)
-                some_new |= self._put_leaf(array, table, leaf.manifest.blob, fresh)
-                old.append(fresh)
-            newer = [taken(zones, ~valid(zones, table)) for zones in old]
-            beside += [zones for zones in newer if zones is not None]
-        for table in _outside(view, node_id, boxes):
-            old, fresh, missing = self._entries(array, table)
-            chunks, known = chunks + len(table), known + len(table) - missing
-            beside += old
-            if fresh is not None:
-                measured += len(fresh)
-                some_new = True
-                beside.append(fresh)
+        some_new = False
+        for some in self._gathered(self._due(array)):
+            for due, fresh in zip(some, self._fresh(array, some), strict=True):
+                missing = 0 if due.missing is None else len(due.missing)
+                chunks, known = chunks + len(due.table), known + len(due.table) - missing
+                entries = [*due.known, *fresh]
+                measured += sum(map(len, fresh))
+                if due.leaf is None:
+                    some_new |= bool(fresh)
+                    beside += entries
+                    continue
+                (table,) = view.leaves(node_id, due.leaf.part.box.__eq__)
+                if fresh:
+                    blob = due.leaf.manifest.blob
+                    some_new |= self._put_leaf(array, table, blob, merged(fresh))
+                newer = [taken(zones, ~valid(zones, table)) for zones in entries]
+                beside += [zones for zones in newer if zones is not None]
         if some_new and beside:
             pages = [(page, False) for page in in_pages(merged(beside))]
             self._write([(node_id, None, page.box, [(page, done)]) for page, done in pages])
             self.new[node_id].replaces_loose = True
         return ArrayStatistics(path, chunks, known, measured)
 
-    def _entries(
-        self, array: _MeasuredArray, table: ChunkTable
-    ) -> tuple[list[ZoneTable], ZoneTable | None, int]:
-        """The entries of these chunks, those made for others, and how many others there are."""
-        old = [zones for zones, _ in self.zones.of_leaf(array.node, table)]
-        due = np.ones(len(table), np.bool_)
-        for zones in old:
-            due[rows_at(table, zones.coords())] = False
-        missing = int(due.sum())
-        return old, self._measured(array, select(table, due)) if missing else None, missing
+    def _due(self, array: _MeasuredArray) -> Iterator[_Due]:
+        """The chunks of one leaf after the other, and then those of no leaf."""
+        view, node_id, boxes = self.contents.view, array.node.node_id, list[Box]()
+        for leaf in view.index.placed(node_id):
+            boxes.append(leaf.part.box)
+            now = view.chunks_in(node_id, leaf.part.box)
+            if now is not None:
+                yield self._looked_up(array, leaf, now)
+        for table in _outside(view, node_id, boxes):
+            yield self._looked_up(array, None, table)
 
-    def _measured(self, array: _MeasuredArray, table: ChunkTable) -> ZoneTable | None:
-        """Decode and measure these chunks."""
-        stream = ChunkStream(self.contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
-        size = max(1, _BATCH_BYTES // array.chunk_bytes)
-        found: list[Bounds] = []
-        keep: list[bool] = []
-        for some in batched(batched(stream, size), _ABREAST):
-            calls = [partial(array.measured, batch) for batch in some]
-            for batch, bounds in zip(some, self.context.runtime.parallel(calls), strict=True):
-                keep += [bounds is not None] * len(batch)
-                found += [] if bounds is None else [bounds]
-                self.done += len(batch)
-            self.progress("measuring", self.done)
-        if not found:
-            return None
-        rows = select(table, np.array(keep))
-        return zones_of_chunks(array.meaning.digest, rows, Bounds.joined(found))
+    def _looked_up(self, array: _MeasuredArray, leaf: PlacedLeaf | None, table: ChunkTable) -> _Due:
+        known = [zones for zones, _ in self.zones.of_leaf(array.node, table)]
+        missing = np.ones(len(table), np.bool_)
+        for zones in known:
+            missing[rows_at(table, zones.coords())] = False
+        return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
+
+    def _gathered(self, due: Iterator[_Due]) -> Iterator[list[_Due]]:
+        """One after the other; for tasks, so many that there is work for all of them."""
+        some: list[_Due] = []
+        refs = 0
+        for one in due:
+            some.append(one)
+            refs += len(one.table)
+            if self.run is None or refs >= _GATHERED:
+                yield some
+                some, refs = [], 0
+        if some:
+            yield some
+
+    def _fresh(self, array: _MeasuredArray, some: Sequence[_Due]) -> list[list[ZoneTable]]:
+        """For each of these, the entries of the chunks that had none; measured here or in tasks."""
+        missing = [one.missing for one in some]
+        count = sum(len(table) for table in missing if table is not None)
+        size = max(1, _TASK_BYTES // array.chunk_bytes)
+        found: list[list[ZoneTable]] = [[] for _ in some]
+        if self.run is None or count <= size:
+            for own, table in zip(found, missing, strict=True):
+                zones = (
+                    None if table is None else _measured(self.contents, array, table, self._tell)
+                )
+                own += [] if zones is None else [zones]
+            return found
+        task = _MeasureTask(freeze_reader(self.contents))
+        jobs = [
+            (number, part)
+            for number, table in enumerate(missing)
+            if table is not None
+            for part in split(table, size)
+        ]
+        items = [(array.node.node_id, part) for _, part in jobs]
+        for (number, part), zones in zip(jobs, self.run(task.measure, items), strict=True):
+            found[number] += [] if zones is None else [zones]
+            self._tell(len(part))
+        return found
+
+    def _tell(self, count: int) -> None:
+        self.done += count
+        self.progress("measuring", self.done)
 
     def _put_leaf(
         self, array: _MeasuredArray, table: ChunkTable, blob: BlobRef, fresh: ZoneTable
@@ -235,6 +296,30 @@ class _Measuring:
             self.new.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
 
 
+def _measured(
+    contents: SessionView,
+    array: _MeasuredArray,
+    table: ChunkTable,
+    tell: Callable[[int], None] | None = None,
+) -> ZoneTable | None:
+    """Decode and measure the chunks of a table; `tell` is called with how many, now and then."""
+    stream = ChunkStream(contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
+    size = max(1, _BATCH_BYTES // array.chunk_bytes)
+    found: list[Bounds] = []
+    keep: list[bool] = []
+    for some in batched(batched(stream, size), _ABREAST):
+        calls = [partial(array.measured, batch) for batch in some]
+        for batch, bounds in zip(some, contents.context.runtime.parallel(calls), strict=True):
+            keep += [bounds is not None] * len(batch)
+            found += [] if bounds is None else [bounds]
+        if tell is not None:
+            tell(sum(map(len, some)))
+    if not found:
+        return None
+    rows = select(table, np.array(keep))
+    return zones_of_chunks(array.meaning.digest, rows, Bounds.joined(found))
+
+
 def _outside(view: SnapshotView, node_id: bytes, boxes: Sequence[Box]) -> Iterator[ChunkTable]:
     """The chunks of live deltas that lie in no leaf, some at a time."""
     pending = rows_in(view.overlay(node_id).table, boxes, outside=True)
@@ -248,8 +333,11 @@ def compute_statistics(
     paths: Sequence[str] | None,
     branch: str,
     progress: Callable[[str, int], None],
+    run: Run | None = None,
 ) -> StatisticsReport:
     """Make the zone maps of these arrays, or of all, as they are on the branch.
+
+    With `run`, its tasks measure.
 
     Raises
     ------
@@ -260,7 +348,7 @@ def compute_statistics(
     FencedError
         If a collection has shut this computation out; it changed nothing.
     """
-    return opened(partial(_compute, context, paths, branch, progress))
+    return opened(partial(_compute, context, paths, branch, progress, run))
 
 
 def _compute(
@@ -268,12 +356,14 @@ def _compute(
     paths: Sequence[str] | None,
     branch: str,
     progress: Callable[[str, int], None],
+    run: Run | None,
 ) -> StatisticsReport:
     root = context.roots.with_branch(context.roots.read().root, branch)
     tip = context.roots.branch(root, branch)
     view = context.open_branch(tip)
     contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
-    work = _Measuring(context, contents, keys, LeafZones.of(context, root, view, tip), progress)
+    zones = LeafZones.of(context, root, view, tip)
+    work = _Measuring(context, contents, keys, zones, progress, run)
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
         nodes = [contents.array_at(path) for path in dict.fromkeys(paths)]
