@@ -14,13 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from inside import open_handles
-from s3_server import ENVIRONMENT, object_server
+from s3_server import ENVIRONMENT, object_server, server_named
 from zarr_manifests.storage import handles, local, object_clients
 from zarr_manifests.storage.object_proof import Proof
 
-__all__ = ["object_server"]
-
-_LISTED = 1000
+__all__ = ["object_server", "server_named"]
 
 
 class _Server(ThreadingHTTPServer):
@@ -31,13 +29,14 @@ class _Server(ThreadingHTTPServer):
 class SmallStore:
     """A server of this process that speaks as Amazon S3 does, as far as it is used, and misbehaves.
 
-    `heeds` are the conditions it takes notice of. `faults` are tried in order at each request;
-    one that returns an answer has dealt with it.
+    `heeds` are the conditions it takes notice of. A page of a listing has `page` names. `faults`
+    are tried in order at each request; one that returns an answer has dealt with it.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.heeds = {"If-None-Match", "If-Match", "start-after"}
+        self.page = 1000
         self.faults: list[Callable[[Request], Answer | None]] = []
         self.requests: list[str] = []
         self._lock = threading.Lock()
@@ -67,6 +66,11 @@ class SmallStore:
 
         self.faults.append(fault)
 
+    def refuse(self, methods: set[str], status: int, code: str) -> None:
+        """Have all requests of these methods answered so."""
+        refusal = Answer.refusal(status, code)
+        self.faults.append(lambda request: refusal if request.method in methods else None)
+
     def answer(self, request: Request) -> Answer:
         self.requests.append(f"{request.method} {request.path}")
         for fault in list(self.faults):
@@ -87,6 +91,9 @@ class SmallStore:
                 said = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
                 return Answer(200, f"<DeleteResult>{said}</DeleteResult>".encode())
             name = request.path.lstrip("/")
+            if request.method == "DELETE":
+                self.objects.pop(name, None)
+                return Answer(204)
             return self._put(name, request) if request.method == "PUT" else self._get(name, request)
 
     def _put(self, name: str, request: Request) -> Answer:
@@ -125,10 +132,10 @@ class SmallStore:
         found = "".join(
             f"<Contents><Key>{key}</Key><Size>1</Size><ETag>x</ETag>"
             "<LastModified>2015-10-21T07:28:00.000Z</LastModified></Contents>"
-            for key in keys[:_LISTED]
+            for key in keys[: self.page]
         )
-        if len(keys) > _LISTED:
-            found += f"<NextContinuationToken>{keys[_LISTED - 1]}</NextContinuationToken>"
+        if len(keys) > self.page:
+            found += f"<NextContinuationToken>{keys[self.page - 1]}</NextContinuationToken>"
         return Answer(200, f"<ListBucketResult>{found}</ListBucketResult>".encode())
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.server
 import io
+import itertools
 import logging
 import os
 import pickle
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -207,6 +209,63 @@ def test_many_are_deleted_at_once(small_store: Any) -> None:
     storage.delete_many(f"k{i}" for i in range(9))
     assert small_store.requests == ["POST /bucket"]
     assert list(storage.list()) == []
+
+
+def test_no_more_than_256_are_deleted_at_once(small_store: Any) -> None:
+    storage = _storage()
+    small_store.objects |= {f"bucket/prefix/k{i}": b"x" for i in range(600)}
+    storage.delete_many(f"k{i}" for i in range(600))
+    assert small_store.requests == ["POST /bucket"] * 3
+    assert small_store.objects == {}
+
+
+def test_objects_are_deleted_singly_where_several_cannot_be(
+    small_store: Any, impatient: None
+) -> None:
+    storage = _storage()
+    small_store.objects |= {f"bucket/prefix/k{i}": b"x" for i in range(300)}
+    small_store.refuse({"POST"}, 501, "NotImplemented")
+    storage.delete_many([f"k{i}" for i in range(300)] + ["never/there"])
+    assert small_store.objects == {}
+    methods = [request.split()[0] for request in small_store.requests]
+    assert methods == ["POST"] * 2 + ["DELETE"] * 301, "asked for once, and by the client again"
+
+
+def test_what_was_not_deleted_with_the_others_is_deleted_again(small_store: Any) -> None:
+    storage = _storage()
+    small_store.objects |= {f"bucket/prefix/k{i}": b"x" for i in range(9)}
+
+    def part(request: Any) -> Any:
+        answer = small_store.perform(request)
+        small_store.objects["bucket/prefix/k7"] = b"x"
+        failed = b"<Error><Key>prefix/k7</Key><Code>Aborted</Code><Message></Message></Error>"
+        return replace(answer, body=b"<DeleteResult>" + failed + b"</DeleteResult>")
+
+    small_store.once("POST", "", part)
+    storage.delete_many(f"k{i}" for i in range(9))
+    assert small_store.objects == {}
+
+
+def test_deleting_ends_with_the_first_refusals(small_store: Any, impatient: None) -> None:
+    storage = _storage()
+    small_store.refuse({"POST", "DELETE"}, 500, "InternalError")
+    with pytest.raises(StorageError, match="cannot delete 'k0'"):
+        storage.delete_many(f"k{i}" for i in range(100))
+    assert len(small_store.requests) <= 2 + 2 * 16
+
+
+@pytest.mark.parametrize("heeds", [True, False], ids=["offset heeded", "offset ignored"])
+@pytest.mark.parametrize("page", [1, 7, 1000])
+def test_a_listing_is_right_whatever_its_pages(small_store: Any, heeds: bool, page: int) -> None:
+    storage = _storage()
+    small_store.page = page
+    if not heeds:
+        small_store.heeds.discard("start-after")
+    keys = [f"{ab}/{i:02}" for ab in ("a", "b", "c") for i in range(15)]
+    small_store.objects |= {f"bucket/prefix/{key}": b"x" for key in keys}
+    for prefix, after in itertools.product(["", "b", "b/", "b/1"], ["", "a/14", "b/05", "b/11"]):
+        expected = [key for key in keys if key.startswith(prefix) and key > after]
+        assert [info.key for info in storage.list(prefix, after)] == expected
 
 
 # --- lost answers ----------------------------------------------------------------------------

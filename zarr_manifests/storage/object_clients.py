@@ -291,8 +291,10 @@ class Endpoint:
             str(given) if given else next((os.environ[n] for n in names if os.environ.get(n)), None)
         )
 
-    def client(self, endpoint: str | None, *, large: bool) -> Any:
-        """A client of this process; with `large`, one with longer timeouts.
+    def client(self, endpoint: str | None, *, large: bool, singly: bool = False) -> Any:
+        """A client of this process.
+
+        With `large` it has longer timeouts. With `singly` it deletes each object by a request.
 
         Raises
         ------
@@ -330,7 +332,7 @@ class Endpoint:
             if "account" in options:
                 config["account_name"] = options["account"]
             return stores.AzureStore(self.bucket, config=config, **settings)
-        config |= _s3_config(options)
+        config |= _s3_config(options) | ({"disable_bulk_delete": True} if singly else {})
         return stores.S3Store(self.bucket, config=config, **settings)
 
     def _asks_for_credentials(self, options: Mapping[str, str | bool]) -> bool:

@@ -134,10 +134,15 @@ def failure_of(error: BaseException) -> Failure:
     text = str(error)[:_READ_CHARS]
     status = _STATUS.search(text)
     codes = [code for code in _CODE.findall(text) if code in _HINTS]
-    found = int(status[1]) if status else None
+    found = int(status[1]) if status else _own_status(text)
     to = _REDIRECT.search(_own(text))
     kind = _kind(error, text, found, codes)
     return Failure(kind, found, codes[0] if codes else None, to[1] if to else "")
+
+
+def _own_status(text: str) -> int | None:
+    # Some servers answer a range that begins at the end of the object; the client refuses that.
+    return 416 if "StartTooLarge {" in _own(text) else None
 
 
 def _own(text: str) -> str:

@@ -41,14 +41,18 @@ class Requests:
 
     def __init__(self, place: Endpoint, proof: Proof) -> None:
         self._place, self._proof = place, proof
-        self._clients: dict[tuple[int, bool], Any] = {}
+        self._clients: dict[tuple[int, bool, bool], Any] = {}
 
-    def client(self, nbytes: int | None = None) -> Any:
-        """The client of this process for a body of that size; None for an unknown size."""
-        at = generation(), nbytes is not None and nbytes > LARGE_BYTES
+    def client(self, nbytes: int | None = None, *, singly: bool = False) -> Any:
+        """The client of this process for a body of that size; None for an unknown size.
+
+        With `singly` it deletes each object by a request, for servers that know no other.
+        """
+        at = generation(), nbytes is not None and nbytes > LARGE_BYTES, singly
         client = self._clients.get(at)
         if client is None:
-            client = self._clients[at] = self._place.client(self._proof.endpoint, large=at[1])
+            client = self._place.client(self._proof.endpoint, large=at[1], singly=singly)
+            self._clients[at] = client
         return client
 
     def ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:

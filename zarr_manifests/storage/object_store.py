@@ -65,8 +65,10 @@ _CAPABILITIES: Final = Capabilities(
 _READ_ONLY: Final = replace(_CAPABILITIES, create=False, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
 _LISTED: Final = 1000
-_DELETED: Final = 1000
+_DELETED: Final = 256  # more at once, and some servers answer for part of them only
 _LISTED_FROM: Final = 8
+_DELETED_SINGLY: Final = 16
+_NO_BULK: Final = (400, 405, 501)
 _REMEMBERED: Final = 200_000
 _VERSION_TRIES: Final = 5
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
@@ -100,6 +102,7 @@ class ObjectStorage:
         self._requests = Requests(place, self._proof)
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, None] = {}
+        self._deletes_many = True
 
     def __repr__(self) -> str:
         return f"ObjectStorage({self.url!r})"
@@ -339,18 +342,24 @@ class ObjectStorage:
         while batch := [check_key(key) for key in itertools.islice(due, _DELETED)]:
             for key in batch:
                 self._written.pop(key, None)
-            found = self._requests.repeated(partial(self._delete, batch))
-            if isinstance(found, Failure) and found.kind == "absent":
-                # Where deletions are single requests, one may stop at a missing object.
-                for key in batch:
-                    found = self._requests.repeated(partial(self._delete, [key]))
-                    if isinstance(found, Failure) and found.kind != "absent":
-                        raise storage_error(found, "delete", key, self.url)
-            elif isinstance(found, Failure):
-                raise storage_error(found, "delete", "", self.url)
+            if self._deletes_many:
+                found = self._requests.repeated(partial(self._delete, batch))
+                if not isinstance(found, Failure):
+                    continue
+                if found.kind not in ("absent", "other"):
+                    raise storage_error(found, "delete", "", self.url)
+                self._deletes_many = found.status not in _NO_BULK
+            # What one request has not deleted is deleted by single ones.
+            for some in itertools.batched(batch, _DELETED_SINGLY):
+                SYSTEM.parallel([partial(self._delete_one, key) for key in some])
 
-    def _delete(self, keys: Sequence[str]) -> None:
-        library().obstore.delete(self._requests.client(), keys)
+    def _delete_one(self, key: str) -> None:
+        found = self._requests.repeated(partial(self._delete, [key], singly=True))
+        if isinstance(found, Failure) and found.kind != "absent":
+            raise storage_error(found, "delete", key, self.url)
+
+    def _delete(self, keys: Sequence[str], *, singly: bool = False) -> None:
+        library().obstore.delete(self._requests.client(singly=singly), keys)
 
     def sync(self, keys: Iterable[str]) -> None:
         folders: dict[str, set[str]] = {}
