@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint spark cluster sweep simulate explore bench
+.PHONY: help setup demo test lint servers spark cluster sweep simulate explore bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -19,10 +19,14 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run lint and all tests but those of Spark and the sweeps
-	.venv/bin/pytest -m "not spark and not cluster and not simulation and not faults and not benchmarks" -n auto
+	.venv/bin/pytest -m "not servers and not spark and not cluster and not simulation and not faults and not benchmarks" -n auto
 	.venv/bin/pytest -m simulation --seeds 400 -n auto tests/simulation
 
-spark: setup  ## run the tests that start Spark, as CI does after make test
+servers: setup  ## run the tests of each server of object stores, as CI does after make test
+	@.ci/setup-servers
+	.venv/bin/pytest -m servers -n auto tests/storage
+
+spark: setup  ## run the tests that start Spark, as CI does after make servers
 	.venv/bin/pytest -m spark
 
 cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,9 +36,13 @@ def _memory(path: Path) -> MemoryStorage:
     return MemoryStorage(f"contract-{next(_numbers)}")
 
 
-def _s3(path: Path) -> Storage:
-    name = "".join(c for c in path.name if c != "%")
-    return from_url(f"s3://tests/contract-{os.getpid()}-{next(_numbers)}/{name}")
+def _in_bucket(scheme: str) -> Callable[[Path], Storage]:
+    def opened(path: Path) -> Storage:
+        name = "".join(c for c in path.name if c != "%")
+        url = f"{scheme}://tests/contract-{os.getpid()}-{next(_numbers)}/{name}"
+        return from_url(url, **OPTIONS.get(scheme, {}))
+
+    return opened
 
 
 BACKENDS: dict[str, Callable[[Path], Storage]] = {
@@ -50,20 +55,35 @@ BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "counting local": lambda path: CountingStorage(LocalStorage(path)),
     "latency memory": lambda path: LatencyStorage(_memory(path), latency_s=0),
     "faultless memory": lambda path: FaultyStorage(_memory(path)),
-    "s3": _s3,
+    "s3": _in_bucket("s3"),
+    "moto": _in_bucket("s3"),
+    "azurite": _in_bucket("az"),
+    "google": _in_bucket("gs"),
 }
-PICKLABLE = [name for name in BACKENDS if "crashable" not in name]
-SHARED = [name for name in PICKLABLE if "memory" not in name]
+OPTIONS: dict[str, dict[str, object]] = {"az": {"allow_http": True}, "gs": {"allow_http": True}}
+SERVED = {"s3": "ministack", "moto": "moto", "azurite": "azurite", "google": "google"}
+
+
+def _marked(names: Iterable[str]) -> list[Any]:
+    """The names as parameters; tests of all servers but one are run by `make servers`."""
+    slow = SERVED.keys() - {"s3"}
+    return [pytest.param(n, marks=pytest.mark.servers) if n in slow else n for n in names]
+
+
+PICKLABLE = _marked(name for name in BACKENDS if "crashable" not in name)
+SHARED = _marked(n for n in BACKENDS if "crashable" not in n and "memory" not in n)
 
 
 @pytest.fixture(autouse=True)
-def _server(request: pytest.FixtureRequest) -> None:
+def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     callspec = getattr(request.node, "callspec", None)
-    if callspec is not None and "s3" in callspec.params.values():
-        request.getfixturevalue("object_server")
+    for name in SERVED.keys() & set(callspec.params.values() if callspec else ()):
+        server = request.getfixturevalue("server_named")(SERVED[name])
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=_marked(BACKENDS))
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return BACKENDS[request.param](tmp_path / "repository")
 
@@ -377,7 +397,7 @@ class _Model:
             self._wrote(key, data, new)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", _marked(BACKENDS))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_it_does_what_a_dict_does(backend: str, steps: list[tuple[str, str]]) -> None:
@@ -521,7 +541,8 @@ def test_a_pickle_opens_the_same_objects(backend: str, tmp_path: Path) -> None:
 def test_the_url_opens_the_same_objects(backend: str, tmp_path: Path) -> None:
     storage = BACKENDS[backend](tmp_path / "a name with % and ü")
     storage.create("a", b"1")
-    assert from_url(storage.url).get("a") == b"1"
+    options = OPTIONS.get(storage.url.partition(":")[0], {})
+    assert from_url(storage.url, **options).get("a") == b"1"
 
 
 def test_a_nameless_memory_storage_is_not_pickled() -> None:

@@ -14,9 +14,9 @@ import pyspark
 import pytest
 
 from on_cluster.answers import Driver
-from s3_server import ObjectServer, object_server
+from s3_server import ObjectServer, object_server, server_named
 
-__all__ = ["object_server"]
+__all__ = ["object_server", "server_named"]
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = "local-cluster[2,1,1024]"
