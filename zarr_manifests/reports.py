@@ -133,16 +133,18 @@ class SnapshotInfo:
     @classmethod
     def of(cls, entry: HistoryEntry) -> SnapshotInfo:
         """The same, with the names that callers use."""
+        # Listings call this thousands of times: unpacked at once, fields need no lookups.
+        pointer, parent, written_ms, commit_id, kind, message, metadata, totals, sums = entry
         return cls(
-            entry.snapshot_id,
-            None if entry.parent is None else entry.parent.snapshot_id,
-            datetime.fromtimestamp(entry.written_ms / 1000, UTC),
-            str(entry.kind),
-            entry.message or "",
-            entry.metadata,
-            entry.totals,
-            entry.commit_id.hex(),
-            entry.sums,
+            pointer.snapshot_id,
+            None if parent is None else parent.snapshot_id,
+            datetime.fromtimestamp(written_ms / 1000, UTC),
+            kind.value,
+            message or "",
+            metadata,
+            totals,
+            commit_id.hex(),
+            sums,
         )
 
 

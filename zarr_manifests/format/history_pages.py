@@ -156,7 +156,7 @@ class HistoryEntry(NamedTuple):
             and set(kinds) <= _KINDS.keys()
             and are(str, [message for message in messages if message is not None])
             and are(dict, [*chain(*maps)])
-            and are(str, [*chain.from_iterable(chain(*maps))])
+            and are(str, set().union(*chain(*maps)))
             and are_counts([*chain.from_iterable(map(dict.values, chain(*maps[1:])))])
         )
         pointers = SnapshotPointer.parse_all(snapshots)

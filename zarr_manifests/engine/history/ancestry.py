@@ -79,10 +79,10 @@ def entries(
         snapshot = context.objects.load(ref, Snapshot)
         older = ancestor_entries(context, snapshot, floor, wanted - len(seen) - 1)
         for found in chain([[snapshot.entry(ref)]], older):
-            for entry in found:
-                if entry.snapshot_id in seen:
-                    raise _circular(entry.pointer.ref)
-                seen.add(entry.snapshot_id)
+            count = len(seen) + len(found)
+            seen.update([entry.pointer.snapshot_id for entry in found])
+            if len(seen) != count:
+                raise _circular(found[-1].pointer.ref)
             yield found
             if found:
                 end = found[-1]

@@ -32,7 +32,9 @@ from zarr_manifests.format.snapshot import Snapshot
 __all__ = ["ancestor_entries", "pages_above"]
 
 _LOG = logging.getLogger(__name__)
-_AT_ONCE: Final = 64
+_LOADED_AT_ONCE: Final = 64
+_PARSED_AT_ONCE: Final = 64
+"""Entries parsed together. Of a long history, memory used again is faster than new memory."""
 
 
 def ancestor_entries(
@@ -77,7 +79,7 @@ def _packed(
     while due and left > 0:
         if due[0].blob.key not in loaded:
             count = min(left, wanted) if wanted > 0 else left
-            refs = [r for r in _reaching(due[:_AT_ONCE], count) if r.blob.key not in loaded]
+            refs = [r for r in _reaching(due[:_LOADED_AT_ONCE], count) if r.blob.key not in loaded]
             found = context.runtime.parallel([partial(_load, context, ref) for ref in refs])
             loaded |= {ref.blob.key: page for ref, page in zip(refs, found, strict=True)}
         page = loaded.pop(due.pop(0).blob.key)
@@ -85,7 +87,8 @@ def _packed(
             return
         due[:0] = reversed(page.pages)
         if page.entries:
-            yield page.entries
+            for end in range(len(page.entries), 0, -_PARSED_AT_ONCE):
+                yield page.entries[max(end - _PARSED_AT_ONCE, 0) : end]
             left -= len(page.entries)
             wanted -= len(page.entries)
 
