@@ -40,7 +40,6 @@ from zarr_manifests.engine.snapshot.opening import (
     exists_at,
     open_at,
     save_config,
-    storage_at,
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
@@ -78,6 +77,7 @@ from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
@@ -85,7 +85,7 @@ from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
 
-__all__ = ["Repository"]
+__all__ = ["Repository", "repository_of"]
 
 type Progress = Callable[[str, int], None]
 
@@ -124,6 +124,7 @@ class Repository:
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         cache: CacheOptions | Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """A new repository at an empty place, with a branch `main`.
@@ -134,7 +135,7 @@ class Repository:
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Saved with the repository.
-        virtual_containers, cache, runtime
+        virtual_containers, cache, storage_options, runtime
             As for `open`.
 
         Raises
@@ -149,7 +150,8 @@ class Repository:
             If the storage cannot put-if-absent and compare-and-swap.
         """
         containers = Containers.of(virtual_containers)
-        return cls(*create_at(location, config, containers, cache, runtime, DEFAULT_BRANCH))
+        storage = storage_of(location, storage_options)
+        return cls(*create_at(storage, config, containers, cache, runtime, DEFAULT_BRANCH))
 
     @classmethod
     def open(
@@ -159,6 +161,7 @@ class Repository:
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         cache: CacheOptions | Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """The repository at that place.
@@ -177,6 +180,9 @@ class Repository:
             How much metadata is cached in memory, and in which folder of the local disk. It applies
             only to this object, what is made from it, and their pickles. Options that a mapping
             leaves out come from the configuration's section `cache`.
+        storage_options : mapping, optional
+            Options of `zarr_manifests.storage.from_url` for the location, such as `region` and
+            `credentials`.
         runtime : Runtime
             Clock, randomness and threads; for tests.
 
@@ -192,7 +198,8 @@ class Repository:
             If its root is damaged.
         """
         containers = Containers.of(virtual_containers)
-        return _opened(cls, location, config, containers, cache, runtime)
+        storage = storage_of(location, storage_options)
+        return _opened(cls, storage, config, containers, cache, runtime)
 
     @classmethod
     def open_or_create(
@@ -202,13 +209,14 @@ class Repository:
         *,
         virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
         cache: CacheOptions | Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> Repository:
         """The repository at that place, which is created if the place is empty.
 
         Of any number of processes that do this at once, one makes it and all open it.
         """
-        storage = storage_at(location)
+        storage = storage_of(location, storage_options)
         options: dict[str, Any] = {
             "virtual_containers": virtual_containers,
             "cache": cache,
@@ -228,6 +236,7 @@ class Repository:
         *,
         dry_run: bool = False,
         collections_ended: bool = False,
+        storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> RecoveryReport:
         """Replace a lost or damaged root by the newest archived one whose objects are all there.
@@ -244,6 +253,10 @@ class Repository:
         collections_ended : bool
             Confirms that no garbage collection is running. Only needed if the archive to take is
             older than a collection that is not known to have ended.
+        storage_options : mapping, optional
+            As for `open`.
+        runtime : Runtime
+            As for `open`.
 
         Returns
         -------
@@ -264,13 +277,17 @@ class Repository:
         CommitOutcomeUnknownError
             If the new root is in place and its archive could not be written.
         """
-        storage = storage_at(location)
+        storage = storage_of(location, storage_options)
         return recover(storage, runtime, dry_run=dry_run, collections_ended=collections_ended)
 
     @staticmethod
-    def exists(location: str | os.PathLike[str] | Storage) -> bool:
+    def exists(
+        location: str | os.PathLike[str] | Storage,
+        *,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> bool:
         """Whether there is a repository at that place."""
-        return exists_at(location)
+        return exists_at(storage_of(location, storage_options))
 
     def __repr__(self) -> str:
         return f"<Repository {plain_text(self.url)}>"
@@ -1676,7 +1693,7 @@ class Repository:
 
 def _opened(
     cls: type[Repository],
-    location: str | os.PathLike[str] | Storage,
+    storage: Storage,
     config: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
     cache: CacheOptions | Mapping[str, Any] | None,
@@ -1684,12 +1701,33 @@ def _opened(
     *,
     elsewhere: bool = False,
 ) -> Repository:
-    """The repository at that place, whose branches and tags are preloaded as configured."""
-    context, at = open_at(location, config, containers, cache, runtime, elsewhere=elsewhere)
+    """The repository in that storage, whose branches and tags are preloaded as configured."""
+    context, at = open_at(storage, config, containers, cache, runtime, elsewhere=elsewhere)
     repository, preload = cls(context, at), RefsPreload(context, at.root)
     if preload.start():
         weakref.finalize(repository, preload.cancel).atexit = False
     return repository
+
+
+def repository_of(
+    location: str | os.PathLike[str] | Storage | Repository,
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+) -> Repository:
+    """The repository at a place; a repository is returned as it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are options for a storage or a repository, which is open already.
+    """
+    if isinstance(location, Repository):
+        refuse_options("a repository", storage_options)
+        return location
+    return Repository.open(
+        location, virtual_containers=virtual_containers, storage_options=storage_options
+    )
 
 
 def _reopen(

@@ -27,7 +27,7 @@ from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -54,6 +54,7 @@ def rewrite_chunks(
     dry_run: bool = False,
     progress: Callable[[str, int], None] | None = None,
     run: Run | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> RewriteReport:
     """Write an array anew with other chunks, shards or codecs, in one commit.
 
@@ -87,6 +88,8 @@ def rewrite_chunks(
         Called with what is being done, and with how many boxes are done.
     run : callable, optional
         Runs the tasks; by default on threads. `zarr_manifests.spark.maintenance` brings its own.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -118,7 +121,7 @@ def rewrite_chunks(
     >>> zarr.open_array(repo.readonly_session().store, path="t").chunks
     (30, 4)
     """
-    repository = location if isinstance(location, Repository) else Repository.open(location)
+    repository = repository_of(location, storage_options)
     source = repository.readonly_session(branch)
     contents_of(source.store).array_at(path)  # else Zarr says less of what is missing
     old = zarr.open_array(source.store, path=path, mode="r")

@@ -585,6 +585,7 @@ BY_NAME = {
         ),
         NO_MAP,
     ),
+    "storage_options": Values((None, {}), MAPS, NO_MAP),
     "references": Values(
         (
             {

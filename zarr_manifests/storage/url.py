@@ -19,7 +19,10 @@ from zarr_manifests.storage.object_clients import Endpoint, check_installed
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Storage
 
-__all__ = ["from_url"]
+__all__ = ["Location", "from_url", "refuse_options", "storage_of"]
+
+type Location = str | os.PathLike[str] | Storage
+"""What names a place: a path, a URL, or the storage itself."""
 
 _SLIPPED = re.compile(r"(file|memory|s3|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -106,6 +109,56 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
         f"{scheme}:// is not supported: use a local path, file://, memory://, s3://, gs://, az:// "
         "or, to read only, https://"
     )
+
+
+def storage_of(location: Location, storage_options: Mapping[str, object] | None = None) -> Storage:
+    """Return the storage at a path or URL; a storage is returned as it is.
+
+    Every function that takes a location comes here.
+
+    Parameters
+    ----------
+    location : str, os.PathLike or Storage
+        The place.
+    storage_options : mapping, optional
+        Options of `from_url`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are options, but the location is a storage; or if they are no mapping.
+    UnsupportedStorageError, ConfigError
+        As for `from_url`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage.url import storage_of
+    >>> storage = storage_of("memory://storage-of-example")
+    >>> storage_of(storage) is storage
+    True
+    """
+    if isinstance(location, Storage):
+        refuse_options("a storage", storage_options)
+        return location
+    options: object = {} if storage_options is None else storage_options
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise InvalidArgumentError("storage_options is a mapping, such as {'region': 'eu-west-1'}")
+    return from_url(location, **options)
+
+
+def refuse_options(what: str, storage_options: Mapping[str, object] | None) -> None:
+    """Refuse options for a place that is open already.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are any.
+    """
+    if storage_options:
+        raise InvalidArgumentError(
+            f"storage_options belong to a path or URL, and {what} was given, which is open "
+            "already: pass its URL, or leave storage_options out"
+        )
 
 
 def _local(path: str, options: Mapping[str, object]) -> LocalStorage:

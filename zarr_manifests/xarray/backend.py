@@ -14,7 +14,7 @@ from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
 from zarr_manifests.errors import ManifestsError, NotFoundError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
 
@@ -40,9 +40,11 @@ def _options(
     tag: str | None = None,
     snapshot_id: str | None = None,
     as_of: datetime | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The engine's options as arguments for xarray's Zarr backend."""
-    store = _open_store(filename_or_obj, branch, tag, snapshot_id, as_of)
+    repository = repository_of(filename_or_obj, storage_options)
+    store = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
     return {
         "filename_or_obj": store,
         "mask_and_scale": mask_and_scale,
@@ -65,6 +67,7 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     - `branch`, `tag`, `snapshot_id`, `as_of`: the version to open, as in
       `Repository.readonly_session`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
+    - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
 
     The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
     those of `Repository.open` and `Repository.readonly_session`, and `NotFoundError` if there is
@@ -141,17 +144,6 @@ def _pinned(dataset: xr.Dataset) -> xr.Dataset:
         for name, v in dataset.variables.items()
     }
     return dataset._replace(variables)
-
-
-def _open_store(
-    location: Location,
-    branch: str | None,
-    tag: str | None,
-    snapshot_id: str | None,
-    as_of: datetime | None,
-) -> ManifestStore:
-    repository = location if isinstance(location, Repository) else Repository.open(location)
-    return repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
 
 
 def _known_group(store: ManifestStore, group: str | None) -> str:

@@ -6,7 +6,6 @@ If dask computes in threads of this process, its tasks write to the session's ow
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
@@ -30,7 +29,8 @@ from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExistin
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, commits_of
-from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement
 from zarr_manifests.xarray.appending import Append
@@ -70,6 +70,7 @@ def write(
     statistics: bool = True,
     txn: Txn | tuple[str, int] | None = None,
     scheduler: Any = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> str:
     """Write a dataset to a repository in one commit; make the repository if necessary.
 
@@ -127,6 +128,8 @@ def write(
         `Session.commit`. It makes a commit also if every byte existed already.
     scheduler : str, callable or Client, optional
         What computes dask arrays, as `dask.compute` takes it; by default what dask is set to.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -210,20 +213,21 @@ def write(
         return commit(session)
 
     if isinstance(location, Repository):
+        refuse_options("a repository", storage_options)
         return into(location)
+    storage = storage_of(location, storage_options)
     only_there = region is not None or mode == "r+" or branch != "main"
-    return _into(location, config, into, make=not only_there)
+    return _into(storage, config, into, make=not only_there)
 
 
 def _into(
-    location: str | os.PathLike[str] | Storage,
+    storage: Storage,
     config: RepositoryConfig | Mapping[str, Any] | None,
     write_into: Callable[[Repository], str],
     *,
     make: bool,
 ) -> str:
     """Write into an existing repository, or into one that the first commit makes."""
-    storage = location if isinstance(location, Storage) else from_url(location)
     if make and not Repository.exists(storage):
         unmade = Unmade(storage)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,35 +16,29 @@ from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.root import ROOT_KEY, Root
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, metered
 from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["create_at", "exists_at", "open_at", "save_config", "storage_at"]
+__all__ = ["create_at", "exists_at", "open_at", "save_config"]
 
-type Location = str | os.PathLike[str] | Storage
 type Config = RepositoryConfig | Mapping[str, Any] | None
 type Cache = CacheOptions | Mapping[str, Any] | None
 
 _ATTEMPTS = 100
 
 
-def storage_at(location: Location) -> Storage:
-    """The storage at a path or URL; a storage is returned as it is."""
-    return location if isinstance(location, Storage) else from_url(location)
-
-
-def exists_at(location: Location) -> bool:
-    """Whether there is a repository at that place."""
+def exists_at(storage: Storage) -> bool:
+    """Whether there is a repository in that storage."""
     try:
-        storage_at(location).head(ROOT_KEY)
+        storage.head(ROOT_KEY)
     except ObjectNotFoundError:
         return False
     return True
 
 
 def create_at(
-    location: Location,
+    storage: Storage,
     config: Config,
     containers: Containers,
     cache: Cache,
@@ -53,7 +46,7 @@ def create_at(
     branch: str,
 ) -> tuple[Context, RootAt]:
     """Make a repository with one empty snapshot on `branch`; it is open then."""
-    storage = _counted(location)
+    storage = _counted(storage)
     saved = _overlaid(None, config)
     options = CacheOptions.of(cache, saved.cache)
     DiskCache.check(options)
@@ -64,7 +57,7 @@ def create_at(
 
 
 def open_at(
-    location: Location,
+    storage: Storage,
     config: Config,
     containers: Containers,
     cache: Cache,
@@ -72,13 +65,13 @@ def open_at(
     *,
     elsewhere: bool = False,
 ) -> tuple[Context, RootAt]:
-    """The repository at that place, and its root as it is now.
+    """The repository in that storage, and its root as it is now.
 
     `elsewhere` says that the options come from another process: a cache directory that this one
     cannot use is left out then.
     """
     CacheOptions.of(cache)  # faults of an argument are said before anything is read
-    storage = _counted(location)
+    storage = _counted(storage)
     roots = Roots(storage, runtime)
     at = roots.read()
     used = _overlaid(at.root.config, config)
@@ -110,6 +103,5 @@ def _overlaid(saved: RepositoryConfig | None, overlay: Config) -> RepositoryConf
     return RepositoryConfig.from_dict(overlay) if saved is None else saved.overlaid(overlay)
 
 
-def _counted(location: Location) -> MeteredStorage:
-    storage = storage_at(location)
+def _counted(storage: Storage) -> MeteredStorage:
     return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())
