@@ -49,6 +49,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.tuning import tune_zarr
+from zarr_manifests.virtual.containers import VirtualContainer
 
 if TYPE_CHECKING:
     from zarr_manifests.rewriting import rewrite_chunks
@@ -95,6 +96,7 @@ __all__ = [
     "Txn",
     "Usage",
     "VerifyReport",
+    "VirtualContainer",
     "errors",
     "rewrite_chunks",
     "tune_zarr",

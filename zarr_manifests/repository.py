@@ -81,7 +81,7 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
-from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
 
@@ -122,7 +122,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
-        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -159,7 +159,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
-        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -173,9 +173,10 @@ class Repository:
         config : RepositoryConfig or mapping, optional
             Used by this object instead of the saved configuration; a mapping changes only the
             options it names (see `RepositoryConfig.overlaid`). It is not saved.
-        virtual_containers : mapping of str to str or path, optional
-            Folders elsewhere that virtual chunks may be read from: a name, and the URL or path.
-            They apply only to this object, what is made from it, and their pickles.
+        virtual_containers : mapping of str to VirtualContainer, str or path, optional
+            Places elsewhere that virtual chunks may be read from, by name; a URL or a path stands
+            for a container without options. They apply only to this object, what is made from it,
+            and their pickles.
         cache : CacheOptions or mapping, optional
             How much metadata is cached in memory, and in which folder of the local disk. It applies
             only to this object, what is made from it, and their pickles. Options that a mapping
@@ -207,7 +208,7 @@ class Repository:
         location: str | os.PathLike[str] | Storage,
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
-        virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+        virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -330,9 +331,9 @@ class Repository:
         return self._context.config
 
     @property
-    def virtual_containers(self) -> dict[str, str]:
-        """URL prefix of each container that this repository was opened with, by name."""
-        return dict(self._context.containers.prefixes)
+    def virtual_containers(self) -> dict[str, VirtualContainer]:
+        """The containers that this repository was opened with, by name."""
+        return dict(self._context.containers.places)
 
     def metrics(self) -> Metrics:
         """Requests, bytes and operations of this object, its sessions and stores so far.

@@ -381,8 +381,9 @@ class ManifestStore(Store):
         index : int[n, ndim]
             Chunk coordinates, in any order, none twice.
         locations : sequence of str
-            Files, as URLs (`file://`, `memory://`) or `virtual://<container>/<path>`. One that
-            lies below a container of the repository is stored relative to it.
+            Files, as URLs (`file://`, `s3://`, `gs://`, `az://`, `https://`, `http://`, `memory://`)
+            or `virtual://<container>/<path>`. One that lies below a container of the repository is
+            stored relative to it.
         source : int[n]
             Position of each chunk's file in `locations`.
         offset, length : int[n]

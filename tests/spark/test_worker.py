@@ -35,6 +35,7 @@ from zarr_manifests.spark.schema import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import LocalStorage, Storage
 from zarr_manifests.testing import CountingStorage
+from zarr_manifests.virtual.containers import VirtualContainer
 
 ROWS, BYTES = 10, 640
 
@@ -182,7 +183,7 @@ def test_a_task_reads_elsewhere_with_the_containers_of_its_own_job(tmp_path: Pat
     opened.import_zarr(tmp_path / "plain")
     axes = [Axis(7, np.array([[0, 7]])), Axis(10, np.array([[0, 10]]))]
     job = job_of(opened, axes)
-    assert job.containers == (("plain", (tmp_path / "plain").as_uri()),)
+    assert job.containers == (("plain", VirtualContainer(tmp_path / "plain")),)
     task = pd.DataFrame({"id": np.arange(len(job.scan))})
     found = pd.concat(worker.run(pickle.loads(pickle.dumps(job)), [task]))
     assert found["a"].tolist() == ds["a"].values.ravel().tolist()

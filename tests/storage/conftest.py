@@ -9,6 +9,8 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -35,6 +37,7 @@ class SmallStore:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.modified = datetime(2015, 10, 21, 7, 28, tzinfo=UTC)
         self.heeds = {"If-None-Match", "If-Match", "start-after"}
         self.page = 1000
         self.faults: list[Callable[[Request], Answer | None]] = []
@@ -111,7 +114,11 @@ class SmallStore:
         data = self.objects.get(name)
         if data is None:
             return Answer.refusal(404, "NoSuchKey")
-        headers = {"ETag": _etag(data), "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
+        modified = format_datetime(self.modified, usegmt=True)
+        headers = {"ETag": _etag(data), "Last-Modified": modified}
+        since = request.headers.get("If-Unmodified-Since")
+        if since and parsedate_to_datetime(since) < self.modified:
+            return Answer.refusal(412, "PreconditionFailed")
         if request.headers.get("If-Match") not in (None, _etag(data)):
             return Answer.refusal(412, "PreconditionFailed")
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))

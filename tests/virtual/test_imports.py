@@ -194,7 +194,7 @@ def test_kerchunk_references(repo: zm.Repository, kerchunk: dict[str, Any], tmp_
         ({"refs": {"a": ["a.nc", 1, 5]}}, InvalidArgumentError),
         ({"refs": {"a": ["{{v}}", 1, 5]}}, InvalidArgumentError),
         ({"refs": {"a": ["{{u + 1}}", 1, 5]}}, InvalidArgumentError),
-        ({"refs": {"a": ["s3://bucket/a", 1, 5]}}, UnsupportedStorageError),
+        ({"refs": {"a": ["ftp://bucket/a", 1, 5]}}, UnsupportedStorageError),
         ({"refs": {"a": "base64:!"}}, InvalidArgumentError),
         ({"refs": {"a": ["file:///a"]}}, VirtualContainerError),
         ({"refs": {"a": ["file:///a", 1, 5]}}, VirtualContainerError),

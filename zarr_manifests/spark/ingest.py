@@ -15,7 +15,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.spark.ingest_report import IngestProgress, IngestReport
 from zarr_manifests.spark.ingest_run import Ingestion, listed
 from zarr_manifests.storage import Storage
-from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.xarray.source_files import SourceFiles, source_url
 
 __all__ = ["ingest"]
@@ -203,7 +203,7 @@ def _repository(url: str | os.PathLike[str] | Storage | Repository) -> Repositor
     return found
 
 
-def _check_containers(urls: Sequence[str], containers: Mapping[str, str]) -> None:
+def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualContainer]) -> None:
     known = Containers.of(containers)
     for each in urls:
         if not known.locate(each)[0]:

@@ -17,10 +17,11 @@ from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
 from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
 from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import VirtualContainer
 
 __all__ = ["Containers", "Job", "Leased"]
 
-type Containers = tuple[tuple[str, str], ...]
+type Containers = tuple[tuple[str, VirtualContainer], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Job:
     ----------
     storage : Storage
         The repository's storage.
-    containers : tuple of (str, str)
-        Names and URL prefixes of the repository's containers.
+    containers : tuple of (str, VirtualContainer)
+        The repository's containers, by name.
     snapshot_id, group : str
         The snapshot and group to read.
     dimensions, variables : tuple of Column

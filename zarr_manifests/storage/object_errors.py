@@ -104,7 +104,7 @@ class Failure:
     kind : str
         `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
         `"cut"` (the connection ended before the answer), `"denied"`, `"elsewhere"` (in another
-        region), `"redirected"` or `"other"`.
+        region), `"redirected"`, `"whole"` (it has no byte ranges) or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
     code : str, optional
@@ -157,8 +157,10 @@ def _kind(error: BaseException, text: str, status: int | None, codes: list[str])
         return "exists"
     if name == "PreconditionError" and not missing:
         return "changed"
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) or status == 410:
         return "other" if missing else "absent"
+    if "Range request not supported" in text or "non-partial response when range" in text:
+        return "whole"
     own = _own(text)
     if "//169.254.169.254/" in own or "token request" in own or "/api/token " in own:
         return "credentials"
@@ -199,6 +201,11 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
             f"cannot {doing} {where}: the store sends to another host, {failure.host}, "
             "which was not asked: use the address that it sends to, or, for a web server, "
             "from_url(..., allow_redirects=True)"
+        )
+    if failure.kind == "whole":
+        return UnsupportedStorageError(
+            f"cannot {doing} {where}: the server has no byte ranges, and answers with the whole "
+            "object; use a server that has them, or copy what is there"
         )
     if failure.kind in _NO_ANSWER:
         what = _NO_ANSWER[failure.kind]

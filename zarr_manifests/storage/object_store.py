@@ -44,6 +44,7 @@ from zarr_manifests.storage.object_clients import (
 from zarr_manifests.storage.object_errors import Failure, storage_error
 from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.object_requests import Requests
+from zarr_manifests.storage.object_versions import Version, conditional, version_of
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     Capabilities,
@@ -56,13 +57,13 @@ from zarr_manifests.storage.protocol import (
     is_key,
 )
 
-__all__ = ["ObjectStorage"]
+__all__ = ["REMOTE_CAPABILITIES", "ObjectStorage"]
 
 # A request costs 0.34 ms of processor time, 256 KiB more in one request 0.15 ms, and more with TLS.
-_CAPABILITIES: Final = Capabilities(
+REMOTE_CAPABILITIES: Final = Capabilities(
     inline=False, durable=True, shared=True, gap_bytes=256 * 1024, span_bytes=4 * 1024 * 1024
 )
-_READ_ONLY: Final = replace(_CAPABILITIES, create=False, cas=False)
+_READ_ONLY: Final = replace(REMOTE_CAPABILITIES, create=False, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
 _LISTED: Final = 1000
 _DELETED: Final = 256  # more at once, and some servers answer for part of them only
@@ -116,7 +117,7 @@ class ObjectStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        return _READ_ONLY if self._proof.failed else _CAPABILITIES
+        return _READ_ONLY if self._proof.failed else REMOTE_CAPABILITIES
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -279,6 +280,52 @@ class ObjectStorage:
         if self._requests.is_passing(found):
             return await asyncio.to_thread(self.get, key, start, length)
         return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
+
+    # --- objects of others -------------------------------------------------------------------
+
+    def get_version(
+        self, name: str, start: int, length: int, known: Version
+    ) -> tuple[bytes, Version] | None:
+        """Return bytes of the object, and its version; None if it is another than the known one.
+
+        One request asks for both. The store compares as far as HTTP can, and may ignore the
+        condition, so the caller compares again. The name need not be a valid key.
+        """
+        found = self._requests.repeated(partial(self._get_version, name, start, length, known))
+        return self._version_of(found, name)
+
+    async def get_version_async(
+        self, name: str, start: int, length: int, known: Version
+    ) -> tuple[bytes, Version] | None:
+        """Like `get_version`."""
+
+        async def get() -> tuple[bytes, Version]:
+            client = self._requests.client(length)
+            options = conditional(start, length, known)
+            answer = await library().obstore.get_async(client, name, options=options)
+            return bytes(await answer.bytes_async()), version_of(answer.meta)
+
+        found = await self._requests.answer_async(get)
+        if self._requests.is_passing(found):
+            return await asyncio.to_thread(self.get_version, name, start, length, known)
+        return self._version_of(found, name)
+
+    def _get_version(
+        self, name: str, start: int, length: int, known: Version
+    ) -> tuple[bytes, Version]:
+        client, options = self._requests.client(length), conditional(start, length, known)
+        answer = library().obstore.get(client, name, options=options)
+        return bytes(answer.bytes()), version_of(answer.meta)
+
+    def _version_of(self, found: Any, name: str) -> tuple[bytes, Version] | None:
+        if not isinstance(found, Failure):
+            read: tuple[bytes, Version] = found
+            return read
+        if found.range_beyond:
+            return b"", Version()
+        if found.kind == "changed":
+            return None
+        raise storage_error(found, "read", name, self.url)
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -504,8 +551,8 @@ def _spans(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         end = start + length
         if spans:
             first, last = spans[-1]
-            near = start <= last + _CAPABILITIES.gap_bytes
-            if start < last or (near and max(end, last) - first <= _CAPABILITIES.span_bytes):
+            near = start <= last + REMOTE_CAPABILITIES.gap_bytes
+            if start < last or (near and max(end, last) - first <= REMOTE_CAPABILITIES.span_bytes):
                 spans[-1] = first, max(end, last)
                 continue
         spans.append((start, end))

@@ -6,7 +6,8 @@ may have written them. So a file is read only if it is below a container that th
 Invariants:
 
 - Without a container nothing is read: resolving a source does no I/O.
-- Prefixes and locations are normalized before they are compared, and contain no secrets.
+- Prefixes and locations are normalized and compared by whole segments; the longest prefix wins.
+- Credentials are in no URL, repr or error.
 """
 
 from __future__ import annotations
@@ -14,23 +15,30 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from functools import cached_property, lru_cache
+from typing import Final
 
 from zarr_manifests.errors import (
+    ConfigError,
     InvalidArgumentError,
-    UnsupportedStorageError,
     VirtualContainerError,
 )
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
-from zarr_manifests.storage import check_key
+from zarr_manifests.plain import plain_text
+from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.virtual.local_hosts import is_local_host, leads_to_local
+from zarr_manifests.virtual.locations import (
+    REMOTE,
+    WEB,
+    VirtualLocation,
+    parse_location,
+    url_at,
+)
 
-__all__ = ["Containers", "VirtualLocation", "parse_location"]
+__all__ = ["Containers", "VirtualContainer", "check_reachable", "storage_of"]
 
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NUMBER: Final = r"(?:0|[1-9][0-9]*)"
 _CHUNK: Final = re.compile(
     rf"(.+?)/[^/]+/(?:c(?:(?:/{_NUMBER})+|(?:\.{_NUMBER})+)?|{_NUMBER}(?:[./]{_NUMBER})*)"
@@ -38,90 +46,145 @@ _CHUNK: Final = re.compile(
 """A chunk of an array in a Zarr store, and the folder of the array's group."""
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualLocation:
-    """A file or folder outside the repository.
+_LOCAL: Final = (
+    "a web server on this machine, or on a link-local address, is refused: services there often "
+    "trust whoever reaches them. Pass VirtualContainer(..., allow_local=True) if it is meant"
+)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class VirtualContainer:
+    """A place outside a repository that virtual chunks may be read from, and how to reach it.
+
+    Nothing is contacted before a chunk is read.
 
     Parameters
     ----------
-    scheme : {"file", "memory"}
-        The kind of place.
-    root : str
-        A folder's absolute path, or the name of a memory storage.
-    path : str
-        The file's path below the root; empty for the root itself.
-    """
-
-    scheme: Literal["file", "memory"]
-    root: str
-    path: str = ""
-
-    @property
-    def url(self) -> str:
-        """The URL of the place."""
-        return _url(self.scheme, posixpath.join(self.root, self.path) if self.path else self.root)
-
-
-def _url(scheme: str, path: str) -> str:
-    try:
-        return f"{scheme}://{urllib.parse.quote(path)}"
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
-
-
-def parse_location(url: object) -> tuple[Literal["file", "memory"], str]:
-    """Return scheme and normalized path of a URL; a memory path starts with the store's name.
+    url : str or os.PathLike
+        The URL of a folder or a prefix: `file://`, `memory://`, `s3://`, `gs://`, `az://`,
+        `https://` or `http://`. A path counts as a `file://` URL.
+    credentials : optional
+        As for `zarr_manifests.storage.from_url`. They are never saved.
+    allow_local : bool
+        Allows a web server on this machine, or on a link-local address. Without it both are
+        refused, since services there often trust whoever reaches them.
+    **options
+        Options of `from_url` for this kind of place, such as `region`, `anonymous` or `endpoint`.
 
     Raises
     ------
     InvalidArgumentError
-        If it is malformed, has `..` segments, or contains a user or a password. The message
-        repeats only its scheme.
+        If the URL is malformed, contains a user, a password or a query, or names a local web server
+        without `allow_local`.
+    ConfigError
+        If options are unknown or of the wrong type.
     UnsupportedStorageError
-        If the scheme is neither `file` nor `memory`.
+        If the scheme is not supported, or needs a package that is not installed.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> zm.VirtualContainer("s3://bucket/era5/", region="eu-central-1", anonymous=True)
+    VirtualContainer('s3://bucket/era5', anonymous=True, region='eu-central-1')
     """
-    split = _SCHEME.fullmatch(url) if isinstance(url, str) else None
-    if split is None:
-        raise InvalidArgumentError(
-            "a location is a URL, such as file:///data/winds.nc; for a local file use "
-            "pathlib.Path(...).absolute().as_uri()"
-        )
-    scheme, rest = split[1].lower(), split[2]
-    host = rest.partition("/")[0]
-    if "@" in host:
-        raise InvalidArgumentError(
-            f"a {scheme}:// location with a user or password in it is refused: what is referenced "
-            "is written to the repository. Take them out of the URL"
-        )
-    if scheme not in ("file", "memory"):
-        raise UnsupportedStorageError(
-            f"{scheme}:// locations are not supported; use file:// or memory://"
-        )
-    if _ESCAPE.search(rest):
-        raise InvalidArgumentError(f"a {scheme}:// location has a % that escapes nothing")
-    try:
-        text = urllib.parse.unquote(rest, errors="strict")
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
-    if "\0" in text:
-        raise InvalidArgumentError(f"a {scheme}:// location holds a zero byte")
-    if scheme == "file":
-        if host not in ("", "localhost"):
-            raise InvalidArgumentError(
-                "a file:// location has an absolute path after the two slashes, as in "
-                "file:///data/winds.nc"
+
+    url: str
+    credentials: object
+    allow_local: bool
+    options: tuple[tuple[str, object], ...]
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        credentials: object = None,
+        allow_local: bool = False,
+        **options: object,
+    ) -> None:
+        text = os.fspath(url)
+        if not isinstance(url, str) or "://" not in url:
+            text = url_at("file", os.path.abspath(text))  # noqa: PTH100 - a str is due
+        scheme, path = parse_location(text)
+        values = {
+            "url": url_at(scheme, path),
+            "credentials": credentials,
+            "allow_local": allow_local,
+            "options": tuple(sorted(options.items())),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        given = list(options) + ["credentials"] * (credentials is not None)
+        if scheme not in REMOTE and given:
+            raise ConfigError(
+                [f"{name}: a {scheme}:// container takes no options" for name in given]
             )
-        return "file", "/" + posixpath.normpath(text[len(host) :]).lstrip("/")
-    if not host:
-        raise InvalidArgumentError("a memory:// location starts with the name of a storage")
-    return "memory", _checked_key(text)
+        if allow_local and scheme not in WEB:
+            raise ConfigError(["allow_local: only a web server takes it"])
+        if scheme in WEB and not allow_local:
+            host = path.partition("/")[0]
+            if is_local_host(host):
+                raise InvalidArgumentError(f"a container at {_LOCAL}")
+        if scheme in REMOTE:
+            storage_of(self)  # says what is wrong with the options
+
+    @staticmethod
+    def of(given: object) -> VirtualContainer:
+        """The container that a value means: itself, its URL, its path, or a mapping of its fields.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is none of these.
+        """
+        if isinstance(given, VirtualContainer):
+            return given
+        if isinstance(given, str | os.PathLike):
+            return VirtualContainer(given)
+        if isinstance(given, Mapping) and isinstance(given.get("url"), str):
+            return VirtualContainer(**{str(name).replace("-", "_"): v for name, v in given.items()})
+        raise InvalidArgumentError(
+            "a virtual container is a VirtualContainer, a URL, a path, or a mapping with a url"
+        )
+
+    def __repr__(self) -> str:
+        said = [repr(plain_text(self.url))]
+        said += ["allow_local=True"] * self.allow_local
+        said += [f"{n}={v!r}" for n, v in self.options if isinstance(v, str | bool | int | float)]
+        return f"VirtualContainer({', '.join(said)})"
+
+    def __hash__(self) -> int:
+        return hash((self.url, self.allow_local))
+
+    @cached_property
+    def place(self) -> tuple[str, str]:
+        """Scheme and normalized path, as `parse_location` returns them."""
+        return parse_location(self.url)
 
 
-def _checked_key(text: str) -> str:
-    name, _, key = text.rstrip("/").partition("/")
-    if key:
-        check_key(key)
-    return f"{name}/{key}" if key else name
+@lru_cache(maxsize=64)
+def storage_of(container: VirtualContainer) -> ObjectStorage:
+    """The bucket, or the web server, of a remote container; opened once in a process."""
+    scheme, path = container.place
+    options = dict(container.options)
+    if container.credentials is not None:
+        options["credentials"] = container.credentials
+    storage = from_url(f"{scheme}://{path.partition('/')[0]}", **options)
+    assert isinstance(storage, ObjectStorage)
+    return storage
+
+
+@lru_cache(maxsize=64)
+def check_reachable(container: VirtualContainer) -> None:
+    """Refuse a web server whose name leads to this machine or to a link-local address.
+
+    Raises
+    ------
+    VirtualContainerError
+        If it does, and the container does not allow it.
+    """
+    scheme, path = container.place
+    if scheme in WEB and not container.allow_local and leads_to_local(path.partition("/")[0]):
+        raise VirtualContainerError(f"the container {plain_text(container.url)} leads to {_LOCAL}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +193,29 @@ class Containers:
 
     Parameters
     ----------
-    prefixes : mapping of str to str
-        Normalized URL prefixes, by name.
+    places : mapping of str to VirtualContainer
+        The containers by name.
     """
 
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, VirtualContainer] = field(default_factory=dict)
 
     @staticmethod
-    def of(given: Mapping[str, str | os.PathLike[str]] | None) -> Containers:
-        """Build containers from URL prefixes by name; a path counts as a `file://` URL.
+    def of(given: Mapping[str, object] | None) -> Containers:
+        """Build containers from what `VirtualContainer.of` takes, by name.
 
         Raises
         ------
         InvalidArgumentError
-            If a name or prefix is malformed, or a prefix contains a user or a password.
+            If a name or URL is malformed, or a URL contains a user or a password.
+        ConfigError
+            If options are unknown or of the wrong type.
         UnsupportedStorageError
-            If the scheme of a prefix is not supported.
+            If the scheme of a URL is not supported.
         """
-        prefixes = {}
-        for name, prefix in (given or {}).items():
-            check_container_name(name)
-            text = os.fspath(prefix)
-            if not isinstance(prefix, str) or "://" not in prefix:
-                text = _url("file", os.path.abspath(text))  # noqa: PTH100 - a str is due
-            prefixes[name] = _url(*parse_location(text))
-        return Containers(prefixes)
+        places = {
+            check_container_name(name): VirtualContainer.of(v) for name, v in (given or {}).items()
+        }
+        return Containers(places)
 
     def locate(self, url: object) -> tuple[str, str]:
         """Return container (empty for none) and path of a location, as they are stored.
@@ -177,11 +238,10 @@ class Containers:
                 )
             return name, path
         scheme, path = parse_location(url)
-        held = self._holding(scheme, path)
-        if held is None:
-            return "", _url(scheme, path)
-        name, root = held
-        return name, path[len(root) :].lstrip("/")
+        name = self._holding(scheme, path)
+        if not name:
+            return "", url_at(scheme, path)
+        return name, _below(self.places[name], path)
 
     def source_at(
         self, url: str, modified_ms: int | None = None, nbytes: int | None = None
@@ -189,18 +249,17 @@ class Containers:
         """The source that a location means, with what is known of it."""
         return VirtualSource(*self.locate(url), None, modified_ms, nbytes)
 
-    def _holding(self, scheme: str, path: str) -> tuple[str, str] | None:
-        """Name and path of the innermost container that holds a normalised path."""
-        found: tuple[str, str] | None = None
-        for name, prefix in self.prefixes.items():
-            kind, root = parse_location(prefix)
-            below = path.startswith(root.rstrip("/") + "/") and kind == scheme
-            if below and (found is None or len(root) > len(found[1])):
-                found = name, root
+    def _holding(self, scheme: str, path: str) -> str:
+        """Name of the innermost container that holds a normalised path; empty for none."""
+        found, most = "", -1
+        for name, container in self.places.items():
+            kind, root = container.place
+            if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
+                found, most = name, len(root)
         return found
 
-    def resolve(self, source: VirtualSource) -> VirtualLocation:
-        """Return where a source is, if it may be read.
+    def resolve(self, source: VirtualSource) -> tuple[VirtualContainer, VirtualLocation]:
+        """Return where a source is, and the container that allows it to be read.
 
         Raises
         ------
@@ -208,35 +267,36 @@ class Containers:
             If it is below no container.
         """
         if source.container:
-            prefix = self.prefixes.get(source.container)
-            if prefix is None:
+            container = self.places.get(source.container)
+            if container is None:
                 raise VirtualContainerError(
                     f"a chunk lies in the file {source.path!r} of the container "
                     f"{source.container!r}, which this repository was not opened with: open it "
                     f"with virtual_containers={{{source.container!r}: <URL of the folder>}} if "
                     "you trust it to read there"
                 )
-            return _below(*parse_location(prefix), source.path)
+            return container, _location(container, source.path)
         try:
             scheme, path = parse_location(source.path)
         except InvalidArgumentError as error:
             raise VirtualContainerError(
                 f"a chunk lies at a location that cannot be read: {error}"
             ) from error
-        held = self._holding(scheme, path)
-        if held is None:
-            folder = _url(scheme, _folder_to_trust(path))
+        name = self._holding(scheme, path)
+        if not name:
+            folder = url_at(scheme, _folder_to_trust(path))
             raise VirtualContainerError(
-                f"a chunk lies in the file {_url(scheme, path)}, below no container that this "
+                f"a chunk lies in the file {url_at(scheme, path)}, below no container that this "
                 f"repository was opened with: open it with virtual_containers={{<a name>: "
                 f"{folder!r}}} if you trust it to read there"
             )
-        return _below(scheme, held[1], path[len(held[1]) :].lstrip("/"))
+        container = self.places[name]
+        return container, _location(container, _below(container, path))
 
     def url_of(self, source: VirtualSource) -> str:
         """The source's URL if its container is known, else its location as stored."""
-        if source.container in self.prefixes:
-            return self.resolve(source).url
+        if source.container in self.places:
+            return self.resolve(source)[1].url
         return source.location
 
 
@@ -253,8 +313,13 @@ def _folder_to_trust(path: str) -> str:
     return posixpath.dirname(path) if chunk is None else chunk[1]
 
 
-def _below(scheme: Literal["file", "memory"], root: str, path: str) -> VirtualLocation:
-    if scheme == "memory":
-        name, _, folder = root.partition("/")
-        return VirtualLocation(scheme, name, f"{folder}/{path}" if folder else path)
-    return VirtualLocation(scheme, root, path)
+def _below(container: VirtualContainer, path: str) -> str:
+    return path[len(container.place[1]) :].lstrip("/")
+
+
+def _location(container: VirtualContainer, path: str) -> VirtualLocation:
+    scheme, place = container.place
+    if scheme == "file":
+        return VirtualLocation(scheme, place, path)
+    root, _, folder = place.partition("/")
+    return VirtualLocation(scheme, root, f"{folder}/{path}" if folder else path)

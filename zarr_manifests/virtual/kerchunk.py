@@ -36,8 +36,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage.files import open_regular
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
-from zarr_manifests.virtual.containers import Containers, VirtualLocation, parse_location
+from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
+from zarr_manifests.virtual.locations import VirtualLocation, parse_location
 from zarr_manifests.virtual.references import Files, References, location_of
 from zarr_manifests.virtual.templates import Templates
 

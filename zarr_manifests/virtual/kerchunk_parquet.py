@@ -49,7 +49,7 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.budget import Budget
-from zarr_manifests.virtual.containers import VirtualLocation
+from zarr_manifests.virtual.locations import VirtualLocation
 from zarr_manifests.virtual.parquet_pages import MalformedParquetError, measure
 from zarr_manifests.virtual.references import Files, Numbered, References
 

@@ -27,13 +27,15 @@ from zarr_manifests.errors import (
     NotFoundError,
     StorageError,
     UnsupportedFormatError,
+    UnsupportedStorageError,
     VirtualContainerError,
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside, with_room
 from zarr_manifests.virtual.budget import MAX_BYTES, Budget
-from zarr_manifests.virtual.containers import Containers, VirtualLocation, parse_location
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.locations import REMOTE, VirtualLocation, parse_location
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
 __all__ = ["Files", "Numbered", "References", "list_zarr", "location_of"]
@@ -239,6 +241,8 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
         out of the store, or consolidated metadata refers to documents that do not exist.
     UnsupportedFormatError
         If it is a file, such as a ZIP archive.
+    UnsupportedStorageError
+        If it is in an object store or on a web server.
     """
     root = location_of(url)
     scheme, place = parse_location(root)
@@ -247,6 +251,11 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
         raise UnsupportedFormatError(
             f"{root} is {zipped}, and a Zarr store is taken in from a folder; unpack it first "
             "(with copy=True the folder is not needed afterwards)"
+        )
+    if scheme in REMOTE:
+        raise UnsupportedStorageError(
+            f"a Zarr store is taken in from a folder, and {root} is none; set_virtual_refs refers "
+            "to chunks elsewhere"
         )
     values: dict[str, bytes] = {}
     keys, sizes, modified = [], [], []

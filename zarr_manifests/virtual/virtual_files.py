@@ -4,16 +4,17 @@ Invariants:
 
 - Nothing outside a container is opened: symbolic links are resolved first, and then every folder on
   the path is opened without following links. So a link put there in the meantime is refused too.
-- After its bytes are read, a file is compared with what was recorded when it was referenced, so a
-  change before or during the read is detected.
+- A request to an object store or a web server asks for the version that was recorded when the file
+  was referenced. Its answer, and a local file after the read, is compared with that version. So a
+  change before or during the read is detected, and no request is added for it.
 - Too few bytes are an error, and so is a missing file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
-from dataclasses import dataclass
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -27,20 +28,18 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import from_url
+from zarr_manifests.storage import ObjectStorage, from_url
 from zarr_manifests.storage.files import open_inside
-from zarr_manifests.virtual.containers import Containers, VirtualLocation
+from zarr_manifests.storage.object_versions import Version, plain_etag
+from zarr_manifests.virtual.containers import (
+    Containers,
+    VirtualContainer,
+    check_reachable,
+    storage_of,
+)
+from zarr_manifests.virtual.locations import REMOTE, VirtualLocation
 
-__all__ = ["Version", "VirtualReader", "file_version"]
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What distinguishes versions of a file."""
-
-    etag: str
-    modified_ms: int
-    nbytes: int
+__all__ = ["VirtualReader", "file_version"]
 
 
 def file_version(found: os.stat_result) -> Version:
@@ -55,6 +54,7 @@ class VirtualReader:
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
+        self._storages: dict[VirtualContainer, ObjectStorage] = {}
 
     def version(self, url: str) -> Version:
         """Return the current version of the file at the location.
@@ -66,10 +66,17 @@ class VirtualReader:
         MissingChunkError
             If there is no such file.
         """
-        source = self._containers.source_at(url)
-        place = self._containers.resolve(source)
-        read = _read_file if place.scheme == "file" else _read_memory
-        return read(place, 0, 0, source)[1]
+        return self._read(self._containers.source_at(url), 0, 1)[1]
+
+    def is_remote(self, source: VirtualSource) -> bool:
+        """Whether it takes requests to read the source.
+
+        Raises
+        ------
+        VirtualContainerError
+            If it is below no container.
+        """
+        return self._containers.resolve(source)[1].scheme in REMOTE
 
     def read(self, ref: VirtualRef, start: int, length: int) -> bytes:
         """Return `length` bytes of the chunk from `start` on; both are within the chunk.
@@ -87,38 +94,114 @@ class VirtualReader:
         StorageError
             If it cannot be read.
         """
-        place = self._containers.resolve(ref.source)
-        read = _read_file if place.scheme == "file" else _read_memory
-        data, version = read(place, ref.offset + start, length, ref.source)
-        _check_version(place, ref.source, version)
+        data, version = self._read(ref.source, ref.offset + start, length)
+        return self.checked(ref, data, length, version.nbytes)
+
+    async def read_source(self, source: VirtualSource, start: int, length: int) -> bytes:
+        """Return bytes of a remote source, fewer only at its end. Errors are those of `read`."""
+        container, place = self._containers.resolve(source)
+        storage = self._storages.get(container)
+        if storage is None:
+            storage = await asyncio.to_thread(self._opened, container)
+        try:
+            found = await storage.get_version_async(place.path, start, length, _known(source))
+        except ObjectNotFoundError as error:
+            raise _missing(place) from error
+        return _remote(place, source, start, found)[0]
+
+    def checked(
+        self, ref: VirtualRef, data: bytes, length: int, nbytes: int | None = None
+    ) -> bytes:
+        """The bytes of a chunk, if they are all of them and match its checksum.
+
+        Raises
+        ------
+        CorruptObjectError
+            If they do not.
+        """
+        if len(data) == length and not (
+            length == ref.length and ref.crc32c is not None and crc32c(data) != ref.crc32c
+        ):
+            return data
+        url = self._containers.resolve(ref.source)[1].url
         if len(data) != length:
+            end = "" if nbytes is None else f" at byte {nbytes}"
             raise CorruptObjectError(
-                f"{place.url} ends at byte {version.nbytes}, within a chunk of {ref.length} bytes "
+                f"{url} ends{end}, within a chunk of {ref.length} bytes "
                 f"from {ref.offset} on; restore the file, or reference it anew"
             )
-        if length == ref.length and ref.crc32c is not None and crc32c(data) != ref.crc32c:
-            raise CorruptObjectError(
-                f"a chunk of {ref.length} bytes from {ref.offset} on in {place.url} does not match "
-                "its checksum; restore the file, or reference it anew"
-            )
-        return data
-
-
-def _check_version(place: VirtualLocation, known: VirtualSource, found: Version) -> None:
-    changes = [
-        f"its {what} is {is_now}, and was {was}"
-        for what, was, is_now in (
-            ("etag", known.etag, found.etag),
-            ("time of modification (ms)", known.modified_ms, found.modified_ms),
-            ("size", known.nbytes, found.nbytes),
+        raise CorruptObjectError(
+            f"a chunk of {ref.length} bytes from {ref.offset} on in {url} does not match "
+            "its checksum; restore the file, or reference it anew"
         )
-        if was is not None and was != is_now
-    ]
+
+    def _read(self, source: VirtualSource, start: int, length: int) -> tuple[bytes, Version]:
+        container, place = self._containers.resolve(source)
+        if place.scheme in REMOTE:
+            try:
+                storage = self._opened(container)
+                found = storage.get_version(place.path, start, length, _known(source))
+            except ObjectNotFoundError as error:
+                raise _missing(place) from error
+            return _remote(place, source, start, found)
+        read = _read_file if place.scheme == "file" else _read_memory
+        data, version = read(place, start, length, source)
+        _check_version(place, source, version)
+        return data, version
+
+    def _opened(self, container: VirtualContainer) -> ObjectStorage:
+        if container not in self._storages:
+            check_reachable(container)
+            self._storages[container] = storage_of(container)
+        return self._storages[container]
+
+
+def _known(source: VirtualSource) -> Version:
+    return Version(source.etag, source.modified_ms, source.nbytes)
+
+
+def _remote(
+    place: VirtualLocation, known: VirtualSource, start: int, found: tuple[bytes, Version] | None
+) -> tuple[bytes, Version]:
+    """What a store answered, if it is the known version."""
+    if found is None:
+        raise _changed(place, "the store says so")
+    data, version = found
+    if data or version.nbytes is not None:
+        _check_version(place, known, version, remote=True)
+    elif known.nbytes is not None and start < known.nbytes:
+        raise _changed(place, f"it ends before byte {start + 1}, and had {known.nbytes} bytes")
+    return data, version
+
+
+def _check_version(
+    place: VirtualLocation, known: VirtualSource, found: Version, *, remote: bool = False
+) -> None:
+    changes: list[tuple[str, object, object]] = []
+    if known.etag is not None and (
+        found.etag is None or plain_etag(found.etag) != plain_etag(known.etag)
+    ):
+        changes.append(("etag", found.etag, known.etag))
+    unit_ms = 1000 if remote else 1  # HTTP gives times in seconds
+    if known.modified_ms is not None and (
+        found.modified_ms is None or found.modified_ms // unit_ms != known.modified_ms // unit_ms
+    ):
+        changes.append(("time of modification (ms)", found.modified_ms, known.modified_ms))
+    if known.nbytes is not None and found.nbytes != known.nbytes:
+        changes.append(("size", found.nbytes, known.nbytes))
     if changes:
-        raise VirtualSourceChangedError(
-            f"{place.url} has changed since it was referenced: {'; '.join(changes)}. Restore the "
-            "file, or reference it anew"
-        )
+        told = [
+            f"its {what} is {'not known' if is_now is None else is_now}, and was {was}"
+            for what, is_now, was in changes
+        ]
+        raise _changed(place, "; ".join(told))
+
+
+def _changed(place: VirtualLocation, how: str) -> VirtualSourceChangedError:
+    return VirtualSourceChangedError(
+        f"{place.url} has changed since it was referenced: {how}. Restore the file, or reference "
+        "it anew"
+    )
 
 
 def _missing(place: VirtualLocation) -> MissingChunkError:

@@ -18,6 +18,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import ManifestStore
+from zarr_manifests.virtual.containers import VirtualContainer
 
 __all__ = ["array_document", "codecs_of", "scan"]
 
@@ -28,7 +29,7 @@ _NEEDED: Final = (
 )
 
 
-def scan(path: str, kind: str, containers: Mapping[str, str]) -> Session:
+def scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> Session:
     """Return a session in which the chunks of a local file are virtual.
 
     Parameters
@@ -37,7 +38,7 @@ def scan(path: str, kind: str, containers: Mapping[str, str]) -> Session:
         The file, or the folder of a Zarr store.
     kind : str
         `netcdf`, `hdf5`, `zarr` or `grib`.
-    containers : mapping of str to str
+    containers : mapping of str to VirtualContainer
         The folders whose files may be read.
 
     Raises

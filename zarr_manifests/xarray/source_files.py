@@ -25,6 +25,7 @@ from xarray.conventions import encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.session import Session
+from zarr_manifests.virtual.containers import VirtualContainer
 from zarr_manifests.xarray.scan_files import codecs_of, scan
 
 __all__ = [
@@ -157,7 +158,7 @@ class SourceFiles:
         What is read besides the coordinates; all by default.
     options : mapping
         Arguments of `xarray.open_dataset`.
-    containers : mapping of str to str, optional
+    containers : mapping of str to VirtualContainer, optional
         The folders whose files may be read, if chunks are to be referred to.
     """
 
@@ -165,7 +166,7 @@ class SourceFiles:
     dim: str
     variables: tuple[str, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    containers: Mapping[str, str] | None = None
+    containers: Mapping[str, VirtualContainer] | None = None
 
     @property
     def text(self) -> str:

@@ -21,6 +21,7 @@ from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectN
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage.object_store import REMOTE_CAPABILITIES
 from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import VirtualReader
@@ -132,8 +133,11 @@ class ChunkReader:
     ) -> None:
         self._storage = storage
         self._inline = storage.capabilities.inline
-        self._far = None if self._inline else CoalescedReads(storage)
+        self._far = (
+            None if self._inline else CoalescedReads(storage.get_async, storage.capabilities)
+        )
         self._virtual = VirtualReader(containers or Containers())
+        self._elsewhere = CoalescedReads(self._virtual.read_source, REMOTE_CAPABILITIES)
         self._snapshot_id = snapshot_id
         self._cache = cache
 
@@ -166,9 +170,12 @@ class ChunkReader:
         return self._checked(ref, data, start, length)
 
     async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """Like `read`, for an event loop; on remote storages, adjacent reads share a request."""
+        """Like `read`, for an event loop; adjacent reads of remote objects share a request."""
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
+        if isinstance(ref, VirtualRef) and length and self._virtual.is_remote(ref.source):
+            data = await self._elsewhere.get(ref.source, ref.offset + start, length)
+            return self._virtual.checked(ref, data, length)
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
             return await asyncio.to_thread(self.read, ref, start, length)
         if self._cache is not None and (kept := self._cache.find(ref)) is not None:

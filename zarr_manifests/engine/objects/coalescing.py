@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
-from zarr_manifests.storage.protocol import ReadableStorage
+from zarr_manifests.storage.protocol import Capabilities
 
 __all__ = ["CoalescedReads"]
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
+class _Turn[K: Hashable]:
     """Ranges asked for in the current turn of the loop, by key."""
 
     loop: asyncio.AbstractEventLoop
-    asked: dict[str, list[_Asked]] = field(default_factory=dict)
+    asked: dict[K, list[_Asked]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,19 +50,29 @@ class _Request:
     waiting: int
 
 
-class CoalescedReads:
-    """Reads ranges of immutable objects, combining neighbouring ones."""
+class CoalescedReads[K: Hashable]:
+    """Reads ranges of immutable objects, combining neighbouring ones.
 
-    def __init__(self, storage: ReadableStorage) -> None:
-        self._storage = storage
-        self._gap_bytes = storage.capabilities.gap_bytes
-        self._span_bytes = storage.capabilities.span_bytes
+    Parameters
+    ----------
+    read : callable
+        Reads a range of the object with the given key, as `Storage.get_async` does.
+    capabilities : Capabilities
+        Which ranges share a request.
+    """
+
+    def __init__(
+        self, read: Callable[[K, int, int], Awaitable[bytes]], capabilities: Capabilities
+    ) -> None:
+        self._read = read
+        self._gap_bytes = capabilities.gap_bytes
+        self._span_bytes = capabilities.span_bytes
         self._here = threading.local()
 
-    async def get(self, key: str, start: int, length: int) -> bytes:
+    async def get(self, key: K, start: int, length: int) -> bytes:
         """Like `Storage.get_async`."""
         loop = asyncio.get_running_loop()
-        turn: _Turn | None = getattr(self._here, "turn", None)
+        turn: _Turn[K] | None = getattr(self._here, "turn", None)
         if turn is None or turn.loop is not loop:
             turn = self._here.turn = _Turn(loop)
             loop.call_soon(self._end, turn)
@@ -77,7 +88,7 @@ class CoalescedReads:
                     request.task.cancel()
             raise
 
-    def _end(self, turn: _Turn) -> None:
+    def _end(self, turn: _Turn[K]) -> None:
         if getattr(self._here, "turn", None) is turn:
             self._here.turn = None
         for key, all_asked in turn.asked.items():
@@ -95,9 +106,9 @@ class CoalescedReads:
                 for one in members:
                     one.request = request
 
-    async def _fetch(self, key: str, plan: RangeRequest, members: list[_Asked]) -> None:
+    async def _fetch(self, key: K, plan: RangeRequest, members: list[_Asked]) -> None:
         try:
-            data = await self._storage.get_async(key, plan.start, plan.length)
+            data = await self._read(key, plan.start, plan.length)
         except BaseException as error:
             for one in members:
                 if one.answer.done():
