@@ -270,8 +270,9 @@ def test_a_cold_read_takes_as_many_requests_as_of_a_native_chunk(small_store: An
         opened = zm.Repository.open(place, virtual_containers=places)
         a = zarr.open_array(opened.readonly_session().store, path=name)
         np.testing.assert_array_equal(a[:], DATA)
-        counts.append(len(small_store.requests))
-    assert small_store.requests[-1] == "GET /bucket/raw/a.bin"
+        # The commit's archive may be written only now.
+        counts.append(len([one for one in small_store.requests if one.startswith("GET ")]))
+    assert "GET /bucket/raw/a.bin" in small_store.requests
     assert counts[1] == counts[0]
 
 
