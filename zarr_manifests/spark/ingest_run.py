@@ -44,10 +44,13 @@ from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.xarray.ingest_records import FileRecord, add_records, read_records
 from zarr_manifests.xarray.ingest_rows import (
+    Template,
     There,
     create_arrays,
+    create_arrays_of,
     failed,
     grow,
+    template_of,
     there_is,
     write_axis,
     write_parts,
@@ -57,12 +60,14 @@ from zarr_manifests.xarray.source_files import FailedFileError, SourceFiles, sta
 __all__ = ["Ingestion", "listed"]
 
 _LISTED: Final = 5
-_TASKS: Final = 8
-"""Tasks for each that Spark runs at once, if there are as many files."""
-_TASK_BYTES: Final = 16 * 1024**2
-"""A task writes at least so many bytes of files, if there are as many."""
-_LOOKED: Final = 8
-"""A task looks at so many files, if there are as many."""
+_TASKS: Final = 4
+"""Tasks that write, for each that Spark runs at once: more if they would be large."""
+_TASK_BYTES: Final = (16 * 1024**2, 256 * 1024**2)
+"""A task writes so many bytes of files, if there are as many, and about so many at most."""
+_LOOKING: Final = 2
+"""Tasks that look at files, for each that Spark runs at once: more if they have many files."""
+_MOST_LOOKED: Final = 256
+"""The most files that a task looks at."""
 _MERGED: Final = 32
 """So many forks are merged at once."""
 _VIRTUAL_FILES: Final = 512
@@ -84,26 +89,34 @@ class _Looked:
 
     url: str
     facts: FileFacts | None = None
+    template: Template | None = None
     reason: str = ""
 
 
-def _look(source: SourceFiles, files: Sequence[tuple[str, FileRecord | None]]) -> list[_Looked]:
+def _look(
+    source: SourceFiles, files: tuple[Sequence[tuple[str, FileRecord | None]], bool]
+) -> list[_Looked]:
+    """Look at files; of the first that can be opened, return the template, too, if asked for."""
     found: list[_Looked] = []
     layouts: dict[FileLayout, FileLayout] = {}
-    for url, known in files:
+    these, wants_template = files
+    for url, known in these:
         try:
-            same = known is not None and known.how == source.text
-            if known is not None and same and stamp_of(url) == (known.nbytes, known.stamp):
+            stamp = stamp_of(url)
+            if known is not None and (*stamp, source.text) == known.stamps:
                 found.append(_Looked(url))
                 continue
-            facts = source.look(url)
+            with source.opened(url) as opened:
+                facts = source.facts(url, opened, stamp)
+                template = template_of(url, opened, source.dim) if wants_template else None
         except ImportError:
             raise
         except Exception as error:  # noqa: BLE001 - it is told, with the file
             found.append(_Looked(url, reason=failed(url, error).reason))
         else:  # one layout for all files that have it is pickled once
             layout = layouts.setdefault(facts.layout, facts.layout)
-            found.append(_Looked(url, replace(facts, layout=layout)))
+            found.append(_Looked(url, replace(facts, layout=layout), template))
+            wants_template = False
     return found
 
 
@@ -112,10 +125,9 @@ def _create(
     group: str,
     source: SourceFiles,
     encoding: Mapping[str, Mapping[str, Any]],
-    zarr_format: int,
     url: str,
 ) -> Fork:
-    create_arrays(fork.store, group, source, url, encoding, zarr_format)
+    create_arrays_of(fork.store, group, source, url, encoding)
     return fork
 
 
@@ -154,6 +166,7 @@ class Ingestion:
     files_per_commit: int | None
     message: str | None
     heard: Callable[[IngestProgress], None]
+    template: Template | None = None
     failed: dict[str, FailedFile] = field(default_factory=dict)
     added: list[IngestedFile] = field(default_factory=list)
     replaced: list[IngestedFile] = field(default_factory=list)
@@ -191,18 +204,20 @@ class Ingestion:
     ) -> tuple[list[FileFacts], list[FileFacts]]:
         """New and changed files."""
         files = [(url, known.get(url)) for url in urls]
-        slots = SparkFacts.of(self.spark).parallelism
-        few = min(_LOOKED, -(-len(files) // slots))  # but as many tasks as run at once
-        groups = _parted(files, max(-(-len(files) // (_TASKS * slots)), few, 1))
+        most = _LOOKING * SparkFacts.of(self.spark).parallelism
+        groups = _parted(files, min(max(-(-len(files) // most), 1), _MOST_LOOKED))
+        wants = not known and self.source.containers is None  # else the arrays may be there
+        items = [(group, wants and not number) for number, group in enumerate(groups)]
         new: list[FileFacts] = []
         changed: list[FileFacts] = []
         layouts: dict[FileLayout, FileLayout] = {}
         done, began = 0, time.monotonic()
-        for found in run_tasks(self.spark, partial(_look, self.source), groups):
+        for found in run_tasks(self.spark, partial(_look, self.source), items):
             for each in found:
                 if each.reason:
                     self.failed[each.url] = FailedFile(each.url, each.reason)
                 elif each.facts is not None:
+                    self.template = self.template or each.template
                     layout = layouts.setdefault(each.facts.layout, each.facts.layout)
                     facts = replace(each.facts, layout=layout)
                     (changed if each.url in known else new).append(facts)
@@ -315,8 +330,7 @@ class Ingestion:
     def _is_there(self, known: FileRecord | None, file: FileFacts) -> bool:
         if known is None:
             return False
-        wanted = file.nbytes, file.stamp, self.source.text
-        return (known.nbytes, known.stamp, known.how) == wanted
+        return known.stamps == (file.nbytes, file.stamp, self.source.text)
 
     def _place(
         self,
@@ -381,7 +395,11 @@ class Ingestion:
         return session.commit(self.message or f"ingest {len(batch):,} files")
 
     def _create(self, session: Session, batch: Sequence[PlacedFile]) -> None:
-        call = partial(_create, session.fork(), self.group, self.source, self.encoding, 3)
+        """Make the arrays: here, if a task has told how, else by a task that opens a file."""
+        if self.template is not None and self.template.url == batch[0].file.url:
+            create_arrays(session.store, self.group, self.template, self.encoding)
+            return
+        call = partial(_create, session.fork(), self.group, self.source, self.encoding)
         for fork in run_tasks(self.spark, call, [batch[0].file.url]):
             session.merge(fork)
 
@@ -415,10 +433,13 @@ class Ingestion:
             parts = [each.part(each.start, each.stop) for each in batch]
             groups: Sequence[Sequence[FilePart]] = _parted(parts, each_task)
         else:
-            groups = write_groups(batch, [*there.chunks.values()], most, _TASK_BYTES)
+            nbytes = sum(each.file.nbytes for each in batch)
+            most = max(most, nbytes // _TASK_BYTES[1])
+            groups = write_groups(batch, [*there.chunks.values()], most, _TASK_BYTES[0])
         forks: list[Fork] = []
         unreadable: list[FailedFile] = []
-        files, nbytes = set(), 0
+        files: set[str] = set()
+        nbytes = 0
         call = partial(_write, session.fork(), self.group, self.source)
         for group, written in zip(groups, run_tasks(self.spark, call, groups), strict=True):
             if isinstance(written, FailedFile):

@@ -51,6 +51,11 @@ class FileRecord:
     start: int
     rows: int
 
+    @property
+    def stamps(self) -> tuple[int, str, str]:
+        """What is the same as long as the file and how it is opened are."""
+        return self.nbytes, self.stamp, self.how
+
 
 def read_records(store: ManifestStore, group: str) -> dict[str, FileRecord]:
     """Return what was ingested into a group, by URL.

@@ -36,12 +36,24 @@ from zarr_manifests.xarray.source_files import (
     FailedFileError,
     OpenedFile,
     SourceFiles,
+    axis_names,
     decoded_axis,
     layout_of,
     stamp_of,
 )
 
-__all__ = ["There", "create_arrays", "failed", "grow", "there_is", "write_axis", "write_parts"]
+__all__ = [
+    "Template",
+    "There",
+    "create_arrays",
+    "create_arrays_of",
+    "failed",
+    "grow",
+    "template_of",
+    "there_is",
+    "write_axis",
+    "write_parts",
+]
 
 _CHUNK_BYTES: Final = 64 * 1024**2
 _AXIS_CHUNK: Final = 8192
@@ -99,11 +111,11 @@ def there_is(store: ManifestStore, group: str, files: SourceFiles) -> There | No
                 f"no array in the group '/{group}' has the dimension {files.dim!r}"
             )
         axis = decoded_axis(ds, files.dim)
-        labels = axis[files.dim].values if files.dim in axis.variables else None
+        labels = axis[files.dim].values if files.dim in axis else None
         chunks = {
             name: (array.shards or array.chunks)[ds[name].dims.index(files.dim)]
             for name, array in arrays.items()
-            if files.dim in ds[name].dims and name not in axis.variables
+            if files.dim in ds[name].dims and name not in axis
         }
         layout = layout_of(ds, axis, files.dim, codecs)
         form = next(iter(arrays.values())).metadata.zarr_format
@@ -126,39 +138,80 @@ def _stored(store: Any, group: str) -> xr.Dataset:
 # --- arrays ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """Arrays like those in a file, without rows.
+
+    Parameters
+    ----------
+    url : str
+        The file.
+    ds : Dataset
+        The variables: without rows, or with the values that do not grow.
+    chunks : mapping of str to tuple of int
+        The chunks of variables that grow, unless others are asked for.
+    """
+
+    url: str
+    ds: xr.Dataset
+    chunks: Mapping[str, tuple[int, ...]]
+
+
+def template_of(url: str, opened: OpenedFile, dim: str) -> Template:
+    """Return what arrays to make for a file; not those that refer to its chunks."""
+    ds, axis = opened.ds, set(axis_names(opened.ds, dim))
+    new = ds.isel({dim: slice(0, 0)}).drop_encoding()
+    if opened.session is not None:
+        new = new.drop_vars([name for name in new.variables if name not in axis])
+    for name, variable in new.variables.items():
+        if variable.dtype.kind in "iufc":
+            new[name] = variable.astype(variable.dtype.newbyteorder("="), keep_attrs=True)
+    chunks = {
+        str(name): _chunks(ds[name].variable, dim, long=name in axis)
+        for name, variable in new.variables.items()
+        if dim in variable.dims
+    }
+    return Template(url, new.load(), chunks)
+
+
 def create_arrays(
+    store: ManifestStore,
+    group: str,
+    template: Template,
+    encoding: Mapping[str, Mapping[str, Any]],
+    zarr_format: int = 3,
+) -> None:
+    """Make arrays without rows, and write what does not grow."""
+    own: dict[Any, dict[str, Any]] = {}
+    for name, variable in template.ds.variables.items():
+        own[name] = dict(encoding.get(str(name), {}))
+        if name in template.chunks:
+            own[name].setdefault("chunks", template.chunks[str(name)])
+        if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
+            own[name]["_FillValue"] = None  # else xarray adds one
+    how = {"group": group or None, "mode": "a", "append_dim": None, "zarr_format": zarr_format}
+    begin_write(template.ds, store, how, None, own, {}, statistics=True).sync()
+
+
+def create_arrays_of(
     store: ManifestStore,
     group: str,
     files: SourceFiles,
     url: str,
     encoding: Mapping[str, Mapping[str, Any]],
-    zarr_format: int,
 ) -> None:
-    """Make arrays like those in a file, without rows, and write what does not grow."""
+    """Make arrays like those in a file; they may refer to the chunks of files."""
     with files.opened(url) as opened:
-        ds, axis = opened.ds, set(decoded_axis(opened.ds, files.dim).variables)
-        new = ds.isel({files.dim: slice(0, 0)}).drop_encoding()
-        if opened.session is not None:
-            first = array_document(opened.session.store, str(next(iter(ds.variables))))
-            zarr_format = 3 if first[0] == "zarr.json" else 2
-            new = new.drop_vars([name for name in new.variables if name not in axis])
-        own: dict[Any, dict[str, Any]] = {}
-        for name, variable in new.variables.items():
-            if variable.dtype.kind in "iufc":
-                native = variable.dtype.newbyteorder("=")
-                new[name] = variable.astype(native, keep_attrs=True)
-            own[name] = dict(encoding.get(str(name), {}))
-            if files.dim in variable.dims:
-                chunks = _chunks(ds[name].variable, files.dim, long=name in axis)
-                own[name].setdefault("chunks", chunks)
-            if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
-                own[name]["_FillValue"] = None  # else xarray adds one
-        how = {"group": group or None, "mode": "a", "append_dim": None, "zarr_format": zarr_format}
-        begin_write(new, store, how, None, own, {}, statistics=True).sync()
-        if opened.session is not None:
-            for name in ds.variables:
-                if name not in axis:
-                    _create_referring(store, group, opened, str(name), files.dim)
+        template, source = template_of(url, opened, files.dim), opened.session
+        if source is None:
+            create_arrays(store, group, template, encoding)
+            return
+        document_name, _ = array_document(source.store, str(next(iter(opened.ds.variables))))
+        zarr_format = 3 if document_name == "zarr.json" else 2
+        create_arrays(store, group, template, encoding, zarr_format)
+        for name in opened.ds.variables:
+            if name not in template.ds.variables:
+                _create_referring(store, group, opened, str(name), files.dim)
 
 
 def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
@@ -302,7 +355,7 @@ def write_parts(
         If a file cannot be read, or has changed since it was looked at.
     """
     with _stored(store, group) as ds:
-        names = set(ds.variables) - set(decoded_axis(ds, files.dim).variables)
+        names = set(ds.variables) - set(axis_names(ds, files.dim))
         axes = {
             str(name): ds[name].dims.index(files.dim)
             for name in names

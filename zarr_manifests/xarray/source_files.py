@@ -20,12 +20,13 @@ from typing import Any, Final
 
 import numpy as np
 import xarray as xr
-from xarray.conventions import encode_cf_variable
+from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.session import Session
 from zarr_manifests.virtual.containers import VirtualContainer
+from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.scan_files import codecs_of, scan
 
 __all__ = [
@@ -256,25 +257,17 @@ class SourceFiles:
             f"it has no dimension {self.dim!r}, and no variable of that name"
         )
 
-    def look(self, url: str) -> FileFacts:
-        """Return what a file holds.
+    def facts(self, url: str, opened: OpenedFile, stamp: tuple[int, str]) -> FileFacts:
+        """Return what a file holds, of which `stamp_of` was the stamp before it was opened."""
+        ds, session = opened.ds, opened.session
 
-        Raises
-        ------
-        Exception
-            Whatever opening it raises.
-        """
-        nbytes, stamp = stamp_of(url)
-        with self.opened(url) as opened:
-            ds, session = opened.ds, opened.session
+        def codecs(name: str) -> str:
+            return "" if session is None else codecs_of(session.store, name, ds[name].ndim)
 
-            def codecs(name: str) -> str:
-                return "" if session is None else codecs_of(session.store, name, ds[name].ndim)
-
-            decoded = decoded_axis(ds, self.dim)
-            axis = {str(name): variable.values for name, variable in decoded.variables.items()}
-            layout = layout_of(ds, decoded, self.dim, codecs)
-            return FileFacts(url, nbytes, stamp, layout, ds.sizes[self.dim], axis)
+        decoded = decoded_axis(ds, self.dim)
+        axis = {name: variable.values for name, variable in decoded.items()}
+        layout = layout_of(ds, decoded, self.dim, codecs)
+        return FileFacts(url, *stamp, layout, ds.sizes[self.dim], axis)
 
 
 def _encoded(ds: xr.Dataset) -> xr.Dataset:
@@ -317,22 +310,31 @@ def axis_names(ds: xr.Dataset, dim: str) -> list[str]:
     return found
 
 
-def decoded_axis(ds: xr.Dataset, dim: str) -> xr.Dataset:
+def decoded_axis(ds: xr.Dataset, dim: str) -> dict[str, xr.Variable]:
     """The axis variables of a dataset of stored values, decoded; times only if they can be."""
-    own = ds[axis_names(ds, dim)].reset_coords()
-    own = own.drop_vars([name for name in own.variables if dim not in own[name].dims])
-    for variable in own.variables.values():
-        variable.attrs.pop("coordinates", None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # dates beyond those of numpy become cftime's
-        try:
-            return xr.decode_cf(own, decode_timedelta=False).load()
-        except (ValueError, OverflowError):  # such as months since a date
-            return xr.decode_cf(own, decode_times=False).load()
+    names = axis_names(ds, dim)
+    told = [variable.attrs for variable in ds.variables.values()]
+    found = {}
+    for name in names:
+        stored = ds.variables[name]
+        attributes = {**meaning_of_bounds(name, told), **stored.attrs}
+        attributes.pop("coordinates", None)
+        given = xr.Variable(stored.dims, stored.values, attributes)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # dates beyond those of numpy become cftime's
+            try:
+                decoded = decode_cf_variable(name, given, decode_timedelta=False).load()
+            except (ValueError, OverflowError):  # such as months since a date
+                decoded = decode_cf_variable(name, given, decode_times=False).load()
+        found[name] = decoded
+    return found
 
 
 def layout_of(
-    ds: xr.Dataset, decoded: xr.Dataset, dim: str, codecs: Callable[[str], str]
+    ds: xr.Dataset,
+    decoded: Mapping[str, xr.Variable],
+    dim: str,
+    codecs: Callable[[str], str],
 ) -> FileLayout:
     """Return what other files must have in common with a dataset of stored values.
 
@@ -340,7 +342,7 @@ def layout_of(
     ----------
     ds : Dataset
         The dataset.
-    decoded : Dataset
+    decoded : mapping of str to Variable
         Its axis variables.
     dim : str
         The dimension along which it grows.
@@ -350,7 +352,7 @@ def layout_of(
     variables = {}
     for name, variable in ds.variables.items():
         grows = dim in variable.dims
-        axis = decoded.variables.get(name)
+        axis = decoded.get(str(name))
         variables[str(name)] = VariableFacts(
             tuple(map(str, variable.dims)),
             _type(variable.dtype),
