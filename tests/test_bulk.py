@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from zarr_manifests import ChunkKind, Repository, ResolvedChunks, Session
-from zarr_manifests.engine.edit.bulk_chunks import _is_sound
+from zarr_manifests.engine.edit.bulk_chunks import _are_sound
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -557,7 +557,7 @@ def test_a_damaged_chunk_is_an_error_that_names_it(chunks: int, damage: str) -> 
 def test_less_than_a_chunk_is_none_whatever_its_checksum() -> None:
     empty = NativeRef("000000000001-" + "0" * 24, 1, 10, 4, 0)  # 0 is the checksum of no bytes
     table = ChunkTable.of({(0,): empty})
-    assert not _is_sound(table, 0, b"")
+    assert not _are_sound(table, np.array([0]), [b""]).any()
 
 
 def test_a_storage_that_fails_is_asked_once() -> None:

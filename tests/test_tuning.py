@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.codec_pipeline import BatchedCodecPipeline, FusedCodecPipeline
+from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 import zarr_manifests as zm
+from zarr_manifests.bulk import BulkCodecPipeline
 from zarr_manifests.errors import InvalidArgumentError
 
 
@@ -31,9 +32,9 @@ def pipeline_of_a_new_array() -> object:
     return type(array.async_array.codec_pipeline)
 
 
-def test_arrays_use_the_fused_pipeline_until_the_end_of_the_block() -> None:
+def test_arrays_use_the_bulk_pipeline_until_the_end_of_the_block() -> None:
     with zm.tune_zarr():
-        assert pipeline_of_a_new_array() is FusedCodecPipeline
+        assert pipeline_of_a_new_array() is BulkCodecPipeline
         assert zarr.config.get("async.concurrency") == 64
     assert pipeline_of_a_new_array() is BatchedCodecPipeline
     assert zarr.config.get("async.concurrency") == 10
@@ -62,7 +63,7 @@ def test_threads_are_set_if_asked_for() -> None:
     before = zarr.config.get("codec_pipeline.max_workers", None)
     with zm.tune_zarr(threads=1):
         assert zarr.config.get("codec_pipeline.max_workers") == 1
-        assert pipeline_of_a_new_array() is FusedCodecPipeline
+        assert pipeline_of_a_new_array() is BulkCodecPipeline
     with zm.tune_zarr():
         assert zarr.config.get("codec_pipeline.max_workers", None) == before
 

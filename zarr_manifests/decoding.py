@@ -29,7 +29,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 
-__all__ = ["BulkDecoder"]
+__all__ = ["BulkDecoder", "place"]
 
 type _Chunks = Sequence[bytes]
 type _Stage = Callable[[_Chunks], _Chunks]
@@ -179,10 +179,7 @@ class BulkDecoder:
         CorruptObjectError
             If a chunk is shorter than it says, and Zarr would not notice.
         """
-        inner = 1 if self.shards is None else math.prod(self.shards.counts)
-        nbytes = inner * math.prod(self.chunk_shape) * self.stored.itemsize
-        size = min(max(_BATCH_BYTES // max(nbytes, 1), 1), _BATCH_CHUNKS)
-        for batch in batched(chunks, size):
+        for batch in batched(chunks, self.batch_chunks):
             coords = np.array([at for at, _ in batch], np.int64).reshape(len(batch), -1)
             data: _Chunks = [data for _, data in batch]
             try:
@@ -192,18 +189,38 @@ class BulkDecoder:
             except _FAILURES:
                 return False
             if len(values):
-                _scatter(values, coords, out, lo)
+                place(values, coords, out, lo)
         return True
 
+    def values(self, chunks: Sequence[bytes]) -> npt.NDArray[Any] | None:
+        """The values of chunks without shards, of shape (chunks, *chunk shape); None if in doubt.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a chunk is shorter than it says, and Zarr would not notice.
+        """
+        try:
+            return self._values(chunks)
+        except _FAILURES:
+            return None
+
+    @property
+    def batch_chunks(self) -> int:
+        """How many chunks are decoded at a time: a megabyte, which a processor's cache holds."""
+        inner = 1 if self.shards is None else math.prod(self.shards.counts)
+        nbytes = inner * math.prod(self.chunk_shape) * self.stored.itemsize
+        return min(max(_BATCH_BYTES // max(nbytes, 1), 1), _BATCH_CHUNKS)
+
     def _values(self, chunks: _Chunks) -> npt.NDArray[Any]:
-        """The chunks' values, of shape (chunks, *chunk shape)."""
         for undo in self.stages:
             chunks = undo(chunks)
         shape = tuple(self.chunk_shape[axis] for axis in self.order)
         nbytes = math.prod(shape) * self.stored.itemsize
         if any(len(data) != nbytes for data in chunks):
             raise _InDoubtError
-        joined = np.frombuffer(b"".join(chunks), self.stored).reshape(len(chunks), *shape)
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        joined = np.frombuffer(data, self.stored).reshape(len(chunks), *shape)
         back = np.argsort(self.order)
         return joined.transpose(0, *(back + 1).tolist())
 
@@ -357,10 +374,31 @@ _COMPRESSORS: Final[Mapping[str, Callable[..., _Chunks]]] = {
 # --- placing ---------------------------------------------------------------------------------
 
 
-def _scatter(
+def place(
     values: npt.NDArray[Any], coords: IndexArray, out: npt.NDArray[Any], lo: Sequence[int]
 ) -> None:
-    """Place chunks (n, *chunk shape) at their coordinates (n, ndim)."""
+    """Copy the cells of chunks to an array that begins at the cell `lo`.
+
+    Parameters
+    ----------
+    values : array
+        The chunks, of shape (chunks, *chunk shape).
+    coords : int64[n, ndim]
+        Their coordinates.
+    out : array
+        Where the cells go that it has room for.
+    lo : sequence of int
+        The position of its first cell.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.decoding import place
+    >>> out = np.zeros(4, int)
+    >>> place(np.array([[1, 2], [5, 6]]), np.array([[0], [2]]), out, [1])
+    >>> out.tolist()
+    [2, 0, 0, 5]
+    """
     if not out.ndim:
         out[()] = values[-1]
         return

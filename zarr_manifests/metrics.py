@@ -51,6 +51,9 @@ class Metrics:
     chunk_cache_hits, chunk_cache_misses : int
         Lookups of chunks that were in memory, and that were not; only if a chunk cache is
         configured.
+    bulk_batches, bulk_fallbacks : int
+        Requests for chunks that `BulkCodecPipeline` took as a whole, and those that it left to
+        Zarr.
     refs_merged : int
         Chunk refs of deltas merged by reads and compactions.
     commits : int
@@ -90,6 +93,8 @@ class Metrics:
     disk_cache_failures: int = 0
     chunk_cache_hits: int = 0
     chunk_cache_misses: int = 0
+    bulk_batches: int = 0
+    bulk_fallbacks: int = 0
     refs_merged: int = 0
     commits: int = 0
     conflicts: int = 0

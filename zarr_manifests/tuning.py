@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import zarr
 
+from zarr_manifests.bulk import BulkCodecPipeline
 from zarr_manifests.errors import InvalidArgumentError
 
 __all__ = ["tune_zarr"]
 
-_FUSED: Final = "zarr.core.codec_pipeline.FusedCodecPipeline"
+_BULK: Final = f"{BulkCodecPipeline.__module__}.{BulkCodecPipeline.__qualname__}"
 
 
 def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractContextManager[Any]:
@@ -23,13 +24,13 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
 
     The options take effect immediately. Used as a context manager, it restores them at the end.
 
-    - `codec_pipeline.path`: the fused pipeline, which reads, decodes and copies each chunk on one
-      thread, without an event loop. For small chunks on a local disk or in memory it halves the
-      time of a read.
+    - `codec_pipeline.path`: `BulkCodecPipeline`, which reads all chunks of a request in one step.
+      In other stores it works like Zarr's fused pipeline, which reads, decodes and copies each
+      chunk on one thread, without an event loop.
     - `async.concurrency`: how many chunks of an array are requested at once from remote storage.
       Zarr's default of 10 leaves connections idle most of the time.
-    - `codec_pipeline.max_workers`, if `threads` is given: how many threads the fused pipeline uses
-      for the chunks of an array. Zarr's default of one for each processor pays if chunks take long
+    - `codec_pipeline.max_workers`, if `threads` is given: how many threads are used for
+      the chunks of an array. Zarr's default of one for each processor pays if chunks take long
       to decode. For many chunks of a few kilobytes, one thread is two to three times as fast.
 
     Parameters
@@ -37,7 +38,7 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
     concurrency : int, default 64
         Chunks at once. Each chunk in flight takes memory for its bytes.
     threads : int, optional
-        Threads of the fused pipeline; unchanged if not given.
+        Threads of the pipeline; unchanged if not given.
 
     Returns
     -------
@@ -64,7 +65,7 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
         )
     if threads is not None and (type(threads) is not int or threads < 1):
         raise InvalidArgumentError(f"threads must be an integer of at least 1, not {threads!r}")
-    options: dict[str, Any] = {"codec_pipeline.path": _FUSED, "async.concurrency": concurrency}
+    options: dict[str, Any] = {"codec_pipeline.path": _BULK, "async.concurrency": concurrency}
     if threads is not None:
         options["codec_pipeline.max_workers"] = threads
     changed: AbstractContextManager[Any] = zarr.config.set(options)

@@ -229,8 +229,10 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def use_pipeline(name: str) -> None:
-    """Have Zarr use its default pipeline of codecs, or the fused one, perhaps on one thread."""
+    """Have Zarr use its default pipeline of codecs, the fused or ours, perhaps on one thread."""
     zarr.config.reset()
+    if name.startswith("bulk"):  # which is the fused one for all others
+        zm.tune_zarr(concurrency=zarr.config.get("async.concurrency"))
     if name.startswith("fused"):
         zarr.config.set({"codec_pipeline.path": FUSED})
     if name.endswith("one thread"):

@@ -87,6 +87,17 @@ ROWS = [
         )
     ),
     Row(
+        "small-read-bulk",
+        "4 KB chunks, read",
+        reading,
+        _ALL,
+        _SMALL,
+        "s/chunk",
+        "bulk, one thread",
+        due={"icechunk": 12.0, "MemoryStore": 1.8},
+        durability="-",
+    ),
+    Row(
         "small-read-default",
         "4 KB chunks, read",
         reading,
@@ -127,6 +138,17 @@ ROWS = [
         "s/chunk",
         "fused",
         due={"icechunk": 1.0},
+        durability="-",
+    ),
+    Row(
+        "large-read-bulk",
+        "1 MB chunks, read",
+        reading,
+        _ALL,
+        _LARGE,
+        "s/chunk",
+        "bulk",
+        due={"icechunk": 1.0, "LocalStore": 1.0},
         durability="-",
     ),
     Row(

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.follow import collected, expired
@@ -44,18 +45,36 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import directory
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
-from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers, pick, within
+from zarr_manifests.planning.tables.merge import (
+    Layer,
+    fold,
+    merge_layers,
+    pick,
+    rows_at,
+    within,
+)
 from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
 from zarr_manifests.planning.tables.resolved_chunks import locate
 
-__all__ = ["ChunkStream", "find_chunks", "stream_chunks"]
+__all__ = [
+    "ChunkFetch",
+    "ChunkStream",
+    "FoundKeys",
+    "Request",
+    "find_chunks",
+    "find_keys",
+    "stream_chunks",
+]
 
 _SPAN_BYTES: Final = 8 * 1024**2
 _WINDOW_CHUNKS: Final = 16 * 1024
 _MOST_NOTED: Final = 4096
 """Chunks of a box that are noted one by one as read."""
+_MOST_SPARSE: Final = 64
+"""Chunks of a box, for each that is looked up in it."""
 
 
 def find_chunks(
@@ -116,6 +135,50 @@ def stream_chunks(
     return ChunkStream(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
 
 
+def find_keys(contents: SessionView, keys: Sequence[str]) -> FoundKeys | None:
+    """The chunks at keys of one array; None if they are not, or lie too far apart in its grid.
+
+    Chunks are recorded as read like by a look-up of each key.
+    """
+    found = contents.chunk_at(keys[0])
+    if found is None or contents.has_arrays_below(found[0]):
+        return None
+    node, _ = found
+    assert node.array is not None
+    prefix, grid = directory(node.path), node.array.grid
+    start = len(prefix)
+    rests = [key[start:] for key in keys if key.startswith(prefix)]
+    if len(rests) < len(keys):
+        return None
+    coords, known = node.array.chunk_keys.decode_many(rests, grid.ndim)
+    if not known.all() or not (coords < np.array(grid.hi, np.int64)).all():
+        return None
+    box = Box.around_coords(coords)
+    if box.size > _MOST_SPARSE * len(keys):
+        return None
+    table = _chunks_in(contents, node, box, coords)
+    rows = np.full(len(keys), -1, np.int64) if table is None else rows_at(table, coords)
+    return FoundKeys(coords, table, rows)
+
+
+class FoundKeys(NamedTuple):
+    """Chunks of an array that were looked up by key.
+
+    Attributes
+    ----------
+    coords : int64[n, ndim]
+        The coordinates of each key.
+    table : ChunkTable or None
+        The chunks of a box around them.
+    rows : int64[n]
+        Each key's row in the table; -1 if there is no chunk.
+    """
+
+    coords: IndexArray
+    table: ChunkTable | None
+    rows: IndexArray
+
+
 def _chunks_at(
     contents: SessionView, node: Node, grid: Box, coords: IndexArray
 ) -> ChunkTable | None:
@@ -129,15 +192,23 @@ def _chunks_at(
     return None if table is None else pick(table, coords)
 
 
-def _chunks_in(contents: SessionView, node: Node, box: Box) -> ChunkTable | None:
-    """The chunks of an array in the box that are there; None if there is none."""
+def _chunks_in(
+    contents: SessionView, node: Node, box: Box, read: IndexArray | None = None
+) -> ChunkTable | None:
+    """The chunks of an array in the box that are there; None if there is none.
+
+    All of the box is recorded as read, or the chunks at the coordinates `read`.
+    """
     with contents.lock:
         view, changes = contents.view, contents.changes
         cut = changes.truncated.get(node.node_id)
         layers = [rows for rows in changes.tables.get(node.node_id, ()) if rows.box.overlaps(box)]
         single = _single(changes.chunks.get(node.node_id, {}), box)
-        if contents.keys is not None:
+        if contents.keys is not None and read is None:
             _note(changes.reads, node.node_id, box)
+        elif contents.keys is not None and read is not None:
+            for coords in read.tolist():
+                contents.note_read(node, tuple(coords))
     stored = view.chunks_in(node.node_id, box)
     if stored is not None:
         check_axes(stored.box, box.ndim)
@@ -167,6 +238,129 @@ def _note(reads: Reads, node_id: bytes, box: Box) -> None:
         reads.note(node_id, tuple(coords))
 
 
+class ChunkFetch:
+    """Fetches rows of a table in few requests, and verifies each chunk.
+
+    Parameters
+    ----------
+    contents : SessionView
+        Whose chunks they are.
+    table : ChunkTable
+        The chunks, none of them unset.
+    gap_bytes : int
+        Ranges are fetched together if no more than this lies between them.
+    span_bytes : int
+        The longest request for more than one chunk.
+    cached : bool
+        Whether chunks are taken from the chunk cache, and kept in it, if there is one.
+    """
+
+    def __init__(
+        self,
+        contents: SessionView,
+        table: ChunkTable,
+        *,
+        gap_bytes: int,
+        span_bytes: int,
+        cached: bool = False,
+    ) -> None:
+        self._context = contents.context
+        self._reader: ChunkReader = contents.reader
+        self._storage = contents.context.storage
+        self._table = table
+        self._source, _ = locate(table)
+        self._gap_bytes = gap_bytes
+        self._span_bytes = span_bytes
+        self._cache = contents.context.chunks if cached else None
+
+    def requests(self, rows: IndexArray) -> list[Request]:
+        """The requests that fetch these rows, each with the positions in `rows` that it fetches."""
+        table, source = self._table, self._source[rows]
+        found: list[Request] = []
+        order = np.argsort(source, kind="stable")
+        if self._cache is not None:
+            kept = {at: data for at in order.tolist() if (data := self._kept(rows[at])) is not None}
+            if kept:
+                found.append(Request(np.array([*kept]), lambda: [*kept.values()]))
+                order = order[[at not in kept for at in order.tolist()]]
+            if len(kept) == len(rows):
+                return found
+        for alike in np.split(order, np.flatnonzero(np.diff(source[order])) + 1):
+            here = rows[alike]
+            if source[alike[0]] < 0:
+                found.append(Request(alike, partial(self._inline, here)))
+                continue
+            for part in coalesce(
+                table.offset[here],
+                table.length[here],
+                gap_bytes=self._gap_bytes,
+                span_bytes=self._span_bytes,
+            ):
+                members = np.array(part.members, np.int64)
+                found.append(Request(alike[members], partial(self._fetch, here[members], part)))
+        return found
+
+    def _inline(self, rows: IndexArray) -> list[bytes]:
+        refs = [self._table.ref(row) for row in rows.tolist()]
+        return [ref.data for ref in refs if isinstance(ref, InlineRef)]
+
+    def _fetch(self, rows: IndexArray, request: RangeRequest) -> list[bytes]:
+        """The chunks of one request."""
+        span = self._span(int(rows[0]), request) if len(rows) > 1 else None
+        if span is None:
+            return [self._alone(row) for row in rows.tolist()]
+        table = self._table
+        starts = table.offset[rows] - request.start
+        ends = (starts + table.length[rows]).tolist()
+        chunks = [span[a:b] for a, b in zip(starts.tolist(), ends, strict=True)]
+        sound = _are_sound(table, rows, chunks)
+        for at in np.flatnonzero(~sound).tolist():
+            chunks[at] = self._alone(int(rows[at]))
+        if self._cache is not None:
+            for row, data in zip(rows.tolist(), chunks, strict=True):
+                ref = table.ref(row)
+                if isinstance(ref, NativeRef):
+                    self._cache.keep(ref, data)
+        return chunks
+
+    def _kept(self, row: int) -> bytes | None:
+        """The chunk in the cache, if it is there."""
+        ref = self._table.ref(row)
+        return self._cache.find(ref) if self._cache and isinstance(ref, NativeRef) else None
+
+    def _span(self, row: int, request: RangeRequest) -> bytes | None:
+        """What the request gives; None if not all of it can be had."""
+        ref = self._table.ref(row)
+        try:
+            if isinstance(ref, VirtualRef):
+                whole = VirtualRef(ref.source, request.start, request.length)
+                return self._reader.read(whole, 0, request.length)
+            assert isinstance(ref, NativeRef)
+            return self._storage.get(ref.key, request.start, request.length)
+        except (ObjectNotFoundError, MissingChunkError, CorruptObjectError):
+            return None  # chunk by chunk it is said which one cannot be had, and why
+
+    def _alone(self, row: int) -> bytes:
+        ref = self._table.ref(row)
+        assert not isinstance(ref, Unset)
+        return self._reader.read(ref, 0, ref.length)
+
+
+class Request(NamedTuple):
+    """A request for several chunks, not sent yet.
+
+    Attributes
+    ----------
+    members : int64[n]
+        Positions of its chunks in what was asked for.
+    send : callable
+        Returns their bytes, which are verified.
+    """
+
+    members: IndexArray
+    send: Callable[[], list[bytes]]
+
+
 class ChunkStream:
     """The bytes of a table's chunks, in its order; to be iterated once.
 
@@ -193,17 +387,16 @@ class ChunkStream:
         self._context = contents.context
         self._keys = contents.keys
         self._snapshot_id = contents.view.snapshot_id
-        self._reader: ChunkReader = contents.reader
-        self._storage = contents.context.storage
         self._table = table
-        self._gap_bytes = gap_bytes
         self._window_bytes = window_bytes
+        span_bytes = min(_SPAN_BYTES, window_bytes)
+        if table is not None:
+            self._fetch = ChunkFetch(contents, table, gap_bytes=gap_bytes, span_bytes=span_bytes)
 
     def __iter__(self) -> Iterator[tuple[Coords, bytes]]:
         table = self._table
         if table is None:
             return
-        source, _ = locate(table)
         ends = np.cumsum(table.length)
         first = 0
         while first < len(table):
@@ -212,71 +405,26 @@ class ChunkStream:
             stop = min(max(stop, first + 1), first + _WINDOW_CHUNKS)
             rows = np.arange(first, stop)
             coords = table.box.unravel(rows if table.index is None else table.index[rows])
-            found = self._window(table, source, rows)
-            for at, data in zip(coords.tolist(), found, strict=True):
+            for at, data in zip(coords.tolist(), self._window(rows), strict=True):
                 yield tuple(at), data
             first = stop
 
-    def _window(self, table: ChunkTable, source: IndexArray, rows: IndexArray) -> list[bytes]:
+    def _window(self, rows: IndexArray) -> list[bytes]:
         """The chunks of these rows, which follow on each other."""
-        parts: dict[int, bytes] = {}
-        calls: list[Callable[[], list[tuple[int, bytes]]]] = []
-        order = rows[np.argsort(source[rows], kind="stable")]
-        for alike in np.split(order, np.flatnonzero(np.diff(source[order])) + 1):
-            here = alike.tolist()
-            if source[here[0]] < 0:
-                parts.update((row, _inline(table, row)) for row in here)
-                continue
-            requests = coalesce(
-                table.offset[alike].tolist(),
-                table.length[alike].tolist(),
-                gap_bytes=self._gap_bytes,
-                span_bytes=min(_SPAN_BYTES, self._window_bytes),
-            )
-            calls += [partial(self._fetch, table, here, request) for request in requests]
+        requests = self._fetch.requests(rows)
+        calls = [request.send for request in requests]
         try:
-            if self._storage.capabilities.inline:
+            if self._context.storage.capabilities.inline:
                 fetched = [call() for call in calls]
             else:
                 fetched = self._context.runtime.parallel(calls)
         except ManifestsError as error:
             self._raise_better(error)
             raise
-        for one in fetched:
-            parts.update(one)
-        return [parts[row] for row in rows.tolist()]
-
-    def _fetch(
-        self, table: ChunkTable, rows: Sequence[int], request: RangeRequest
-    ) -> list[tuple[int, bytes]]:
-        """The chunks of one request, each with its row."""
-        members = [rows[member] for member in request.members]
-        span = self._span(table, members[0], request) if len(members) > 1 else None
-        if span is None:
-            return [(row, self._alone(table, row)) for row in members]
-        found = []
-        for row in members:
-            start = table.offset.item(row) - request.start
-            data = span[start : start + table.length.item(row)]
-            found.append((row, data if _is_sound(table, row, data) else self._alone(table, row)))
-        return found
-
-    def _span(self, table: ChunkTable, row: int, request: RangeRequest) -> bytes | None:
-        """What the request gives; None if not all of it can be had."""
-        ref = table.ref(row)
-        try:
-            if isinstance(ref, VirtualRef):
-                whole = VirtualRef(ref.source, request.start, request.length)
-                return self._reader.read(whole, 0, request.length)
-            assert isinstance(ref, NativeRef)
-            return self._storage.get(ref.key, request.start, request.length)
-        except (ObjectNotFoundError, MissingChunkError, CorruptObjectError):
-            return None  # chunk by chunk it is said which one cannot be had, and why
-
-    def _alone(self, table: ChunkTable, row: int) -> bytes:
-        ref = table.ref(row)
-        assert not isinstance(ref, Unset)
-        return self._reader.read(ref, 0, ref.length)
+        chunks: dict[int, bytes] = {}
+        for request, data in zip(requests, fetched, strict=True):
+            chunks.update(zip(request.members.tolist(), data, strict=True))
+        return [chunks[at] for at in range(len(rows))]
 
     def _raise_better(self, error: ManifestsError) -> None:
         """Raise what says more: that the snapshot has expired, or the session was too slow."""
@@ -287,15 +435,12 @@ class ChunkStream:
             raise better from error
 
 
-def _inline(table: ChunkTable, row: int) -> bytes:
-    ref = table.ref(row)
-    assert isinstance(ref, InlineRef)
-    return ref.data
-
-
-def _is_sound(table: ChunkTable, row: int, data: bytes) -> bool:
-    """Whether the chunk is whole, and what its checksum says, if that is known."""
-    if len(data) != table.length.item(row):
-        return False
-    known = table.kind.item(row) == RefKind.NATIVE or table.number.item(row) == 1
-    return not known or crc32c(data) == table.crc32c.item(row)
+def _are_sound(
+    table: ChunkTable, rows: IndexArray, chunks: Sequence[bytes]
+) -> npt.NDArray[np.bool_]:
+    """Which chunks are whole, and what their checksums say, if these are known."""
+    number = len(chunks)
+    whole = np.fromiter(map(len, chunks), np.int64, number) == table.length[rows]
+    known = (table.kind[rows] == RefKind.NATIVE) | (table.number[rows] == 1)
+    sums = np.fromiter(map(crc32c, chunks), np.int64, number)
+    return np.asarray(whole & (~known | (sums == table.crc32c[rows])))

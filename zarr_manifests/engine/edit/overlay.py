@@ -327,7 +327,7 @@ class SessionView:
     ) -> ChunkRef | None:
         """The chunk's ref, recorded as read; `view` is the snapshot the chunk was looked up in."""
         if self.keys is not None:
-            self._note_read(*chunk)
+            self.note_read(*chunk)
             return self.ref(*chunk)
         ref = self.ref(*chunk)
         # In another view the node may differ. If the chunk is not near, a nested array may own some
@@ -343,7 +343,7 @@ class SessionView:
         changed = self.changes.get(node.node_id, coords)
         return changed is not None or self.view.knows(node.node_id, coords)
 
-    def _note_read(self, node: Node, coords: Coords) -> None:
+    def note_read(self, node: Node, coords: Coords) -> None:
         """Record that a chunk was read, unless the writer wrote it: its commit may depend on it."""
         if self.changes.get(node.node_id, coords) is None:
             self.changes.reads.note(node.node_id, coords)
@@ -413,6 +413,11 @@ class SessionView:
                     return node, coords
         return None
 
+    def has_arrays_below(self, node: Node) -> bool:
+        """Whether keys below the array may be those of another array, whose path is longer."""
+        below = self.below(directory(node.path))
+        return any(other.array is not None and other is not node for other in below)
+
     def _note_found(
         self,
         node: Node,
@@ -430,8 +435,11 @@ class SessionView:
         ):
             return
         prefix = directory(node.path)
-        nested = any(other.array is not None and other is not node for other in self.below(prefix))
-        match = None if nested else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
+        match = (
+            None
+            if self.has_arrays_below(node)
+            else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
+        )
         self._nearest = _Nearest(stored, changed, stamp, node, prefix, match, meta.grid.hi)
 
     def keys_below(self, prefix: str) -> Iterator[str]:

@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from zarr_manifests.errors import InvalidArgumentError
 
 __all__ = ["RangeRequest", "coalesce"]
@@ -37,13 +40,17 @@ class RangeRequest:
 
 
 def coalesce(
-    offsets: Sequence[int], lengths: Sequence[int], *, gap_bytes: int, span_bytes: int
+    offsets: Sequence[int] | npt.NDArray[np.int64],
+    lengths: Sequence[int] | npt.NDArray[np.int64],
+    *,
+    gap_bytes: int,
+    span_bytes: int,
 ) -> list[RangeRequest]:
     """Return the requests for these ranges of one object, in order of their offsets.
 
     Parameters
     ----------
-    offsets, lengths : sequence of int
+    offsets, lengths : sequence or array of int
         The ranges, in any order; they may overlap, be the same, or be empty.
     gap_bytes : int
         The largest gap between two ranges of a request.
@@ -72,18 +79,22 @@ def coalesce(
         raise InvalidArgumentError(f"{len(offsets)} offsets and {len(lengths)} lengths")
     if not len(offsets):
         return []
-    order = sorted(range(len(offsets)), key=offsets.__getitem__)
+    starts = np.asarray(offsets, np.int64)
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    # The furthest end of a member so far. A request that begins reaches further than all before it.
+    reach = np.maximum.accumulate(starts + np.asarray(lengths, np.int64)[order])
+    gaps = [*(np.flatnonzero(starts[1:] - reach[:-1] > gap_bytes) + 1).tolist(), len(order)]
+    members = order.tolist()
     requests: list[RangeRequest] = []
-    start = end = offsets[order[0]]
-    members: list[int] = []
-    for member in order:
-        offset = offsets[member]
-        reach = max(end, offset + lengths[member])
-        beyond = offset - end > gap_bytes or (reach > end and reach - start > span_bytes)
-        if beyond and members:
-            requests.append(RangeRequest(start, end - start, tuple(members)))
-            start, members, reach = offset, [], offset + lengths[member]
-        members.append(member)
-        end = reach
-    requests.append(RangeRequest(start, end - start, tuple(members)))
+    first = 0
+    for stop in gaps:
+        while first < stop:
+            start = int(starts[first])
+            # What lies within the first member joins it, however long that is.
+            most = max(start + span_bytes, int(reach[first]))
+            end = first + int(reach[first:stop].searchsorted(most, side="right"))
+            length = int(reach[end - 1]) - start
+            requests.append(RangeRequest(start, length, tuple(members[first:end])))
+            first = end
     return requests

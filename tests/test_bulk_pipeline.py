@@ -1,0 +1,408 @@
+"""Arrays read and written in bulk have the values of Zarr's own pipeline, or raise its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numcodecs import Blosc, GZip, Shuffle, Zstd
+from zarr import codecs as v3
+from zarr.core.buffer.cpu import Buffer, NDBuffer
+from zarr.core.codec_pipeline import FusedCodecPipeline
+from zarr.storage import MemoryStore
+
+import zarr_manifests as zm
+from zarr_manifests.bulk import BulkCodecPipeline, reading
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import contents_of
+from zarr_manifests.testing import CountingStorage, LatencyStorage
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
+)
+_TYPES = ["bool", "i1", "i4", "u8", "f2", ">f4", "f8", "c8", "S3", "<U2", "M8[s]", "T"]
+_V3: dict[str, Callable[[], list[Any]]] = {
+    "none": list,
+    "zstd": lambda: [v3.ZstdCodec(level=1)],
+    "blosc": lambda: [v3.BloscCodec()],
+    "gzip and crc": lambda: [v3.GzipCodec(level=1), v3.Crc32cCodec()],
+}
+_V2: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "zstd": lambda: Zstd(level=1),
+    "blosc": Blosc,
+    "gzip and crc": lambda: GZip(level=1),
+}
+_CONFIG = {"inline-chunk-bytes": 8, "pack-chunk-bytes": 100}
+
+
+def fused(array: Any) -> Any:
+    """The same array, with Zarr's own pipeline."""
+    path = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
+    with zarr.config.set({"codec_pipeline.path": path}):
+        return zarr.open_array(array.store, path=array.path)
+
+
+def bulk(store: Any, path: str = "a") -> Any:
+    with zm.tune_zarr():
+        array = zarr.open_array(store, path=path)
+    assert type(array.async_array.codec_pipeline) is BulkCodecPipeline
+    return array
+
+
+def _numbers(draw: Any, ndim: int, most: int) -> list[int]:
+    return draw(st.lists(st.integers(1, most), min_size=ndim, max_size=ndim))
+
+
+def _values(draw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    numbers = np.random.default_rng(draw(st.integers(0, 9))).integers(0, 3, shape)
+    plain = dtype.kind in "SUT"
+    return numbers.astype(str).astype(dtype) if plain else numbers.astype("i8").astype(dtype)
+
+
+@st.composite
+def options(draw: Any) -> dict[str, Any]:
+    """Of an array of any kind."""
+    ndim = draw(st.integers(0, 3))
+    dtype = np.dtypes.StringDType() if (name := draw(st.sampled_from(_TYPES))) == "T" else name
+    dtype = np.dtype(dtype)
+    chunks = tuple(_numbers(draw, ndim, 3))
+    made: dict[str, Any] = {
+        "name": "a",
+        "shape": tuple(_numbers(draw, ndim, 9)),
+        "chunks": chunks,
+        "dtype": dtype,
+        "config": {
+            "write_empty_chunks": draw(st.booleans()),
+            "order": draw(st.sampled_from("CF")),
+        },
+        "fill_value": 1 if dtype.kind in "if" and draw(st.booleans()) else None,
+    }
+    codec = draw(st.sampled_from(sorted(_V3)))
+    if draw(st.booleans()) and dtype.kind != "T":
+        shuffled = draw(st.booleans())
+        order = {"order": draw(st.sampled_from("CF"))}
+        made["config"].pop("order")
+        return {
+            **made,
+            **order,
+            "zarr_format": 2,
+            "compressors": _V2[codec](),
+            "filters": [Shuffle(dtype.itemsize)] if shuffled else None,
+        }
+    if ndim and draw(st.booleans()):
+        made["shards"] = tuple(2 * n for n in chunks)
+    orders = draw(st.lists(st.permutations(range(ndim)), max_size=1)) if ndim else []
+    return {
+        **made,
+        "filters": [v3.TransposeCodec(order=order) for order in orders],
+        "compressors": _V3[codec](),
+    }
+
+
+def _slice(draw: Any, size: int) -> slice:
+    lo = draw(st.integers(0, size - 1))
+    return slice(lo, draw(st.integers(lo + 1, size)), draw(st.sampled_from([None, None, 1, 2, 3])))
+
+
+def _selection(draw: Any, shape: tuple[int, ...]) -> tuple[str, Any]:
+    """How to index an array, and with what."""
+    kinds = ["basic", "basic", "orthogonal", "points", "mask"] if shape else ["basic"]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "basic":
+        one = [st.just(slice(None)), st.integers(0, 99), st.none()]
+        drawn = [draw(st.one_of(*one)) for _ in shape]
+        return "basic", tuple(
+            at % size if isinstance(at, int) else at or _slice(draw, size)
+            for at, size in zip(drawn, shape, strict=True)
+        )
+    if kind == "mask":
+        rng = np.random.default_rng(draw(st.integers(0, 9)))
+        return "points", rng.integers(0, 2, shape).astype(bool)
+    numbers = {"min_size": 1, "max_size": 6}
+    if kind == "points":
+        number = draw(st.integers(1, 9))
+        rng = np.random.default_rng(draw(st.integers(0, 9)))
+        return "points", tuple(rng.integers(0, size, number) for size in shape)
+    return "orthogonal", tuple(
+        _slice(draw, size)
+        if draw(st.booleans())
+        else sorted(draw(st.lists(st.integers(0, size - 1), **numbers)))
+        for size in shape
+    )
+
+
+def _indexed(array: Any, how: str) -> Any:
+    return {"basic": array, "orthogonal": array.oindex, "points": array.vindex}[how]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> None:
+    given_, draw = data.draw(options()), data.draw
+    storage = draw(
+        st.sampled_from([MemoryStorage, lambda: LatencyStorage(MemoryStorage(), latency_s=0)])
+    )()
+    session = zm.Repository.create(storage, _CONFIG).writable_session()
+    # Opened again, since an array that was just made may have another byte order.
+    judge = fused(zarr.create_array(MemoryStore(), **given_))
+    zarr.create_array(session.store, **given_)
+    array = bulk(session.store)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_LARGE_BYTES", draw(st.sampled_from([0, 1 << 16])))
+        for _ in range(draw(st.integers(0, 3))):
+            how, part = _selection(draw, judge.shape)
+            shape = np.shape(_indexed(judge, how)[part])
+            values = _values(draw, judge.dtype, shape)
+            _indexed(judge, how)[part] = values
+            _indexed(array, how)[part] = values
+        if draw(st.booleans()):
+            session.commit("written")
+            array = bulk(session.store)
+        for _ in range(3):
+            how, part = _selection(draw, judge.shape)
+            found, due = _indexed(array, how)[part], _indexed(judge, how)[part]
+            assert np.shape(found) == np.shape(due)
+            assert np.asarray(found).dtype == np.asarray(due).dtype
+            np.testing.assert_array_equal(found, due)
+            np.testing.assert_array_equal(_indexed(fused(array), how)[part], due)
+
+
+# --- where chunks are ------------------------------------------------------------------------
+
+
+def filled(
+    storage: Any, shape: tuple[int, ...] = (40, 6), chunks: tuple[int, ...] = (2, 3), **config: Any
+) -> tuple[zm.Repository, np.ndarray]:
+    """A repository with an array `a`, and its values."""
+    given_ = {"inline-chunk-bytes": 0, **config}
+    repository = zm.Repository.create(storage, given_)
+    values = np.arange(1, 1 + np.prod(shape)).reshape(shape)
+    with repository.transaction(message="filled") as store:
+        zarr.create_array(store, name="a", data=values, chunks=chunks, compressors=None)
+    return repository, values
+
+
+def counts(repository: zm.Repository) -> tuple[int, int]:
+    metrics = repository.metrics()
+    return metrics.bulk_batches, metrics.bulk_fallbacks
+
+
+def test_requests_that_go_in_bulk_and_those_that_do_not_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "zarr_manifests.bulk")
+    repository, values = filled(MemoryStorage())
+    array = bulk(repository.readonly_session().store)
+    for part in (np.s_[:], np.s_[3:33:2, 1], np.s_[0, 0], np.s_[0:1]):
+        np.testing.assert_array_equal(array[part], values[part])
+    np.testing.assert_array_equal(array.oindex[[1, 30], [0, 5]], values[np.ix_([1, 30], [0, 5])])
+    assert counts(repository) == (5, 0)
+    with repository.transaction(message="text") as store:
+        words = np.array(["a", "bc"], np.dtypes.StringDType())
+        zarr.create_array(store, name="text", data=words, chunks=(1,))
+    text = bulk(repository.readonly_session().store, "text")
+    for _ in range(2):
+        assert text[:].tolist() == ["a", "bc"]
+    assert counts(repository) == (5, 2)
+    assert len(caplog.records) == 1, "once, not for each request"
+
+
+def test_neighbours_are_read_together() -> None:
+    counting = CountingStorage(MemoryStorage())
+    repository, values = filled(counting)
+    array = bulk(repository.readonly_session().store)
+    counting.reset()
+    np.testing.assert_array_equal(array[:], values)
+    assert sum(record.key.startswith("chunks/") for record in counting.log) == 1
+
+
+def test_many_requests_of_an_object_store_are_sent_at_once() -> None:
+    far = LatencyStorage(MemoryStorage(), latency_s=0)
+    repository, values = filled(far, **{"pack-chunk-bytes": 0})
+    np.testing.assert_array_equal(bulk(repository.readonly_session().store)[:], values)
+    assert counts(repository) == (1, 0)
+
+
+def test_a_chunk_cache_serves_requests_and_takes_what_they_read() -> None:
+    storage = MemoryStorage()
+    _, values = filled(storage)
+    counting = CountingStorage(storage)
+    repository = zm.Repository.open(counting, cache={"chunk-bytes": 1 << 20})
+    array = bulk(repository.readonly_session().store)
+    for part in (np.s_[:30], np.s_[:], np.s_[:]):
+        counting.reset()
+        np.testing.assert_array_equal(array[part], values[part])
+    assert counting.requests == 0
+    metrics = repository.metrics()
+    assert (metrics.chunk_cache_misses, metrics.chunk_cache_hits) == (40, 30 + 40)
+
+
+def test_chunks_elsewhere_are_read(tmp_path: Path) -> None:
+    values = np.arange(60, dtype="u1")
+    (tmp_path / "a.bin").write_bytes(values.tobytes())
+    repository = zm.Repository.create("memory://bulk-virtual", virtual_containers={"raw": tmp_path})
+    store = repository.writable_session().store
+    zarr.create_array(store, name="a", shape=(60,), chunks=(4,), dtype="u1", compressors=None)
+    number = np.arange(15)
+    store.set_virtual_refs(
+        "a", number[:, None], ["virtual://raw/a.bin"], number * 0, number * 4, number * 0 + 4
+    )
+    array = bulk(store)
+    array[8:11] = 0
+    values[8:11] = 0
+    np.testing.assert_array_equal(array[:], values)
+    np.testing.assert_array_equal(array[::3], values[::3])
+
+
+def test_arrays_that_lie_in_the_keys_of_another_are_kept_apart() -> None:
+    session = zm.Repository.create(MemoryStorage()).writable_session()
+    made: dict[str, Any] = {"chunks": (1,), "dtype": "i4"}
+    outer = zarr.create_array(session.store, name="a", shape=(9,), **made)
+    outer[:] = 1
+    keys = {"name": "v2", "separator": "/"}
+    zarr.create_array(session.store, name="b", shape=(3,), chunk_key_encoding=keys, **made)[:] = 7
+    for name in ("zarr.json", "0", "1", "2"):
+        session.store.set_sync(f"a/c/{name}", session.store.get_sync(f"b/{name}"))
+    np.testing.assert_array_equal(bulk(session.store)[:], fused(outer)[:])
+
+
+# --- what is not whole -----------------------------------------------------------------------
+
+
+def chunk_key(storage: MemoryStorage) -> str:
+    return next(info.key for info in storage.list("chunks/"))
+
+
+@pytest.mark.parametrize("part", [np.s_[:], np.s_[30:38], np.s_[::7]])
+@pytest.mark.parametrize("far", [False, True])
+def test_a_damaged_chunk_raises_and_leaves_nothing_of_it(part: Any, far: bool) -> None:
+    storage = MemoryStorage()
+    filled(storage)
+    key = chunk_key(storage)
+    data = bytearray(storage.get(key))
+    at = 48 * 2 * 17 + 5  # in the first chunk of the rows 34 and 35
+    data[at] ^= 1
+    storage.put(key, bytes(data))
+    opened = LatencyStorage(storage, latency_s=0) if far else storage
+    array = bulk(zm.Repository.open(opened).readonly_session().store)
+    out = np.zeros(np.zeros((40, 6))[part].shape, array.dtype)
+    with pytest.raises(CorruptObjectError, match=rf"{key} \(offset {48 * 34}\)"):
+        array.get_basic_selection(part, out=NDBuffer.from_numpy_array(out))
+    hurt = np.zeros((40, 6), bool)
+    hurt[34:36, :3] = True
+    assert not out[hurt[part]].any()
+
+
+def test_a_missing_object_raises() -> None:
+    storage = MemoryStorage()
+    repository, _ = filled(storage)
+    storage.delete_many([chunk_key(storage)])
+    with pytest.raises(MissingChunkError, match="is not read as fill value"):
+        bulk(repository.readonly_session().store)[:]
+
+
+def test_a_chunk_that_no_codec_made_raises_what_zarr_raises() -> None:
+    session = zm.Repository.create(MemoryStorage()).writable_session()
+    array = zarr.create_array(session.store, name="a", data=np.arange(1, 21), chunks=(2,))
+    session.store.set_sync("a/c/3", Buffer.from_bytes(b"no frame"))
+    with pytest.raises(Exception, match=r".") as due:
+        fused(array)[:]
+    with pytest.raises(type(due.value)):
+        bulk(session.store)[:]
+
+
+def test_chunks_that_must_be_there_are_missed() -> None:
+    session = zm.Repository.create(MemoryStorage()).writable_session()
+    array = zarr.create_array(session.store, name="a", shape=(20,), chunks=(2,), dtype="i4")
+    array[:10] = 1
+    with zarr.config.set({"array.read_missing_chunks": False}):
+        array = bulk(session.store)
+    with pytest.raises(zarr.errors.ChunkNotFoundError, match="5 chunk"):
+        array[:]
+
+
+# --- sessions --------------------------------------------------------------------------------
+
+
+def test_what_a_writer_reads_its_commit_may_depend_on() -> None:
+    def noted(read: Callable[[Any], Any], part: slice) -> tuple[bool, ...]:
+        repository, _ = filled(MemoryStorage(), (40,), (2,))
+        mine = repository.writable_session()
+        array = read(zarr.open_array(mine.store, path="a"))
+        array[0:2] = 5
+        _ = array[part]
+        assert array[0] == 5
+        reads = contents_of(mine.store).changes.reads
+        assert not reads.boxes
+        (chunks,) = reads.chunks.values()
+        return tuple((at,) in chunks for at in range(20))
+
+    for part in (np.s_[:], np.s_[:30], np.s_[28:34]):
+        due = noted(fused, part)
+        assert noted(lambda a: bulk(a.store), part) == due
+
+
+def test_a_follower_reads_the_newest() -> None:
+    repository, values = filled(MemoryStorage())
+    array = bulk(repository.readonly_session(follow=True).store)
+    np.testing.assert_array_equal(array[:], values)
+    with repository.transaction(message="changed") as store:
+        zarr.open_array(store, path="a")[:] = values + 1
+    contents_of(array.store).follow()
+    np.testing.assert_array_equal(array[:], values + 1)
+
+
+def test_an_expired_snapshot_is_an_error_and_a_follower_moves_on() -> None:
+    storage = MemoryStorage()
+    repository, values = filled(storage)
+    old = chunk_key(storage)
+    stale = bulk(repository.readonly_session().store)
+    follower = bulk(repository.readonly_session(follow=True).store)
+    with repository.transaction(message="changed") as store:
+        zarr.open_array(store, path="a")[:] = values + 1
+    repository.expire_snapshots(keep_last=1)
+    storage.delete_many([old])
+    np.testing.assert_array_equal(follower[:], values + 1)
+    with pytest.raises(SnapshotExpiredError):
+        stale[:]
+
+
+def test_arrays_keep_the_pipeline_in_pickles(tmp_path: Path) -> None:
+    repository, values = filled(str(tmp_path / "r"))
+    array = bulk(repository.readonly_session().store)
+    array[:]
+    there = pickle.loads(pickle.dumps(array))
+    assert type(there.async_array.codec_pipeline) is BulkCodecPipeline
+    np.testing.assert_array_equal(there[:], values)
+
+
+def test_reads_within_one_loop_run_side_by_side() -> None:
+    repository, values = filled(MemoryStorage())
+    array = bulk(repository.readonly_session().store).async_array
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(*(array.getitem(np.s_[i:]) for i in range(8)))
+
+    for i, found in enumerate(asyncio.run(both())):
+        np.testing.assert_array_equal(found, values[i:])
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    zarr.config.reset()

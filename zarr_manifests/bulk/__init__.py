@@ -1,0 +1,5 @@
+"""Zarr's reads of arrays in a session's store, many chunks at a time."""
+
+from zarr_manifests.bulk.pipeline import BulkCodecPipeline
+
+__all__ = ["BulkCodecPipeline"]

@@ -1,0 +1,131 @@
+"""A request for chunks, as Zarr gives it to a codec pipeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import NDBuffer
+from zarr.core.buffer.cpu import NDBuffer as CPUBuffer
+from zarr.core.chunk_utils import fill_value_or_default
+
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.store import ManifestStore
+
+__all__ = ["Batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Chunks of one array, all of one shape, and what of them is wanted.
+
+    Parameters
+    ----------
+    keys : list of str
+        Their keys.
+    spec : ArraySpec
+        What Zarr says of each.
+    selected, places : list of selections
+        The cells of each chunk that are wanted, and where they go in `out`.
+    out : array
+        The output.
+    drop_axes : tuple of int
+        Axes of a chunk that the output does not have.
+    """
+
+    keys: list[str]
+    spec: ArraySpec
+    selected: list[Any]
+    places: list[Any]
+    out: npt.NDArray[Any]
+    drop_axes: Coords
+
+    @staticmethod
+    def of(
+        store: ManifestStore, items: Sequence[tuple[Any, ...]], out: NDBuffer, drop_axes: Coords
+    ) -> Batch | None:
+        """The request; None if it is not known here."""
+        if type(out) is not CPUBuffer:
+            return None
+        array: Any = out.as_ndarray_like()
+        spec = items[0][1]
+        if type(array) is not np.ndarray or array.dtype != spec.dtype.to_native_dtype():
+            return None
+        # All chunks of a regular grid have one specification.
+        keys = [item[0].path for item in items if item[0].store is store and item[1] is spec]
+        if len(keys) < len(items) or not spec.shape:
+            return None
+        selected, places = [item[2] for item in items], [item[3] for item in items]
+        return Batch(keys, spec, selected, places, array, drop_axes)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return math.prod(self.spec.shape) * self.out.itemsize
+
+    def put(self, at: int, values: npt.NDArray[Any]) -> None:
+        """Copy what is wanted of one chunk."""
+        found = np.asanyarray(values[self.selected[at]])
+        if self.drop_axes:
+            kept = [n for axis, n in enumerate(found.shape) if axis not in self.drop_axes]
+            found = found.reshape(kept)
+        self.out[self.places[at]] = found
+
+    def put_fill_value(self, at: int) -> None:
+        """Have the fill value where a chunk is absent."""
+        self.out[self.places[at]] = fill_value_or_default(self.spec)
+
+    def corner(self, coords: IndexArray) -> Coords | None:
+        """The cell of the array at which `out` begins, if it is a box of all its axes; else None.
+
+        The chunks' selections then follow from their coordinates, int64[n, ndim].
+        """
+        shape, found = self.spec.shape, []
+        if self.drop_axes or self.out.ndim != len(shape):
+            return None
+        try:
+            axes = zip(
+                coords.T.tolist(),
+                zip(*self.selected, strict=True),
+                zip(*self.places, strict=True),
+                shape,
+                self.out.shape,
+                strict=True,
+            )
+            for numbers, parts, places, length, size in axes:
+                # Few of them, since neighbours have the same selection of most axes.
+                each = set(zip(numbers, parts, places, strict=True))
+                start = _start(each, length, size)
+                if start is None:
+                    return None
+                found.append(start)
+        except (TypeError, ValueError):  # not of slices only, or not one for each axis
+            return None
+        return tuple(found)
+
+
+def _start(each: set[tuple[int, Any, Any]], length: int, size: int) -> int | None:
+    """Where an axis of the output begins, from coordinates and selections; None if not a range."""
+    starts = set()
+    for number, part, place in each:
+        if type(part) is not slice or type(place) is not slice:
+            return None
+        lo = number * length + part.start - place.start
+        first, stop = max(number * length, lo), min((number + 1) * length, lo + size)
+        cells = slice(first - lo, stop - lo), slice(first - number * length, stop - number * length)
+        if (place.step or 1, part.step or 1) != (1, 1):
+            return None
+        if (place.start, place.stop, part.start, part.stop) != (
+            cells[0].start,
+            cells[0].stop,
+            cells[1].start,
+            cells[1].stop,
+        ):
+            return None
+        starts.add(lo)
+    return starts.pop() if len(starts) == 1 else None

@@ -1,0 +1,117 @@
+"""Reading a request's chunks: looked up, fetched, verified, decoded and copied in batches.
+
+Invariants:
+
+- Nothing of a chunk is copied to the output before it is verified and decoded.
+- All chunks of a request are of one snapshot. A reader that follows a branch reads the request
+  again on the new head if its snapshot has expired.
+- No call of this module still runs when it returns or raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import batched
+from typing import Final
+
+import numpy as np
+from zarr.abc.codec import GetResult
+from zarr.core.codec_pipeline import _resolve_max_workers
+
+from zarr_manifests.bulk.batch import Batch
+from zarr_manifests.decoding import BulkDecoder, place
+from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, find_keys
+from zarr_manifests.engine.edit.overlay import SessionView
+
+__all__ = ["read_batch", "read_few"]
+
+type Results = tuple[GetResult, ...]
+
+_GAP_BYTES: Final = 64 * 1024
+_SPAN_BYTES: Final = 1024**2
+_FAR_SPAN_BYTES: Final = 8 * 1024**2
+_LARGE_BYTES: Final = 64 * 1024
+"""From this size of a chunk on, several threads are faster than one."""
+_PRESENT: Final = GetResult(status="present")
+_MISSING: Final = GetResult(status="missing")
+
+
+def read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
+    """Read a few chunks, which are looked up and fetched one by one; None if in doubt."""
+
+    def read() -> Results | None:
+        results = []
+        for at, key in enumerate(batch.keys):
+            entry = contents.find(key)
+            if entry is None:
+                batch.put_fill_value(at)
+                results.append(_MISSING)
+                continue
+            values = decoder.values([contents.reader.read(entry, 0, entry.length)])
+            if values is None:
+                return None
+            batch.put(at, values[0])
+            results.append(_PRESENT)
+        return tuple(results)
+
+    return contents.guarded(read)
+
+
+def read_batch(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
+    """Read all chunks of the request; None if in doubt, and Zarr has to read it."""
+    return contents.guarded(lambda: _read(contents, batch, decoder))
+
+
+def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
+    found = find_keys(contents, batch.keys)
+    if found is None:
+        return None
+    coords, table, rows = found
+    due = np.flatnonzero(rows >= 0)
+    corner = batch.corner(coords)
+    if table is not None and len(due):
+        # To an object store, a request costs more than bytes that are not needed.
+        span = _SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES
+        fetch = ChunkFetch(contents, table, gap_bytes=_GAP_BYTES, span_bytes=span, cached=True)
+
+        def take(request: Request) -> bool:
+            """Copy the chunks of a request; whether all could be decoded."""
+            at = due[request.members]
+            for some in batched(zip(at, request.send(), strict=True), decoder.batch_chunks):
+                values = decoder.values([data for _, data in some])
+                if values is None:
+                    return False
+                if corner is None:
+                    for one, (number, _) in enumerate(some):
+                        batch.put(number, values[one])
+                else:
+                    place(values, coords[[number for number, _ in some]], batch.out, corner)
+            return True
+
+        requests = fetch.requests(rows[due])
+        if not _all(contents, batch, requests, take):
+            return None
+    for at in np.flatnonzero(rows < 0).tolist():
+        batch.put_fill_value(at)
+    return tuple([_PRESENT if row >= 0 else _MISSING for row in rows.tolist()])
+
+
+def _all(
+    contents: SessionView,
+    batch: Batch,
+    requests: Sequence[Request],
+    take: Callable[[Request], bool],
+) -> bool:
+    """Whether `take` returns true for every request; in threads if that is faster."""
+    parallel = contents.context.runtime.parallel
+    if not contents.inline:
+        return all(parallel([partial(take, request) for request in requests]))
+    threads = min(_resolve_max_workers(), len(requests))
+    if threads <= 1 or batch.chunk_bytes < _LARGE_BYTES:
+        return all(map(take, requests))
+    return all(parallel([partial(_each, take, requests[i::threads]) for i in range(threads)]))
+
+
+def _each(take: Callable[[Request], bool], requests: Sequence[Request]) -> bool:
+    return all(map(take, requests))
