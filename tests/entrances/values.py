@@ -586,6 +586,7 @@ BY_NAME = {
         NO_MAP,
     ),
     "storage_options": Values((None, {}), MAPS, NO_MAP),
+    "credentials": Values((None, dict), (), ("text", 5, {"token": "x"}, [1], object())),
     "references": Values(
         (
             {

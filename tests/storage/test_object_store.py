@@ -895,3 +895,79 @@ def test_a_root_of_gigabytes_is_not_read_to_its_end() -> None:
             thread.join()
     assert MAX_TAGGED_BYTES < len(tagged.data) <= 2 * MAX_TAGGED_BYTES
     assert sent[0] < 8 * MAX_TAGGED_BYTES, "what is on its way when the client goes"
+
+
+# --- options of requests ------------------------------------------------------------------------
+
+
+def test_headers_and_payer_and_storage_class_are_sent(small_store: Any) -> None:
+    seen: list[Any] = []
+    small_store.faults.append(seen.append)
+    headers = {"x-team": "winds", "x-amz-server-side-encryption": "aws:kms"}
+    storage = _storage(headers=headers, requester_pays=True, storage_class="STANDARD_IA")
+    storage.put("a", b"1")
+    assert asyncio.run(storage.create_async("b", b"1"))
+    assert storage.get("a") == b"1"
+    for request in seen:
+        signed = request.headers["Authorization"].partition("SignedHeaders=")[2].split(",")[0]
+        for name, value in (headers | {"x-amz-request-payer": "requester"}).items():
+            assert request.headers[name] == value
+            assert name in signed.split(";")  # else Amazon refuses the request
+        expected = "STANDARD_IA" if request.method == "PUT" else None
+        assert request.headers.get("x-amz-storage-class") == expected
+
+
+def test_retries_and_timeouts_are_as_given(small_store: Any) -> None:
+    small_store.objects["bucket/prefix/a"] = b"1"
+    small_store.faults.append(lambda r: type(small_store.perform(r)).refusal(503, "SlowDown"))
+    with pytest.raises(StorageError, match="fewer requests"):
+        _storage(retries=0).get("a")
+    assert len(small_store.requests) == 1
+    with pytest.raises(StorageError, match="fewer requests"):
+        _storage(retries=2).get("a")
+    assert len(small_store.requests) == 1 + 3
+
+    small_store.faults[:] = [lambda _: time.sleep(2)]
+    began_s = time.monotonic()
+    with pytest.raises(StorageError, match="did not answer in time"):
+        _storage(retries=0, timeout_s=0.1).get("a")
+    assert time.monotonic() - began_s < 2 * 2
+    patience = _storage(timeout_s=2, connect_timeout_s=3, retries=20).place.patience
+    assert (patience.request_s, patience.large_request_s, patience.connect_s) == (2, 30, 3)
+    assert (patience.tries, patience.tries_s) == (20, 40)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_no_more_requests_at_a_time_than_asked_for(small_store: Any, in_loop: bool) -> None:
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def slow(_: Any) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        with lock:
+            running[0] -= 1
+
+    small_store.objects["bucket/prefix/a"] = b"1"
+    small_store.faults.append(slow)
+    storage = _storage(concurrency=3)
+
+    async def within() -> list[bytes]:
+        lost = [asyncio.create_task(storage.get_async("a", 0, 1)) for _ in range(6)]
+        await asyncio.sleep(0.01)
+        for task in lost:  # those that wait, and those that run
+            task.cancel()
+        await asyncio.gather(*lost, return_exceptions=True)
+        return await asyncio.gather(*(storage.get_async("a", 0, 1) for _ in range(20)))
+
+    if in_loop:
+        assert asyncio.run(within()) == [b"1"] * 20
+        most[0] = 0  # the server may still answer to what was cancelled
+        assert asyncio.run(within()) == [b"1"] * 20
+    else:
+        with ThreadPoolExecutor(10) as threads:
+            assert list(threads.map(storage.get, ["a"] * 20)) == [b"1"] * 20
+        assert most[0] == 3
+    assert storage._requests._gate()._free == 3

@@ -1,11 +1,15 @@
 """URLs: what they open, and what is refused without being repeated."""
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import accounts
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, from_url
+from zarr_manifests.storage import LocalStorage, MemoryStorage, ObjectStorage, from_url
+from zarr_manifests.storage.url import parse_options
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +56,110 @@ def test_memory_is_shared_by_name() -> None:
     assert list(MemoryStorage().list()) == []
 
 
-@pytest.mark.parametrize("scheme", ["abfs", "sftp", "FTP"])
+@pytest.mark.parametrize(
+    ("given", "url", "options"),
+    [
+        ("s3a://bucket/winds/", "s3://bucket/winds", ()),
+        ("S3A://bucket", "s3://bucket", ()),
+        ("gcs://bucket/winds", "gs://bucket/winds", ()),
+        ("abfs://box@alice.dfs.core.windows.net/winds", "az://box/winds", (("account", "alice"),)),
+        ("abfss://box@alice.blob.core.windows.net", "az://box", (("account", "alice"),)),
+    ],
+)
+def test_schemes_mean_what_they_mean_in_spark(given: str, url: str, options: Any) -> None:
+    storage = from_url(given)
+    assert isinstance(storage, ObjectStorage)
+    assert storage.url == url
+    assert storage.place == from_url(url, **dict(options)).place  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="regoin: unknown storage option; s3:// takes"):
+        from_url("s3a://bucket", regoin="eu-west-1")
+
+
+def test_an_account_is_said_once() -> None:
+    with pytest.raises(ConfigError, match="another than the one in the URL"):
+        from_url("abfss://box@alice.dfs.core.windows.net/winds", account="bob")
+    with pytest.raises(InvalidArgumentError, match="user or password") as error:
+        from_url("abfss://box@alice:geheim.dfs.core.windows.net/winds")
+    assert "geheim" not in str(error.value)
+
+
+GOOD = {
+    "retries": (0, 3, 100),
+    "timeout_s": (1, 0.5, 86400),
+    "connect_timeout_s": (1, 2.5),
+    "concurrency": (1, 10000),
+    "headers": ({}, {"x-team": "winds", "x-amz-server-side-encryption-aws-kms-key-id": "1"}),
+    "requester_pays": (True, False),
+    "storage_class": ("STANDARD_IA",),
+    "profile": ("winds",),
+}
+BAD = {
+    "retries": (-1, 1.5, True, "3", 101),
+    "timeout_s": (0, -1, float("nan"), float("inf"), "5", True),
+    "connect_timeout_s": (0, 10**9, None),
+    "concurrency": (0, 1.0, False, "8"),
+    "headers": (
+        *({name: "geheim"} for name in ("Authorization", "Cookie", "x-api-key", "X-Auth-Token")),
+        *({name: "geheim"} for name in ("", "a b", "a:b", "\n", "é")),
+        *({"x-team": value} for value in ("geheim\r\nx: y", "gehéim", 5, None)),
+        *("geheim", 5, [("x-team", "geheim")], {5: "geheim"}),
+    ),
+    "requester_pays": ("true", 1),
+    "storage_class": (5, True),
+    "profile": (5,),
+}
+
+
+def test_values_of_options() -> None:
+    for name, values in GOOD.items():
+        for value in values:
+            storage = from_url("s3://bucket", **{name: value})
+            assert pickle.loads(pickle.dumps(storage)).place == storage.place  # type: ignore[attr-defined]
+    for name, values in BAD.items():
+        for value in values:
+            with pytest.raises(ConfigError) as error:
+                from_url("s3://bucket", **{name: value})
+            assert [problem.split(":")[0] for problem in error.value.problems] == [name]
+            assert "geheim" not in str(error.value)
+
+
+def test_options_are_read_from_text() -> None:
+    texts = {
+        "region": "eu-west-1",
+        "allow_http": "True",
+        "anonymous": "false",
+        "retries": "3",
+        "timeout_s": "2.5",
+        "concurrency": "8",
+        "headers": '{"x-team": "winds"}',
+        "credentials": "accounts:alice",
+    }
+    assert parse_options("s3a://bucket", texts) == {
+        "region": "eu-west-1",
+        "allow_http": True,
+        "anonymous": False,
+        "retries": 3,
+        "timeout_s": 2.5,
+        "concurrency": 8,
+        "headers": {"x-team": "winds"},
+        "credentials": accounts.alice,
+    }
+    assert parse_options("/data", {"force": "true"}) == {"force": True}
+    faults = {"allow_http": "yes", "retries": "x", "timeout_s": "x", "headers": "[geheim"}
+    with pytest.raises(ConfigError) as error:
+        parse_options("s3://bucket", faults)
+    assert [problem.split(":")[0] for problem in error.value.problems] == list(faults)
+    assert "geheim" not in str(error.value)
+    with pytest.raises(ConfigError, match="regoin: unknown storage option"):
+        parse_options("s3://bucket", {"regoin": "eu-west-1"})
+    with pytest.raises(ConfigError, match="secret_access_key: a secret cannot be"):
+        parse_options("s3://bucket", {"secret_access_key": "geheim"})
+    for name in ("accounts", "accounts:", ":alice", "accounts:nobody", "accounts:SECRET", "no.x:y"):
+        with pytest.raises(InvalidArgumentError, match="are not there in this process"):
+            parse_options("s3://bucket", {"credentials": name})
+
+
+@pytest.mark.parametrize("scheme", ["wasbs", "sftp", "FTP"])
 def test_other_schemes_are_named(scheme: str) -> None:
     with pytest.raises(UnsupportedStorageError) as error:
         from_url(f"{scheme}://bucket/key?token=geheim")

@@ -16,7 +16,7 @@ import gc
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cache, partial
 from itertools import count
 from operator import sub
@@ -38,6 +38,7 @@ from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import place_of
 
 __all__ = [
     "BATCH_BYTES",
@@ -66,8 +67,8 @@ _TILE_ROWS: Final = 2 * 1024**2
 # Reading a box by itself costs about as much as passing over so many cells.
 _SKIPPED_CELLS: Final = 256 * 1024
 # The key has the containers, since they decide what a job may read elsewhere.
-_sessions: OrderedDict[tuple[str, Containers, str], Session] = OrderedDict()
-type _Place = tuple[str, Containers, str, str, bool, bool]
+_sessions: OrderedDict[tuple[Hashable, Containers, str], Session] = OrderedDict()
+type _Place = tuple[Hashable, Containers, str, str, bool, bool]
 type _Held = dict[str, tuple[Box, npt.NDArray[Any]]]
 _sources: OrderedDict[_Place, tuple[Source, dict[str, pa.Array]]] = OrderedDict()
 
@@ -416,7 +417,7 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened on first use."""
     nan_is_null = job.nan != "keep"
     within = (job.group, job.decode_times, nan_is_null)
-    place = (job.storage.url, job.containers, job.snapshot_id, *within)
+    place = (place_of(job.storage), job.containers, job.snapshot_id, *within)
     if place not in _sources:
         session = opened(job.storage, job.snapshot_id, job.containers)
         source = Source(session, job.group, decode_times=job.decode_times)
@@ -434,7 +435,7 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
 
 def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> Session:
     """A snapshot of a repository, which the worker keeps open for later tasks."""
-    place = (storage.url, containers, snapshot_id)
+    place = (place_of(storage), containers, snapshot_id)
     if place not in _sessions:
         repository = Repository.open(storage, virtual_containers=dict(containers))
         _keep(_sessions, place, repository.readonly_session(snapshot_id=snapshot_id))

@@ -6,7 +6,7 @@ another process does its own counting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from zarr_manifests.metrics import Meter
@@ -19,7 +19,7 @@ from zarr_manifests.storage.protocol import (
     Token,
 )
 
-__all__ = ["MeteredStorage", "meter_of", "metered", "unmetered"]
+__all__ = ["MeteredStorage", "meter_of", "metered", "place_of", "unmetered"]
 
 
 class MeteredStorage:
@@ -167,6 +167,16 @@ def metered(storage: Storage, meter: Meter | None = None) -> MeteredStorage:
 def unmetered(storage: Storage) -> Storage:
     """The storage without the wrapper that counts its calls."""
     return storage.storage if isinstance(storage, MeteredStorage) else storage
+
+
+def place_of(storage: ReadableStorage) -> Hashable:
+    """What tells a storage from others: the URL, and for an object store how it is reached.
+
+    Two accounts reach one URL, and one URL names a bucket on each of two servers.
+    """
+    bare = storage.storage if isinstance(storage, MeteredStorage) else storage
+    place: Hashable = getattr(bare, "place", bare.url)
+    return place
 
 
 def meter_of(storage: ReadableStorage) -> Meter:

@@ -11,8 +11,9 @@ Invariants:
 - *Every call ends*: an unreachable store fails after some seconds, a store that does not answer
   after two minutes; large bodies get more time.
 - Only the store's own host is contacted (see `object_redirects`), unless redirects are allowed.
-- The client finds credentials itself, in the environment or from the machine. They are in no
-  option, and so in no pickle.
+- Credentials come from a function that is given (see `object_credentials`), from a profile of the
+  AWS configuration, or the client finds them in the environment or from the machine. They are in
+  no option, and so in no pickle.
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.storage.object_credentials import (
+    Provider,
+    function_named,
+    profile_provider,
+    profile_region,
+    reference_to,
+)
 from zarr_manifests.storage.object_redirects import confined
 
 __all__ = [
@@ -40,6 +48,7 @@ __all__ = [
     "PATIENCE",
     "Endpoint",
     "Library",
+    "OptionValue",
     "Patience",
     "calling",
     "check_installed",
@@ -255,6 +264,9 @@ atexit.register(_wait_for_calls)
 # --- a client --------------------------------------------------------------------------------
 
 
+type OptionValue = str | bool | int | float | tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where an object store is, and how to connect to it; without secrets.
@@ -268,13 +280,20 @@ class Endpoint:
     prefix : str
         The prefix, without slashes at its ends; may be empty.
     options : tuple of (str, value)
-        The options as given.
+        The options as given; `headers` as a tuple of pairs.
+    credentials : callable, optional
+        Returns credentials. A pickle holds its module and name only.
     """
 
     kind: str
     bucket: str
     prefix: str
-    options: tuple[tuple[str, str | bool], ...] = ()
+    options: tuple[tuple[str, OptionValue], ...] = ()
+    credentials: Callable[[], object] | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reference = None if self.credentials is None else reference_to(self.credentials)
+        return _unpickled, (self.kind, self.bucket, self.prefix, self.options, reference)
 
     @property
     def url(self) -> str:
@@ -282,6 +301,23 @@ class Endpoint:
         if self.kind == "http":
             return self.bucket
         return f"{self.kind}://{self.bucket}{'/' if self.prefix else ''}{self.prefix}"
+
+    @property
+    def patience(self) -> Patience:
+        """Timeouts and retries, where the options leave them as they are by default."""
+        options: dict[str, Any] = dict(self.options)
+        patience = PATIENCE
+        if "connect_timeout_s" in options:
+            patience = replace(patience, connect_s=float(options["connect_timeout_s"]))
+        if "timeout_s" in options:
+            large = patience.large_request_s / patience.request_s
+            s = float(options["timeout_s"])
+            patience = replace(patience, request_s=s, large_request_s=s * large)
+        if "retries" in options:
+            tries = int(options["retries"])
+            tries_s = max(patience.tries_s, tries * patience.longest_wait_s)
+            patience = replace(patience, tries=tries, tries_s=tries_s)
+        return patience
 
     def endpoint(self) -> str | None:
         """The endpoint, from the options or the environment; None for the provider's own."""
@@ -301,27 +337,33 @@ class Endpoint:
         InvalidArgumentError
             If the endpoint is invalid.
         """
-        stores, options = library().stores, dict(self.options)
-        request_s = PATIENCE.large_request_s if large else PATIENCE.request_s
+        stores, patience = library().stores, self.patience
+        options: dict[str, Any] = dict(self.options)
+        request_s = patience.large_request_s if large else patience.request_s
         settings: dict[str, Any] = {
             "client_options": {
                 "allow_http": self._allows_http(options, endpoint),
-                "connect_timeout": timedelta(seconds=PATIENCE.connect_s),
+                "connect_timeout": timedelta(seconds=patience.connect_s),
                 "timeout": timedelta(seconds=request_s),
             },
-            "retry_config": PATIENCE.retry_config,
+            "retry_config": patience.retry_config,
         }
+        if "headers" in options:
+            settings["client_options"]["default_headers"] = dict(options["headers"])
+        provider = self._provider(options)
+        if provider is not None:
+            settings["credential_provider"] = provider
         if not options.get("allow_redirects"):
             url = self.bucket if self.kind == "http" else endpoint
             settings["client_options"] |= confined(
-                self.kind, url, credentials=self._asks_for_credentials(options)
+                self.kind, url, credentials=provider is None and self._asks_for_credentials(options)
             )
         if self.kind == "http":
             return stores.HTTPStore(self.bucket, **settings)
         settings["prefix"] = self.prefix or None
         config: dict[str, Any] = {}
-        if options.get("anonymous"):
-            config["skip_signature"] = True
+        if options.get("anonymous") or provider is not None:
+            config["skip_signature"] = provider is None  # regardless of the environment
         if endpoint is not None:
             config["base_url" if self.kind == "gs" else "endpoint"] = endpoint
             if self.kind == "s3":  # else the environment variable would take precedence
@@ -335,11 +377,16 @@ class Endpoint:
         config |= _s3_config(options) | ({"disable_bulk_delete": True} if singly else {})
         return stores.S3Store(self.bucket, config=config, **settings)
 
-    def _asks_for_credentials(self, options: Mapping[str, str | bool]) -> bool:
+    def _provider(self, options: Mapping[str, Any]) -> Provider | None:
+        if self.credentials is not None:
+            return Provider(self.kind, self.credentials)
+        return profile_provider(options["profile"]) if "profile" in options else None
+
+    def _asks_for_credentials(self, options: Mapping[str, Any]) -> bool:
         given = self.kind == "s3" and "AWS_ACCESS_KEY_ID" in os.environ
         return self.kind != "http" and not options.get("anonymous") and not given
 
-    def _allows_http(self, options: Mapping[str, str | bool], endpoint: str | None) -> bool:
+    def _allows_http(self, options: Mapping[str, Any], endpoint: str | None) -> bool:
         if self.kind == "http":
             return self.bucket.startswith("http:")
         said = os.environ.get("AWS_ALLOW_HTTP", "") if self.kind == "s3" else ""
@@ -352,10 +399,26 @@ class Endpoint:
         return allowed and (endpoint or "").startswith("http:")  # never by a redirect
 
 
-def _s3_config(options: Mapping[str, str | bool]) -> dict[str, Any]:
+def _unpickled(
+    kind: str,
+    bucket: str,
+    prefix: str,
+    options: tuple[tuple[str, OptionValue], ...],
+    reference: str | None,
+) -> Endpoint:
+    credentials = None if reference is None else function_named(reference)
+    return Endpoint(kind, bucket, prefix, options, credentials)
+
+
+def _s3_config(options: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {"conditional_put": "etag"}  # regardless of the environment
-    if "region" in options:
-        config["region"] = options["region"]
+    region = options.get("region")
+    if region is None and "profile" in options:
+        region = profile_region(options["profile"])
+    if region is not None:
+        config["region"] = region
+    if "requester_pays" in options:
+        config["request_payer"] = options["requester_pays"]
     if "virtual_hosted" in options:
         config["virtual_hosted_style_request"] = options["virtual_hosted"]
     return config

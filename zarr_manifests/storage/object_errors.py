@@ -17,6 +17,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.storage.object_credentials import FAILED, FAULTS
 
 __all__ = ["Failure", "failure_of", "storage_error"]
 
@@ -25,12 +26,14 @@ _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _REDIRECT: Final = re.compile(
     r'kind: Redirect.*?url: "https?://([A-Za-z0-9._:\[\]-]{1,255})', re.DOTALL
 )
+_PROVIDED: Final = re.compile(re.escape(FAILED) + r"([a-z-]+)")
 _READ_CHARS: Final = 100_000
 
 _CREDENTIALS: Final = (
-    "give credentials by the variables of the environment that are the provider's own (on S3 "
-    "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if there is one, AWS_SESSION_TOKEN) or by the "
-    "role of the machine; anonymous=True reads what is public"
+    "give credentials by a function, from_url(..., credentials=...), by the variables of the "
+    "environment that are the provider's own (on S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, "
+    "if there is one, AWS_SESSION_TOKEN) or by the role of the machine; anonymous=True reads what "
+    "is public"
 )
 _BUCKET: Final = "make the bucket, or correct its name, the endpoint or the account"
 _REGION: Final = "the bucket is in another region: give the one it is in, region=..."
@@ -104,19 +107,23 @@ class Failure:
     kind : str
         `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
         `"cut"` (the connection ended before the answer), `"denied"`, `"elsewhere"` (in another
-        region), `"redirected"`, `"whole"` (it has no byte ranges) or `"other"`.
+        region), `"redirected"`, `"whole"` (it has no byte ranges), `"provider"` (of credentials)
+        or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
     code : str, optional
         The error code in the answer, if it is a known one.
     host : str
         The host of a redirect, if known.
+    fault : str
+        For `"provider"`, the key in `FAULTS`.
     """
 
     kind: str
     status: int | None = None
     code: str | None = None
     host: str = ""
+    fault: str = ""
 
     @property
     def range_beyond(self) -> bool:
@@ -137,7 +144,14 @@ def failure_of(error: BaseException) -> Failure:
     found = int(status[1]) if status else _own_status(text)
     to = _REDIRECT.search(_own(text))
     kind = _kind(error, text, found, codes)
-    return Failure(kind, found, codes[0] if codes else None, to[1] if to else "")
+    fault = _PROVIDED.search(text) if kind == "provider" else None
+    return Failure(
+        kind,
+        found,
+        codes[0] if codes else None,
+        host=to[1] if to else "",
+        fault=fault[1] if fault else "",
+    )
 
 
 def _own_status(text: str) -> int | None:
@@ -162,6 +176,8 @@ def _kind(error: BaseException, text: str, status: int | None, codes: list[str])
     if "Range request not supported" in text or "non-partial response when range" in text:
         return "whole"
     own = _own(text)
+    if _PROVIDED.search(own):
+        return "provider"
     if "//169.254.169.254/" in own or "token request" in own or "/api/token " in own:
         return "credentials"
     if status == 421 or "TunnelUnsuccessful" in own or "kind: Redirect" in own:
@@ -194,6 +210,10 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
     code_hint = _HINTS.get(failure.code or "", "")
     if failure.kind == "credentials":
         return StorageError(f"cannot {doing} {where}: no credentials were found; {_CREDENTIALS}")
+    if failure.kind == "provider":
+        return StorageError(
+            f"cannot {doing} {where}: {FAULTS.get(failure.fault, FAULTS['raised'])}"
+        )
     if failure.kind == "elsewhere":
         return StorageError(f"cannot {doing} {where}: {_REGION}")
     if failure.kind == "redirected":

@@ -6,14 +6,14 @@ repeated uses `answer`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import object_clients
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Endpoint,
@@ -22,6 +22,7 @@ from zarr_manifests.storage.object_clients import (
     library,
 )
 from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
+from zarr_manifests.storage.object_gate import Gate
 from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.object_redirects import refused_host
 
@@ -42,6 +43,13 @@ class Requests:
     def __init__(self, place: Endpoint, proof: Proof) -> None:
         self._place, self._proof = place, proof
         self._clients: dict[tuple[int, bool, bool], Any] = {}
+        limit = dict(place.options).get("concurrency")
+        self._limit = limit if isinstance(limit, int) else 0
+        self._gates: dict[int, Gate] = {}
+
+    def _gate(self) -> Gate:
+        """The gate of this process: a forked child's is its own."""
+        return self._gates.setdefault(generation(), Gate(self._limit))
 
     def client(self, nbytes: int | None = None, *, singly: bool = False) -> Any:
         """The client of this process for a body of that size; None for an unknown size.
@@ -68,7 +76,7 @@ class Requests:
         Only for calls that may be repeated. It makes at least two attempts, since waiting for the
         first answer may have taken all the time.
         """
-        patience = object_clients.PATIENCE
+        patience = self._place.patience
         until_s = SYSTEM.monotonic_s() + patience.tries_s
         for attempt in itertools.count():
             found = self.answer(call)
@@ -80,20 +88,22 @@ class Requests:
 
     def answer(self, call: Callable[[], Any]) -> Any:
         """Return what the call returns, or the `Failure` it ended with."""
-        with calling():
+        with calling(), self._gate().entered() if self._limit else contextlib.nullcontext():
             try:
                 return call()
-            except InvalidArgumentError:
+            except (InvalidArgumentError, UnsupportedStorageError):
                 raise
             except library().errors as error:
                 return _failure(error)
 
     async def answer_async(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Return what the call returns, or the `Failure` it ended with."""
+        gate = self._gate().entered_async() if self._limit else contextlib.nullcontext()
         with calling():
             try:
-                return await call()
-            except InvalidArgumentError:
+                async with gate:
+                    return await call()
+            except (InvalidArgumentError, UnsupportedStorageError):
                 raise
             except library().errors as error:
                 return _failure(error)

@@ -104,9 +104,16 @@ class ObjectStorage:
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, None] = {}
         self._deletes_many = True
+        storage_class = dict(place.options).get("storage_class")
+        self._attributes = storage_class and {"Storage-Class": storage_class}
 
     def __repr__(self) -> str:
         return f"ObjectStorage({self.url!r})"
+
+    @property
+    def place(self) -> Endpoint:
+        """The store and prefix, the options and who is asked for credentials."""
+        return self._place
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return type(self), (self._place,)
@@ -381,7 +388,9 @@ class ObjectStorage:
 
     def _put(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
         client = self._requests.client(len(data))
-        return library().obstore.put(client, key, data, mode=mode, use_multipart=False)
+        return library().obstore.put(
+            client, key, data, mode=mode, use_multipart=False, attributes=self._attributes
+        )
 
     def delete_many(self, keys: Iterable[str]) -> None:
         self._refuse_http()
@@ -444,7 +453,12 @@ class ObjectStorage:
 
         def put() -> Awaitable[Any]:
             sent: Awaitable[Any] = library().obstore.put_async(
-                self._requests.client(len(data)), key, data, mode="create", use_multipart=False
+                self._requests.client(len(data)),
+                key,
+                data,
+                mode="create",
+                use_multipart=False,
+                attributes=self._attributes,
             )
             return sent
 

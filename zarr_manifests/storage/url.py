@@ -6,40 +6,80 @@ a refused URL than its scheme.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.object_clients import Endpoint, check_installed
+from zarr_manifests.storage.object_clients import Endpoint, OptionValue, check_installed
+from zarr_manifests.storage.object_credentials import checked_credentials, function_named
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Storage
 
-__all__ = ["Location", "from_url", "refuse_options", "storage_of"]
+__all__ = ["Location", "from_url", "parse_options", "refuse_options", "storage_of"]
 
 type Location = str | os.PathLike[str] | Storage
 """What names a place: a path, a URL, or the storage itself."""
 
-_SLIPPED = re.compile(r"(file|memory|s3|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
+_SLIPPED = re.compile(r"(file|memory|s3a?|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_LOCAL_OPTIONS = {"force": bool, "follow_links": bool}
-_MEMORY_OPTIONS: dict[str, type] = {}
-_OBJECT_OPTIONS: Final[dict[str, dict[str, type]]] = {
+_LOCAL_OPTIONS: Final = {"force": bool, "follow_links": bool}
+_CLIENT_OPTIONS: Final[dict[str, type]] = {
+    "headers": Mapping,
+    "retries": int,
+    "timeout_s": float,
+    "connect_timeout_s": float,
+    "concurrency": int,
+}
+_STORE_OPTIONS: Final = {
+    "endpoint": str,
+    "allow_http": bool,
+    "anonymous": bool,
+    "credentials": Callable,
+    "storage_class": str,
+    **_CLIENT_OPTIONS,
+}
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "file": _LOCAL_OPTIONS,
+    "memory": {},
     "s3": {
         "region": str,
-        "endpoint": str,
-        "allow_http": bool,
-        "anonymous": bool,
         "virtual_hosted": bool,
+        "profile": str,
+        "requester_pays": bool,
+        **_STORE_OPTIONS,
     },
-    "gs": {"endpoint": str, "allow_http": bool, "anonymous": bool},
-    "az": {"account": str, "endpoint": str, "allow_http": bool, "anonymous": bool},
-    "http": {"allow_redirects": bool},
+    "gs": _STORE_OPTIONS,
+    "az": {"account": str, **_STORE_OPTIONS},
+    "http": {"allow_redirects": bool, **_CLIENT_OPTIONS},
 }
+_KINDS: Final = {
+    "file": "file",
+    "memory": "memory",
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "http": "http",
+    "https": "http",
+}
+_SPARK_AZURE: Final = re.compile(
+    r"([a-z0-9$-]+)@([a-z0-9]{3,24})\.(?:dfs|blob)\.core\.windows\.net(/.*)?"
+)
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,4096}")
+_SECRET_HEADER: Final = re.compile(
+    r"(?i).*(authorization|cookie|secret|token|password|credential|signature|key(?!-id)).*"
+)
+_MOST: Final = {"retries": 100, "timeout_s": 86400, "connect_timeout_s": 3600, "concurrency": 10000}
 _SECRET: Final = re.compile(r"(?i).*(key|secret|token|password|credential|sas|signature).*")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 # Characters that the client or the store would write differently.
@@ -49,31 +89,55 @@ _HTTP: Final = re.compile(
 )
 
 
-def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
+def from_url(
+    url: str | os.PathLike[str],
+    *,
+    credentials: Callable[[], object] | None = None,
+    **options: object,
+) -> Storage:
     """Open the storage that `url` names.
 
     Parameters
     ----------
     url : str or os.PathLike
         A path or `file://` URL of a local folder, `memory://<name>`, `s3://bucket/prefix`,
-        `gs://bucket/prefix`, `az://container/prefix`, or, read-only, `https://host/path`.
+        `gs://bucket/prefix`, `az://container/prefix`, or, read-only, `https://host/path`. Also as
+        Spark writes them: `s3a://`, `gcs://`, `abfs://container@account.dfs.core.windows.net/...`.
+    credentials : callable, optional
+        Called without arguments for the credentials of the object store, and again before they
+        expire. It returns a mapping, as the credential providers of obstore do: `access_key_id`,
+        `secret_access_key` and perhaps `token` on S3; `token` on Google Cloud; `token`,
+        `sas_token` or `access_key` on Azure; and perhaps `expires_at`, a datetime. Only the name
+        of a function or class goes to other processes, so it should be at the top of a module. By
+        default credentials come from the environment or from the machine.
     **options
         For a local folder: `force` (bool) also writes to network filesystems; `follow_links`
-        (bool) follows symbolic links in it. For object stores: `endpoint` (str), if it is not the
-        provider's own; `allow_http` (bool), if that is an http:// URL; `anonymous` (bool), to read
-        without credentials; on S3 `region` (str) and `virtual_hosted` (bool), if the bucket is part
-        of the host name; on Azure `account` (str). For a web server: `allow_redirects` (bool), to
-        follow redirects to other hosts. Credentials are not options: they come from the environment
-        or from the machine.
+        (bool) follows symbolic links in it.
+
+        For object stores: `endpoint` (str), if it is not the provider's own; `allow_http` (bool),
+        if that is an http:// URL; `anonymous` (bool), to read without credentials;
+        `storage_class` (str) of what is written.
+
+        On S3 `region` (str); `virtual_hosted` (bool), if the bucket is part of the host name;
+        `profile` (str), a profile of the AWS configuration, which needs the AWS SDK;
+        `requester_pays` (bool). On Azure `account` (str).
+
+        For a web server: `allow_redirects` (bool), to follow redirects to other hosts.
+
+        For object stores and web servers: `headers` (mapping of str to str), sent with every
+        request; `retries` (int), how often a request is repeated that fails; `timeout_s` (float)
+        for an answer, fifteen times as long for a body of more than 8 MiB; `connect_timeout_s`
+        (float); `concurrency` (int), the largest number of requests at a time.
 
     Raises
     ------
     UnsupportedStorageError
         If the scheme of the URL is not one of these, or needs a package that is not installed.
     ConfigError
-        If options are unknown or of the wrong type; it names all of them.
+        If options are unknown, of the wrong type or contradict each other; it names all of them.
     InvalidArgumentError
-        If the URL is malformed, or contains a user or a password.
+        If the URL is malformed, or contains a user or a password; or if `credentials` is not a
+        function.
 
     Examples
     --------
@@ -83,6 +147,97 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
     >>> from_url("/data/my%20winds").url, from_url("file:///data/my%20winds").path
     ('file:///data/my%2520winds', '/data/my winds')
     """
+    if credentials is not None:
+        options["credentials"] = checked_credentials(credentials)
+    scheme, rest, options = _split(url, options)
+    if scheme == "file":
+        return _local(rest, options)
+    if scheme == "memory":
+        return _memory(rest, options)
+    return _object(scheme, rest, options)
+
+
+def parse_options(url: str | os.PathLike[str], texts: Mapping[str, str]) -> dict[str, object]:
+    """Return the options of `from_url` for that URL, from text.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        The place, whose kind says which options there are.
+    texts : mapping of str to str
+        The options: `true` and `false`, numbers, a JSON object for `headers`, and
+        `module:function` for `credentials`.
+
+    Raises
+    ------
+    ConfigError
+        If options are unknown, or their text is not of the right kind; it names all of them.
+    InvalidArgumentError
+        If `credentials` names no function, or the URL is malformed.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage.url import parse_options
+    >>> parse_options("s3://bucket/winds", {"region": "eu-west-1", "retries": "3"})
+    {'region': 'eu-west-1', 'retries': 3}
+    """
+    scheme, _, _ = _split(url, {})
+    kind = _KINDS[scheme]
+    known, options, problems = _OPTIONS[kind], {}, []
+    for name, text in texts.items():
+        try:
+            options[name] = _READ[known[name]](text) if name in known else text
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    _check(scheme, options)
+    return options
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ValueError("must be a whole number")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("must be a number") from None
+
+
+def _pairs(text: str) -> object:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError('must be a JSON object, such as {"x-team": "winds"}')
+    return found
+
+
+_READ: Final[Mapping[Any, Callable[[str], object]]] = {
+    str: str,
+    bool: _flag,
+    int: _whole,
+    float: _number,
+    Mapping: _pairs,
+    Callable: function_named,
+}
+
+
+def _split(
+    url: str | os.PathLike[str], options: Mapping[str, object]
+) -> tuple[str, str, dict[str, object]]:
+    """The scheme, what follows it, and the options; for a local folder its path."""
     text = os.fsdecode(url)
     slipped = _SLIPPED.fullmatch(text)
     if slipped is not None:  # a pathlib.Path of a URL looks like this
@@ -92,23 +247,28 @@ def from_url(url: str | os.PathLike[str], **options: object) -> Storage:
         )
     split = _SCHEME.fullmatch(text)
     if split is None or not isinstance(url, str):
-        return _local(text, options)
+        return "file", text, dict(options)
     scheme, rest = split[1].lower(), split[2]
+    spark = _SPARK_AZURE.fullmatch(rest) if scheme in ("abfs", "abfss") else None
+    if spark is not None:
+        rest = f"{spark[1]}{spark[3] or ''}"
+        if options.get("account", spark[2]) != spark[2]:
+            raise ConfigError(["account: is another than the one in the URL"])
+        return "az", rest, {**options, "account": spark[2]}
     if "@" in rest.partition("/")[0]:
         raise InvalidArgumentError(
             f"a {scheme}:// URL with a user or password in it is refused, since URLs end up in "
             "logs and pickles: take them out of the URL"
         )
     if scheme == "file":
-        return _local(_file_path(rest), options)
-    if scheme == "memory":
-        return _memory(rest, options)
-    if scheme in ("s3", "gs", "az", "http", "https"):
-        return _object(scheme, rest, options)
-    raise UnsupportedStorageError(
-        f"{scheme}:// is not supported: use a local path, file://, memory://, s3://, gs://, az:// "
-        "or, to read only, https://"
-    )
+        return scheme, _file_path(rest), dict(options)
+    kind = _KINDS.get(scheme)
+    if kind is None:
+        raise UnsupportedStorageError(
+            f"{scheme}:// is not supported: use a local path, file://, memory://, s3://, gs://, "
+            "az:// or, to read only, https://"
+        )
+    return scheme if kind == "http" else kind, rest, dict(options)
 
 
 def storage_of(location: Location, storage_options: Mapping[str, object] | None = None) -> Storage:
@@ -143,7 +303,8 @@ def storage_of(location: Location, storage_options: Mapping[str, object] | None 
     options: object = {} if storage_options is None else storage_options
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise InvalidArgumentError("storage_options is a mapping, such as {'region': 'eu-west-1'}")
-    return from_url(location, **options)
+    arguments: dict[str, Any] = dict(options)
+    return from_url(location, **arguments)
 
 
 def refuse_options(what: str, storage_options: Mapping[str, object] | None) -> None:
@@ -162,13 +323,13 @@ def refuse_options(what: str, storage_options: Mapping[str, object] | None) -> N
 
 
 def _local(path: str, options: Mapping[str, object]) -> LocalStorage:
-    _check_options("a local folder", options, _LOCAL_OPTIONS)
+    _check("file", options)
     force, follow_links = (bool(options.get(name)) for name in ("force", "follow_links"))
     return LocalStorage(path, force=force, follow_links=follow_links)
 
 
 def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
-    _check_options("memory://", options, _MEMORY_OPTIONS)
+    _check("memory", options)
     if not name:
         raise InvalidArgumentError(
             "memory:// needs a name, as in memory://my-data, to be opened a second time; "
@@ -178,9 +339,8 @@ def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
 
 
 def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStorage:
-    kind = "http" if scheme == "https" else scheme
-    _refuse_secrets(options)
-    _check_options(f"{scheme}://", options, _OBJECT_OPTIONS[kind])
+    kind = _KINDS[scheme]
+    _check(scheme, options)
     check_installed(scheme)
     if kind == "http":
         if not _HTTP.fullmatch(rest):
@@ -203,50 +363,23 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
             "segment of the prefix empty, '.' or '..', and none of the characters "
             '\\ { } ^ % ` [ ] " < > ~ # | * ? in it'
         )
-    _check_endpoint(options.get("endpoint"))
     if kind == "az" and not (
         options.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     ):
         raise ConfigError(["account: az:// needs the name of the storage account: account='...'"])
-    return ObjectStorage(Endpoint(kind, bucket, prefix, _given(options)))
+    credentials: Any = options.get("credentials")
+    return ObjectStorage(Endpoint(kind, bucket, prefix, _given(options), credentials))
 
 
-def _given(options: Mapping[str, object]) -> tuple[tuple[str, str | bool], ...]:
-    given = ((name, value) for name, value in options.items() if isinstance(value, str | bool))
-    return tuple(sorted(given))
-
-
-def _refuse_secrets(options: Mapping[str, object]) -> None:
-    secret = [name for name in options if _SECRET.fullmatch(name)]
-    if secret:
-        raise ConfigError(
-            [
-                f"{name}: a secret cannot be a storage option, since options end up in pickles: "
-                "set the provider's own environment variables, such as AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY"
-                for name in secret
-            ]
-        )
-
-
-def _check_endpoint(endpoint: object) -> None:
-    if endpoint is None:
-        return
-    split = _SCHEME.fullmatch(str(endpoint))
-    if (
-        split is None
-        or split[1].lower() not in ("http", "https")
-        or "@" in split[2]
-        or not _HTTP.fullmatch(split[2])
-    ):
-        raise ConfigError(
-            [
-                (
-                    "endpoint: must be of the form https://host or http://host:port, without a "
-                    "user, a password or a query"
-                )
-            ]
-        )
+def _given(options: Mapping[str, object]) -> tuple[tuple[str, OptionValue], ...]:
+    """The options as they are kept, without those that are off or left out."""
+    kept: dict[str, OptionValue] = {}
+    for name, value in options.items():
+        if isinstance(value, str | int | float):
+            kept[name] = value
+        elif isinstance(value, Mapping):
+            kept[name] = tuple(sorted(value.items()))
+    return tuple(sorted(kept.items()))
 
 
 def _file_path(rest: str) -> str:
@@ -258,14 +391,74 @@ def _file_path(rest: str) -> str:
     return os.fsdecode(urllib.parse.unquote_to_bytes(slash + path))
 
 
-def _check_options(place: str, options: Mapping[str, object], known: Mapping[str, type]) -> None:
+def _check(scheme: str, options: Mapping[str, object]) -> None:
+    """Report all faults of the options at once."""
+    known = _OPTIONS[_KINDS[scheme]]
+    place = "a local folder" if scheme == "file" else f"{scheme}://"
     takes = f"{place} takes {', '.join(known) or 'no options'}"
-    problems = [
-        f"{name}: unknown storage option; {takes}"
-        if name not in known
-        else f"{name}: must be of type {known[name].__name__}"
-        for name, value in options.items()
-        if name not in known or not isinstance(value, known[name])
-    ]
+    problems = []
+    for name, value in options.items():
+        if name in known:
+            problem = _fault(name, value, known[name])
+        elif name != "credentials" and _SECRET.fullmatch(name):
+            problem = (
+                "a secret cannot be a storage option, since options end up in pickles: give a "
+                "function, credentials=..., or set the provider's own environment variables, such "
+                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
+        else:
+            problem = f"unknown storage option; {takes}"
+        problems += [f"{name}: {problem}"] if problem else []
+    sources = [name for name in ("anonymous", "profile", "credentials") if options.get(name)]
+    if len(sources) > 1:
+        problems.append(f"{sources[1]}: contradicts {sources[0]}; give one of them")
     if problems:
         raise ConfigError(problems)
+
+
+def _fault(name: str, value: object, due: Any) -> str:
+    """What is wrong with a value; empty if nothing is."""
+    if due is Mapping:
+        return _fault_of_headers(value)
+    if due in (int, float):
+        most = _MOST[name]
+        kinds = (int,) if due is int else (int, float)
+        least = 0 if name == "retries" else 1 if due is int else 0.001
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            return f"must be of type {due.__name__}, from {least} to {most}"
+        return ""
+    if not isinstance(value, due):
+        return f"must be of type {due.__name__}"
+    return _fault_of_endpoint(value) if name == "endpoint" else ""
+
+
+def _fault_of_headers(value: object) -> str:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str)
+        and _HEADER.fullmatch(name)
+        and isinstance(text, str)
+        and _HEADER_VALUE.fullmatch(text)
+        for name, text in value.items()
+    ):
+        return "must be a mapping of names of headers to text in ASCII"
+    if any(_SECRET_HEADER.fullmatch(name) for name in value):
+        return (
+            "must hold no secrets, since options end up in pickles: give credentials by a "
+            "function, credentials=..."
+        )
+    return ""
+
+
+def _fault_of_endpoint(endpoint: object) -> str:
+    split = _SCHEME.fullmatch(str(endpoint))
+    if (
+        split is None
+        or split[1].lower() not in ("http", "https")
+        or "@" in split[2]
+        or not _HTTP.fullmatch(split[2])
+    ):
+        return (
+            "must be of the form https://host or http://host:port, without a user, a password or a "
+            "query"
+        )
+    return ""

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 
 from zarr_manifests.errors import (
     ConfigError,
@@ -165,7 +165,7 @@ class VirtualContainer:
 def storage_of(container: VirtualContainer) -> ObjectStorage:
     """The bucket, or the web server, of a remote container; opened once in a process."""
     scheme, path = container.place
-    options = dict(container.options)
+    options: dict[str, Any] = dict(container.options)
     if container.credentials is not None:
         options["credentials"] = container.credentials
     storage = from_url(f"{scheme}://{path.partition('/')[0]}", **options)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -41,7 +41,7 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import metered
+from zarr_manifests.storage.metered import metered, place_of
 
 __all__ = [
     "freeze",
@@ -56,7 +56,7 @@ __all__ = [
 
 _MOST_SENT: Final = 8192
 """A copy sends at most about so many refs of an array, and spills the others: about 80 KiB."""
-_VIEWS: OrderedDict[tuple[str, str], SnapshotView] = OrderedDict()
+_VIEWS: OrderedDict[tuple[Hashable, str], SnapshotView] = OrderedDict()
 _VIEWS_KEPT: Final = 8
 _VIEWS_LOCK = ForkSafeLock()
 _DIFFER: Final = (
@@ -162,7 +162,7 @@ def _context(state: ForkState, runtime: Runtime) -> Context:
 
 def _view(context: ReadContext, state: ForkState) -> SnapshotView:
     """The snapshot, opened once per process for all copies of it."""
-    place = (state.storage.url, state.head.key)
+    place = (place_of(state.storage), state.head.key)
     with _VIEWS_LOCK:
         view = _VIEWS.get(place)
         if view is not None:

@@ -1,0 +1,288 @@
+"""Credentials by a function: who is asked, when again, and where no secret is found."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import zarr
+
+import accounts
+import zarr_manifests as zm
+from zarr_manifests.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    StorageError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.storage import ObjectStorage, from_url
+
+
+@pytest.fixture
+def signed(small_store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The requests; the environment has the address and no credentials."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    accounts.ASKED.clear()
+    requests: list[Any] = []
+    small_store.faults.append(requests.append)
+    yield requests
+    accounts.ASKED.clear()
+
+
+def _open(credentials: Any, **options: Any) -> ObjectStorage:
+    storage = from_url("s3://bucket/prefix", credentials=credentials, **options)
+    assert isinstance(storage, ObjectStorage)
+    return storage
+
+
+def _who(requests: list[Any]) -> list[str]:
+    return [r.headers["Authorization"].partition("Credential=")[2].split("/")[0] for r in requests]
+
+
+def test_two_accounts_in_one_process(signed: list[Any]) -> None:
+    alice, bob = _open(accounts.alice), _open(accounts.bob)
+    alice.put("a", b"1")
+    bob.put("b", b"2")
+    alice.get("a")
+    assert _who(signed) == ["ALICE", "BOB", "ALICE"]
+    assert [r.headers.get("x-amz-security-token", "") for r in signed] == [
+        "",
+        f"{accounts.SECRET}token",
+        "",
+    ]
+    assert accounts.ASKED == ["ALICE", "BOB"]
+
+
+def test_credentials_are_asked_for_again_when_they_expire(signed: list[Any]) -> None:
+    storage = _open(accounts.brief)
+    for key in ("a", "b"):
+        storage.put(key, b"1")
+        signed.clear()
+        while _who(signed)[-1:] in ([], ["BRIEF0"]):  # the client waits a moment between two
+            storage.get(key)
+    assert len(accounts.ASKED) > 1
+
+
+@pytest.mark.parametrize("asked", [accounts.awaited, accounts.Provider])
+def test_coroutines_and_classes(signed: list[Any], asked: Any) -> None:
+    storage = _open(asked)
+    storage.put("a", b"1")
+
+    async def within_a_loop() -> bytes:
+        return storage.get("a") + await storage.get_async("a", 0, 1)
+
+    assert asyncio.run(within_a_loop()) == b"11"
+    due = {accounts.awaited: ["AWAITED"], accounts.Provider: ["made", "CLASS"]}[asked]
+    assert accounts.ASKED == due
+    assert set(_who(signed)) == {due[-1]}
+
+
+def test_a_class_of_obstore_serves(signed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")  # given credentials take precedence
+    storage = _open(lambda: {**accounts.alice(), "token": None, "expires_at": None})
+    storage.put("a", b"1")
+    assert _who(signed) == ["ALICE"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (accounts.failing, "raised an error; call it yourself"),
+        (accounts.no_mapping, "did not return a mapping"),
+        (accounts.other_keys, "did not return what is due"),
+        (accounts.naive_time, "no datetime with a time zone"),
+    ],
+)
+@pytest.mark.usefixtures("impatient", "signed")
+def test_faults_of_the_function_are_told_without_its_words(given: Any, says: str) -> None:
+    with pytest.raises(StorageError, match=says) as raised:
+        _open(given).get("a")
+    assert accounts.SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.parametrize("given", [{"secret_access_key": accounts.SECRET}, accounts.SECRET, 5])
+def test_secrets_are_no_credentials(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="a function without arguments") as raised:
+        _open(given)
+    assert accounts.SECRET not in str(raised.value)
+
+
+def test_who_gives_credentials_is_said_once() -> None:
+    with pytest.raises(ConfigError, match="contradicts anonymous"):
+        _open(accounts.alice, anonymous=True)
+    with pytest.raises(ConfigError, match="contradicts profile"):
+        _open(accounts.alice, profile="winds")
+
+
+@pytest.mark.parametrize("url", ["winds", "memory://winds", "https://host/winds"])
+def test_only_object_stores_take_credentials(url: str) -> None:
+    with pytest.raises(ConfigError, match="credentials: unknown storage option"):
+        from_url(url, credentials=accounts.alice)
+
+
+def test_a_pickle_names_the_function(signed: list[Any]) -> None:
+    storage = _open(accounts.alice)
+    storage.put("a", b"1")
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        data = dumps(storage)
+        assert accounts.SECRET.encode() not in data
+        again = pickle.loads(data)
+        assert again.place == storage.place
+        assert again.get("a") == b"1"
+    assert set(_who(signed)) == {"ALICE"}
+
+
+@pytest.mark.parametrize("made", [partial(dict), accounts.Provider()])
+def test_what_has_no_name_is_not_pickled(made: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="give a function or class at the top"):
+        pickle.dumps(_open(made))
+
+
+def test_what_a_notebook_defines_is_not_pickled_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    # cloudpickle would take the code of such a function, with the secrets in it.
+    def theirs() -> dict[str, str]:
+        return {"access_key_id": "PLANTEDid", "secret_access_key": "PLANTEDsecret"}
+
+    theirs.__module__, theirs.__qualname__ = "__main__", "theirs"
+    monkeypatch.setattr(sys.modules["__main__"], "theirs", theirs, raising=False)
+    data = cloudpickle.dumps(_open(theirs))
+    assert b"PLANTED" not in data
+    monkeypatch.delattr(sys.modules["__main__"], "theirs")
+    with pytest.raises(InvalidArgumentError, match="are not there in this process"):
+        pickle.loads(data)
+
+
+READER = """
+import pickle, sys, zarr
+repo, store = pickle.load(sys.stdin.buffer)
+array = zarr.open_array(store, path="t", mode="r")
+assert array[:].tolist() == [1.0, 2.0], array[:]
+with repo.transaction(message="from another process") as store:
+    zarr.open_array(store, path="t")[0] = 5.0
+import accounts
+print(accounts.ASKED)
+"""
+
+
+def test_another_process_asks_for_credentials_itself(signed: list[Any]) -> None:
+    repo = zm.Repository.create(
+        "s3://bucket/prefix", storage_options={"credentials": accounts.alice}
+    )
+    with repo.transaction(message="two values") as store:
+        zarr.create_array(store, name="t", data=np.array([1.0, 2.0]))
+    data = pickle.dumps((repo, repo.readonly_session().store))
+    assert accounts.SECRET.encode() not in data
+    signed.clear()
+    found = subprocess.run(
+        [sys.executable, "-c", READER],
+        input=data,
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert found.returncode == 0, found.stderr.decode()
+    assert b"ALICE" in found.stdout
+    assert set(_who(signed)) == {"ALICE"}
+    assert len(list(repo.ancestry(branch="main"))) == 3
+
+
+def test_planted_secrets_are_found_nowhere(
+    small_store: Any, signed: list[Any], impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    options = {"credentials": accounts.bob, "headers": {"x-team": "winds"}}
+    repo = zm.Repository.create("s3://bucket/prefix", storage_options=options)
+    with repo.transaction(message="two values") as store:
+        zarr.create_array(store, name="t", data=np.array([1.0, 2.0]))
+    session = repo.readonly_session()
+    place = repo.storage.place  # type: ignore[attr-defined]
+    said = [
+        *(repr(one) for one in (repo, repo.storage, place, session, session.store)),
+        *(repo.url, repo._repr_html_(), repr(vars(repo))),
+        repr(list(repo.ops_log())),
+    ]
+    small_store.faults.append(
+        lambda request: type(small_store.perform(request)).refusal(
+            403, "AccessDenied", str(request.headers)
+        )
+    )
+    with pytest.raises(StorageError) as raised:
+        zm.Repository.open("s3://bucket/prefix", storage_options=options)
+    said += traceback.format_exception(raised.value)
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        said.append(dumps((repo, session.store)).decode("latin-1"))
+    said += [caplog.text]
+    said += [data.decode("latin-1") for data in small_store.objects.values()]
+    assert {"BOB"} == set(_who(signed))
+    assert not [text for text in said if accounts.SECRET in text]
+
+
+# --- profiles ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text(
+        "[profile winds]\nregion = eu-north-1\n\n[profile spoiled]\ncredential_process = false\n"
+    )
+    (tmp_path / "credentials").write_text(
+        f"[winds]\naws_access_key_id = WINDS\naws_secret_access_key = {accounts.SECRET}\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+def _profiled(profile: str, **options: Any) -> ObjectStorage:
+    storage = from_url("s3://bucket/prefix", profile=profile, **options)
+    assert isinstance(storage, ObjectStorage)
+    return storage
+
+
+@pytest.mark.usefixtures("profiles")
+def test_a_profile_gives_credentials_and_region(
+    signed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    storage = _profiled("winds")
+    storage.put("a", b"1")
+    again = pickle.loads(pickle.dumps(storage))
+    assert accounts.SECRET.encode() not in pickle.dumps(storage)
+    assert again.get("a") == b"1"
+    _profiled("winds", region="eu-west-3").get("a")
+    assert set(_who(signed)) == {"WINDS"}
+    regions = [r.headers["Authorization"].split("/")[2] for r in signed]
+    assert regions == ["eu-north-1", "eu-north-1", "eu-west-3"]
+
+
+@pytest.mark.usefixtures("profiles", "impatient", "signed")
+def test_faults_of_profiles_are_told() -> None:
+    with pytest.raises(InvalidArgumentError, match="there is no such profile"):
+        _profiled("absent").get("a")
+    with pytest.raises(StorageError, match="no valid credentials for the profile") as raised:
+        _profiled("spoiled").get("a")
+    assert accounts.SECRET not in str(raised.value)
+
+
+def test_a_profile_needs_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "botocore" else real(name)
+    )
+    with pytest.raises(UnsupportedStorageError, match="pip install boto3"):
+        _profiled("winds").get("a")

@@ -1,0 +1,244 @@
+"""Credentials that a caller gives by a function, for the client of an object store.
+
+Invariants:
+
+- A secret is passed from the function to the client, and kept nowhere else. What the function
+  raises is not passed on either, since it may contain one.
+- *A pickle holds a reference*: the module and the name of the function. Pickles made by value, as
+  cloudpickle makes them of what a notebook defines, would contain the secrets in its code.
+- *Credentials are renewed*: the client asks again before the time `expires_at`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from datetime import datetime
+from typing import Any, Final
+
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.runtime import start_thread
+
+__all__ = [
+    "FAILED",
+    "FAULTS",
+    "Provider",
+    "checked_credentials",
+    "function_named",
+    "profile_provider",
+    "profile_region",
+    "reference_to",
+]
+
+FAILED: Final = "zarr-manifests credentials: "
+"""How the message of a failed provider begins; a key of `FAULTS` follows."""
+
+FAULTS: Final = {
+    "raised": "the function given as credentials raised an error; call it yourself to see it",
+    "no-mapping": "the function given as credentials did not return a mapping",
+    "no-time": "the function given as credentials returned an `expires_at` that is no datetime "
+    "with a time zone",
+    "keys": "the function given as credentials did not return what is due: on S3 access_key_id, "
+    "secret_access_key and perhaps token, on Google Cloud token, on Azure token, sas_token or "
+    "access_key; all of them text, and perhaps expires_at",
+    "profile": "the AWS SDK has no valid credentials for the profile; log in again, as with "
+    "`aws sso login`, or check the profile",
+}
+"""What was wrong with a provider, without any text of its own."""
+
+_ANSWERS: Final = {
+    "s3": ({"access_key_id", "secret_access_key"},),
+    "gs": ({"token"},),
+    "az": ({"token"}, {"sas_token"}, {"access_key"}),
+}
+_OPTIONAL: Final = {"s3": {"token"}, "gs": set[str](), "az": set[str]()}
+
+
+def checked_credentials(given: object) -> Callable[[], object]:
+    """Return the credentials if they are a function or a provider.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they are anything else, such as the secrets themselves.
+    """
+    if not callable(given):
+        raise InvalidArgumentError(
+            f"credentials is a function without arguments that returns them, not a "
+            f"{type(given).__name__}: secrets themselves would end up in pickles and logs"
+        )
+    try:
+        hash(given)
+    except TypeError:
+        raise InvalidArgumentError("the object given as credentials is not hashable") from None
+    return given
+
+
+def reference_to(credentials: Callable[[], object]) -> str:
+    """Return `module:name` of a function or class, by which another process finds it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it has no name in a module.
+    """
+    module = getattr(credentials, "__module__", None)
+    name = getattr(credentials, "__qualname__", None)
+    found: object = importlib.import_module(module) if module and name else None
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    if found is not credentials:
+        raise InvalidArgumentError(
+            "these credentials cannot be sent to another process, since only their name is sent, "
+            "and never a secret: give a function or class at the top of a module"
+        )
+    return f"{module}:{name}"
+
+
+def function_named(reference: str) -> Callable[[], object]:
+    """Return the function or class with that `module:name`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If this process has none of that name.
+    """
+    module, colon, name = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module) if module and colon and name else None
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if not callable(found):
+        raise InvalidArgumentError(
+            f"credentials {reference[:200]!r} are not there in this process: give module:function "
+            "of a function in a module that every process can import"
+        )
+    checked: Callable[[], object] = found
+    return checked
+
+
+class Provider:
+    """What the client calls for credentials; its errors say nothing of them.
+
+    Parameters
+    ----------
+    kind : str
+        `"s3"`, `"gs"` or `"az"`.
+    credentials : callable
+        Returns a mapping as obstore's credential providers do. A class is instantiated once.
+    fault : str
+        The key in `FAULTS` for when it raises.
+    """
+
+    def __init__(
+        self, kind: str, credentials: Callable[[], object], *, fault: str = "raised"
+    ) -> None:
+        self._fault = fault
+        self._kind = kind
+        self._credentials = credentials
+        self._ask: Callable[[], Any] | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        try:
+            found = self._found()
+        except Exception:  # noqa: BLE001 - whatever it raises may contain a secret
+            found = None
+            failed = True
+        else:
+            failed = False
+        if failed:  # outside of the handler, else the error would have that one as its context
+            raise RuntimeError(FAILED + self._fault)
+        return self._checked(found)
+
+    def _found(self) -> object:
+        if self._ask is None:
+            made: Any = self._credentials
+            self._ask = made() if isinstance(made, type) else made
+        found = self._ask()
+        if inspect.iscoroutine(found):
+            return _awaited(found)
+        return found
+
+    def _checked(self, found: object) -> dict[str, Any]:
+        if not isinstance(found, Mapping):
+            raise TypeError(FAILED + "no-mapping")
+        answer = dict(found)
+        expires_at = answer.pop("expires_at", None)
+        if expires_at is not None and not (isinstance(expires_at, datetime) and expires_at.tzinfo):
+            raise ValueError(FAILED + "no-time")
+        names = answer.keys() - _OPTIONAL[self._kind]
+        if names not in _ANSWERS[self._kind] or not all(
+            isinstance(answer[name], str) and answer[name] for name in names
+        ):
+            raise ValueError(FAILED + "keys")
+        given = {"token": None} if self._kind == "s3" else {}
+        return given | answer | {"expires_at": expires_at}
+
+
+def _awaited(found: Coroutine[Any, Any, object]) -> object:
+    """What it returns, from a thread of its own: this one may have a running loop."""
+    done: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(asyncio.run(found))
+        except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
+            done.set_exception(error)
+
+    start_thread(run)
+    return done.result()
+
+
+def _session(profile: str) -> Any:
+    """The session of the AWS SDK for that profile."""
+    if importlib.util.find_spec("botocore") is None:
+        raise UnsupportedStorageError(
+            "profile needs the AWS SDK for Python: pip install boto3 (or aiobotocore)"
+        )
+    session: Any = importlib.import_module("botocore.session")
+    made = session.Session(profile=profile)
+    if profile not in made.available_profiles:
+        raise InvalidArgumentError(
+            "there is no such profile in the AWS configuration (~/.aws/config, ~/.aws/credentials)"
+        )
+    return made
+
+
+def profile_region(profile: str) -> str | None:
+    """Return the region that the profile sets, if any."""
+    region = _session(profile).get_config_variable("region")
+    return None if region is None else str(region)
+
+
+def profile_provider(profile: str) -> Provider:
+    """Return a provider for a profile of the AWS configuration.
+
+    The SDK resolves it: keys, roles to assume, processes, and tokens that `aws sso login` left.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If the SDK is not installed.
+    InvalidArgumentError
+        If there is no such profile.
+    """
+    session = _session(profile)
+
+    def credentials() -> dict[str, Any]:
+        found = session.get_credentials()  # resolved once, and renewed by the SDK
+        keys = found.get_frozen_credentials()
+        expires_at = getattr(found, "_expiry_time", None)
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": expires_at,
+        }
+
+    return Provider("s3", credentials, fault="profile")
