@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError, StorageError
 from zarr_manifests.storage import MemoryStorage
 
 DS = xr.Dataset({"t": ("x", [1.0, 2.0])})
@@ -51,12 +51,11 @@ def test_options_are_refused_for_a_repository(name: str) -> None:
 
 
 def test_options_are_used(tmp_path: Any) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    options = {"follow_links": True}
-    zm.write(DS, tmp_path / "link" / "a", message="write", storage_options=options)
-    with xr.open_dataset(
-        tmp_path / "link" / "a", engine="zarr_manifests", storage_options=options
-    ) as found:
-        assert found.identical(DS)
-    assert zm.Repository.open(str(tmp_path / "link" / "a"), storage_options=options)
+    at, options = tmp_path / "winds", {"follow_links": True}
+    zm.write(DS, at, message="write")
+    (at / "current").rename(tmp_path / "current")
+    (at / "current").symlink_to(tmp_path / "current")
+    for name in ("open", "open_or_create", "exists", "engine", "groups"):
+        with pytest.raises(StorageError, match="follow_links=True"):
+            ENTRANCES[name](at)
+        assert ENTRANCES[name](at, storage_options=options)

@@ -79,6 +79,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "options": ("max-delta-count=7", "commits.mode=rewrite"),
     "settings": ("max-delta-count=7", "commits.mode=rewrite"),
     "depth": ("1",),
+    "option": ("force=true",),
 }
 """Usual words by parameter."""
 
@@ -112,7 +113,17 @@ def unusual(parameter: Any) -> tuple[str, ...]:
         return NUMBERS
     if parameter.type_descriptor.annotation is Path:
         return PLACES
-    return (*TEXTS, *SPANS, *REFS, "a=b", "=", "a=", "commits.mode=[", "max-delta-count=-1")
+    return (
+        *TEXTS,
+        *SPANS,
+        *REFS,
+        "a=b",
+        "=",
+        "a=",
+        "commits.mode=[",
+        "max-delta-count=-1",
+        "force=x",
+    )
 
 
 def is_flag(parameter: Any) -> bool:

@@ -8,9 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from zarr_manifests.cli.console import Url, bytes_text, columns, console
+from zarr_manifests.cli.console import (
+    Options,
+    Url,
+    bytes_text,
+    columns,
+    console,
+    open_at,
+)
 from zarr_manifests.reports import CompactionReport
-from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
@@ -36,9 +42,10 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Estimate it, and write nothing.")
     ] = False,
+    option: Options = None,
 ) -> None:
     """Merge the deltas of a branch, as a commit that changes no data."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     out = console()
     with out.status(f"Compacting {branch} ..."):
         report = repo.compact(branch, mode.value, dry_run=dry_run)

@@ -9,12 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from zarr_manifests.cli.console import Url, write_error
+from zarr_manifests.cli.console import (
+    Options,
+    Url,
+    open_at,
+    write_error,
+)
 from zarr_manifests.config import RepositoryConfig, config_schema
 from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES, load_yaml
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.repository import Repository
 
 __all__ = ["app", "read_config"]
 
@@ -24,9 +28,9 @@ File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", 
 
 
 @app.command()
-def show(url: Url) -> None:
+def show(url: Url, option: Options = None) -> None:
     """Print the saved configuration as YAML."""
-    typer.echo(Repository.open(url).config.to_yaml(), nl=False)
+    typer.echo(open_at(url, option).config.to_yaml(), nl=False)
 
 
 @app.command(name="set")
@@ -36,18 +40,19 @@ def set_options(
         list[str],
         typer.Argument(help="Such as commits.mode=rewrite; values are YAML.", show_default=False),
     ],
+    option: Options = None,
 ) -> None:
     """Change options and save them, all or none."""
     given: dict[str, Any] = {}
-    for option in options:
-        _put(given, option)
-    Repository.open(url).save_config(given)
+    for one in options:
+        _put(given, one)
+    open_at(url, option).save_config(given)
 
 
 @app.command()
-def apply(url: Url, file: File) -> None:
+def apply(url: Url, file: File, option: Options = None) -> None:
     """Save the configuration in a file; options that the file leaves out get their defaults."""
-    Repository.open(url).save_config(read_config(file))
+    open_at(url, option).save_config(read_config(file))
 
 
 @app.command()

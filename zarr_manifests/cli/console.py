@@ -12,12 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
+from zarr_manifests.storage.url import parse_options
 
 __all__ = [
     "Branch",
+    "Options",
     "SnapshotId",
     "Tag",
     "Url",
@@ -25,8 +28,10 @@ __all__ = [
     "columns",
     "console",
     "count_text",
+    "open_at",
     "session_at",
     "snapshot_at",
+    "storage_options",
     "time_text",
     "totals_text",
     "write_error",
@@ -52,9 +57,42 @@ SnapshotId = Annotated[
 ]
 
 
-def session_at(url: str, branch: str | None, tag: str | None, snapshot: str | None) -> Session:
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="How to reach the storage, such as region=eu-west-1; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
+def storage_options(url: str, given: list[str] | None) -> dict[str, object]:
+    """Return the storage options that `--option name=value` gives."""
+    texts = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name or name in texts:
+            raise InvalidArgumentError("--option takes name=value, and each name once")
+        texts[name] = value
+    # As in `python -m`: credentials may be a function in a file of the working directory.
+    if "credentials" in texts and "" not in sys.path:
+        sys.path.insert(0, "")
+    return parse_options(url, texts)
+
+
+def open_at(url: str, option: list[str] | None) -> Repository:
+    """Open the repository at that URL."""
+    return Repository.open(url, storage_options=storage_options(url, option))
+
+
+def session_at(
+    url: str, option: list[str] | None, branch: str | None, tag: str | None, snapshot: str | None
+) -> Session:
     """Open a read-only session at the snapshot that the options select."""
-    return Repository.open(url).readonly_session(branch, tag=tag, snapshot_id=snapshot)
+    return open_at(url, option).readonly_session(branch, tag=tag, snapshot_id=snapshot)
 
 
 def snapshot_at(repo: Repository, ref: str) -> str:

@@ -10,10 +10,15 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from zarr_manifests.cli.console import Url, console, count_text
+from zarr_manifests.cli.console import (
+    Options,
+    Url,
+    console,
+    count_text,
+    open_at,
+)
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import Change, Operation, moved_tops
-from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
@@ -44,9 +49,10 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line, as records to replay.")
     ] = False,
+    option: Options = None,
 ) -> None:
     """Show what changed after START up to END: nodes made, changed, gone, moved; and chunks."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     with Console(stderr=True).status("following the history") as status:
 
         def show(commits: int) -> None:

@@ -9,17 +9,18 @@ from rich.text import Text
 
 from zarr_manifests.cli.console import (
     Branch,
+    Options,
     SnapshotId,
     Tag,
     Url,
     bytes_text,
     columns,
     console,
+    open_at,
     session_at,
 )
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import Amount, ArrayStats, Totals
-from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
@@ -36,13 +37,14 @@ def run(
     path: Annotated[
         str | None, typer.Option("--array", help="How far this array is filled.")
     ] = None,
+    option: Options = None,
 ) -> None:
     """Show how many chunks and bytes each array has: inline, native and virtual."""
     if path is not None:
-        repo = Repository.open(url)
+        repo = open_at(url, option)
         _print_stats(repo.du(branch, path=path, tag=tag, snapshot_id=snapshot))
         return
-    session = session_at(url, branch, tag, snapshot)
+    session = session_at(url, option, branch, tag, snapshot)
     if totals:
         _print_totals(session.totals())
         return

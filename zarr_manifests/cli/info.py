@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from rich.table import Table
 
 from zarr_manifests.cli.console import (
+    Options,
     Url,
     bytes_text,
     columns,
     console,
     count_text,
+    open_at,
     time_text,
     written_text,
 )
@@ -31,9 +33,9 @@ __all__ = ["run"]
 _SHOWN_REFS = 20
 
 
-def run(url: Url) -> None:
+def run(url: Url, option: Options = None) -> None:
     """Show what a repository is, its branches and tags, and its size."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
     out = console()
     out.print(_facts(repo, root))

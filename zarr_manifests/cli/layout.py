@@ -11,6 +11,7 @@ from rich.console import Console
 from zarr_manifests.cli.config import read_config
 from zarr_manifests.cli.console import (
     Branch,
+    Options,
     SnapshotId,
     Tag,
     Url,
@@ -18,12 +19,12 @@ from zarr_manifests.cli.console import (
     columns,
     console,
     count_text,
+    open_at,
 )
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import absolute, no_array
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
-from zarr_manifests.repository import Repository
 
 __all__ = ["run_explain", "run_plan"]
 
@@ -45,9 +46,10 @@ def run_explain(
     tag: Tag = None,
     snapshot: SnapshotId = None,
     plot: Plot = None,
+    option: Options = None,
 ) -> None:
     """Show each array's matching rule, its set and manifests, and why it overflowed."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     layout = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
     out = console()
     out.print(layout.snapshot_id, style="yellow")
@@ -68,10 +70,11 @@ def run_plan(
     tag: Tag = None,
     snapshot: SnapshotId = None,
     plot: Plot = None,
+    option: Options = None,
 ) -> None:
     """Show what a full compaction with another configuration would give, without writing."""
     given = read_config(config)
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     before = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
     after = repo.plan_manifests(given, branch, tag=tag, snapshot_id=snapshot)
     out = console()

@@ -11,10 +11,12 @@ from rich.text import Text
 
 from zarr_manifests.cli.console import (
     Branch,
+    Options,
     SnapshotId,
     Tag,
     Url,
     console,
+    open_at,
     time_text,
     totals_text,
     written_text,
@@ -34,9 +36,10 @@ def run(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="At most so many snapshots; 0 for all.")
     ] = 20,
+    option: Options = None,
 ) -> None:
     """Show the history, newest first: snapshot, time, kind, refs, message and size."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     most = limit + 1 if limit else None  # one more shows whether there are older ones
     history = repo.ancestry(branch, tag=tag, snapshot_id=snapshot, limit=most)
     names = _ref_names(repo)

@@ -12,11 +12,14 @@ from typing import Annotated
 import typer
 
 from zarr_manifests.cli.console import (
+    Options,
     Url,
     bytes_text,
     columns,
     console,
     count_text,
+    open_at,
+    storage_options,
     time_text,
 )
 from zarr_manifests.config.snapshots import duration_of
@@ -60,11 +63,15 @@ _Limit = Annotated[int, typer.Option("--limit", help="How many to show.", min=1)
 
 
 def run_expire(
-    url: Url, keep_last: _KeepLast = None, max_age: _MaxAge = None, dry_run: _DryRun = False
+    url: Url,
+    keep_last: _KeepLast = None,
+    max_age: _MaxAge = None,
+    dry_run: _DryRun = False,
+    option: Options = None,
 ) -> None:
     """Remove old snapshots from the history; `gc` deletes what only they needed."""
     age = None if max_age is None else _duration(max_age)
-    report = Repository.open(url).expire_snapshots(keep_last, age, dry_run=dry_run)
+    report = open_at(url, option).expire_snapshots(keep_last, age, dry_run=dry_run)
     verb = "would expire" if dry_run else "expired"
     table = columns("branch", verb, "kept", right=(verb, "kept"), whole=("branch",))
     for name, kept in sorted(report.kept.items()):
@@ -72,9 +79,11 @@ def run_expire(
     console().print(table)
 
 
-def run_gc(url: Url, grace: _Grace = "24h", dry_run: _DryRun = False) -> None:
+def run_gc(
+    url: Url, grace: _Grace = "24h", dry_run: _DryRun = False, option: Options = None
+) -> None:
     """Delete objects that nothing refers to; safe beside writers and readers."""
-    repo, wait = Repository.open(url), _duration(grace)
+    repo, wait = open_at(url, option), _duration(grace)
     with _progress() as progress:
         report = repo.garbage_collect(wait, dry_run=dry_run, progress=progress)
     _show(report)
@@ -87,9 +96,10 @@ def run_repack(
         float, typer.Option("--min-live", help="The part of a pack that has to be live.")
     ] = 0.5,
     dry_run: _DryRun = False,
+    option: Options = None,
 ) -> None:
     """Move chunks out of packs that are mostly dead, as a commit that changes no data."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     with _progress() as progress:
         report = repo.repack(branch, min_live, dry_run=dry_run, progress=progress)
     _show_repacking(report)
@@ -101,9 +111,10 @@ def run_statistics(
         list[str] | None, typer.Argument(help="The arrays; by default all.", show_default=False)
     ] = None,
     branch: Annotated[str, typer.Option("--branch", "-b", help="The branch.")] = "main",
+    option: Options = None,
 ) -> None:
     """Measure chunks that have no statistics, so that queries can leave out those that differ."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     with _progress("chunks") as progress:
         report = repo.compute_statistics(paths, branch=branch, progress=progress)
     table = columns("array", "chunks", "measured", "", right=("chunks", "measured"))
@@ -114,9 +125,9 @@ def run_statistics(
     console().print(table)
 
 
-def run_verify(url: Url) -> None:
+def run_verify(url: Url, option: Options = None) -> None:
     """Read everything that can be reached; exit code 1 if anything is wrong."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     with _progress() as progress:
         report = repo.verify(progress=progress)
     out = console()
@@ -143,18 +154,20 @@ def _is_there(storage: Storage, key: str) -> bool:
     return True
 
 
-def run_ops(url: Url, limit: _Limit = _SHOWN) -> None:
+def run_ops(url: Url, limit: _Limit = _SHOWN, option: Options = None) -> None:
     """Show who did what to which branch or tag, newest first."""
     table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
-    for one in islice(Repository.open(url).ops_log(), min(limit, sys.maxsize)):
+    for one in islice(open_at(url, option).ops_log(), min(limit, sys.maxsize)):
         who, what, ref = map(plain_text, (one.by, one.operation, one.ref))
         table.add_row(str(one.version), time_text(one.at), who, what, ref, one.snapshot_id)
     console().print(table)
 
 
-def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
+def run_restore(
+    url: Url, version: _Version, dry_run: _DryRun = False, option: Options = None
+) -> None:
     """Set branches and tags back to what they were in an older version of the root."""
-    report = Repository.open(url).restore_refs(version, dry_run=dry_run)
+    report = open_at(url, option).restore_refs(version, dry_run=dry_run)
     table = columns("what", "name", "was", "would be" if dry_run else "is now")
     for what, moved in (("branch", report.branches), ("tag", report.tags)):
         for name, (was, now) in moved.items():
@@ -170,10 +183,16 @@ def run_restore(url: Url, version: _Version, dry_run: _DryRun = False) -> None:
 
 
 def run_recover(
-    url: Url, dry_run: _DryRun = False, collections_ended: _CollectionsEnded = False
+    url: Url,
+    dry_run: _DryRun = False,
+    collections_ended: _CollectionsEnded = False,
+    option: Options = None,
 ) -> None:
     """Make a new root from the newest complete archive if the root is lost or damaged."""
-    report = Repository.recover(url, dry_run=dry_run, collections_ended=collections_ended)
+    options = storage_options(url, option)
+    report = Repository.recover(
+        url, dry_run=dry_run, collections_ended=collections_ended, storage_options=options
+    )
     out = console()
     for version, why in report.skipped.items():
         out.print(plain_text(f"version {version} was not taken: {why}"), soft_wrap=True)

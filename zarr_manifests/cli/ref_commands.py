@@ -7,9 +7,15 @@ from typing import Annotated
 
 import typer
 
-from zarr_manifests.cli.console import Url, columns, console, snapshot_at
+from zarr_manifests.cli.console import (
+    Options,
+    Url,
+    columns,
+    console,
+    open_at,
+    snapshot_at,
+)
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.repository import Repository
 
 __all__ = ["run_branch", "run_tag"]
 
@@ -43,9 +49,10 @@ def run_branch(
     reset: _Reset = False,
     force: _Force = False,
     expected: _Expected = None,
+    option: Options = None,
 ) -> None:
     """List branches, or create, move or delete one."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     at = None if at is None else snapshot_at(repo, at)
     if not reset:
         if force or expected is not None:
@@ -57,9 +64,11 @@ def run_branch(
     repo.reset_branch(name, at, force=force, expected=expected)
 
 
-def run_tag(url: Url, name: _Name = None, at: _At = None, delete: _Delete = False) -> None:
+def run_tag(
+    url: Url, name: _Name = None, at: _At = None, delete: _Delete = False, option: Options = None
+) -> None:
     """List tags, or create or delete one; a deleted name is never used again."""
-    repo = Repository.open(url)
+    repo = open_at(url, option)
     at = None if at is None else snapshot_at(repo, at)
     _run(name, at, delete, repo.list_tags, repo.create_tag, repo.delete_tag)
 

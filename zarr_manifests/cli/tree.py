@@ -12,6 +12,7 @@ import typer
 
 from zarr_manifests.cli.console import (
     Branch,
+    Options,
     SnapshotId,
     Tag,
     Url,
@@ -51,11 +52,12 @@ def run(
         bool,
         typer.Option("--stats", help="Say how many chunks have statistics; reads manifests."),
     ] = False,
+    option: Options = None,
 ) -> None:
     """Show groups and arrays: dimensions, type, chunk shape and units."""
     if chunks and stats:
         raise InvalidArgumentError("--chunks or --stats, not both")
-    session = session_at(url, branch, tag, snapshot)
+    session = session_at(url, option, branch, tag, snapshot)
     contents = contents_of(session.store)
     view = contents.view
     last = ("there", "stored") if chunks else ("statistics",) if stats else ("units",)
