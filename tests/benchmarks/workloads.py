@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 
 _SEED = 7
+_WRITES = 5
 
 
 def writing(case: Case) -> Iterator[Figure]:
@@ -88,7 +90,10 @@ def checking(case: Case, kind: str) -> Iterator[Figure]:
 
 
 def _writing_values(case: Case, kind: str, how: dict[str, Any]) -> Iterator[Figure]:
-    """Write a compressed variable; the figure is processor time."""
+    """Write a compressed variable; the figure is the least processor time of some writes.
+
+    What other processes leave in the processor's caches makes single ones differ by a tenth.
+    """
     side = case.sizes["side"]
     noise = 275 + np.random.default_rng(_SEED).normal(0, 5, (8, side, side))
     given, encoding = {
@@ -103,11 +108,13 @@ def _writing_values(case: Case, kind: str, how: dict[str, Any]) -> Iterator[Figu
     ds = xr.Dataset({"t": (("time", "y", "x"), given)})
     ds["t"].encoding = {**encoding, "chunks": (1, side // 2, side // 2)}
     while True:
-        storage = MemoryStorage()
-        with Watch() as watch:
-            zm.write(ds, storage, message="m", **how)
-        figure = watch.figure(given.size)
-        yield replace(figure, value=figure.cpu_seconds)
+        figures = []
+        for _ in range(_WRITES):
+            with Watch() as watch:
+                zm.write(ds, MemoryStorage(), message="m", **how)
+            figures.append(watch.figure(given.size))
+        least = min(figures, key=attrgetter("cpu_seconds"))
+        yield replace(least, value=least.cpu_seconds)
 
 
 def creating(case: Case) -> Iterator[Figure]:
