@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import zarr
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from zarr_manifests.config.kinds import known_as
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
@@ -235,6 +236,13 @@ class _Subject:
         return dict(sorted(found.items()))
 
 
+def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """The table as a DataFrame; Spark Connect cannot tell the columns of one without rows."""
+    if table.num_rows:
+        return spark.createDataFrame(table)
+    return spark.createDataFrame([], from_arrow_schema(table.schema))
+
+
 def _snapshots(spark: SparkSession, place: _Subject) -> DataFrame:
     history = place.repository.ancestry(snapshot_id=place.session.snapshot_id)
     rows = [
@@ -251,20 +259,20 @@ def _snapshots(spark: SparkSession, place: _Subject) -> DataFrame:
         }
         for one in history
     ]
-    return spark.createDataFrame(pa.Table.from_pylist(rows, _SNAPSHOTS))
+    return _frame(spark, pa.Table.from_pylist(rows, _SNAPSHOTS))
 
 
 def _operations(spark: SparkSession, place: _Subject) -> DataFrame:
     names = _OPERATIONS.names
     rows = [{name: getattr(one, name) for name in names} for one in place.repository.ops_log()]
-    return spark.createDataFrame(pa.Table.from_pylist(rows, _OPERATIONS))
+    return _frame(spark, pa.Table.from_pylist(rows, _OPERATIONS))
 
 
 def _manifests(spark: SparkSession, place: _Subject) -> DataFrame:
     layout = place.repository.explain_manifests(snapshot_id=place.session.snapshot_id)
     names = _MANIFESTS.names
     rows = [{name: getattr(one, name) for name in names} for one in layout.manifests]
-    return spark.createDataFrame(pa.Table.from_pylist(rows, _MANIFESTS))
+    return _frame(spark, pa.Table.from_pylist(rows, _MANIFESTS))
 
 
 def _arrays(spark: SparkSession, place: _Subject) -> DataFrame:
@@ -289,7 +297,7 @@ def _arrays(spark: SparkSession, place: _Subject) -> DataFrame:
                 "chunk_bytes_exact": total.nbytes_exact,
             }
         )
-    return spark.createDataFrame(pa.Table.from_pylist(rows, _ARRAYS))
+    return _frame(spark, pa.Table.from_pylist(rows, _ARRAYS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +363,7 @@ def _by_tasks(table: str, spark: SparkSession, place: _Subject) -> DataFrame:
     job = _ChunkJob(repository.storage, session.snapshot_id, table, tuple(scans))
     schema = _CHUNKS if table == "chunks" else _STATISTICS
     if not len(job):
-        return spark.createDataFrame(schema.empty_table())
+        return _frame(spark, schema.empty_table())
     numbers = spark.range(0, len(job), 1, len(job))
     columns = ", ".join(f"{field.name} {_IN_SPARK[field.type]}" for field in schema)
     return numbers.mapInArrow(job.run, columns)
