@@ -235,6 +235,65 @@ def test_an_array_without_deltas_costs_its_leaf(
     assert cold.costs() == (0, 0)
 
 
+def with_large_deltas(kind: str) -> MemoryStorage:
+    """300,000 refs in one delta, and over them those of the even columns in another."""
+    storage = MemoryStorage()
+    containers = {"raw": "memory://point-reads"}
+    repository = Repository.create(storage, _CONFIG, virtual_containers=containers)
+    session = repository.writable_session("main")
+    session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(_DOCUMENT))
+    set_chunks(session, base_coords(), 0, kind)
+    session.commit("all")
+    set_chunks(session, base_coords()[::2], 1, kind)
+    session.commit("the even columns")
+    return storage
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chunk_of_large_deltas_costs_a_stretch_of_each(kind: str) -> None:
+    storage = with_large_deltas(kind)
+    for coords, tables in [((7, 8), 2), ((30, 2_501), 2), ((59, 4_999), 1)]:
+        cold = Cold(storage)
+        sizes = [ref.blob.length for e in cold.view.snapshot.deltas for ref in e.manifests]
+        assert len(sizes) == 2
+        assert min(sizes) > 500_000
+        cold.counting.reset()
+        version = 1 - coords[1] % 2
+        assert cold.checksum(coords) == checksums(np.array([coords]), version)[0]
+        assert cold.counting.bytes_read <= tables * 128 * 1024
+        assert cold.costs() == (2 * tables, 2), "their directories, then a stretch of each"
+        assert cold.checksum(coords) == checksums(np.array([coords]), version)[0]
+        assert cold.costs() == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scan_of_large_deltas_reads_them_whole(kind: str) -> None:
+    cold = Cold(with_large_deltas(kind))
+    cold.counting.reset()
+    for row in (0, 0, 20, 40, 59):
+        assert cold.checksum((row, 1)) == checksums(np.array([[row, 1]]), 0)[0]
+    few = cold.costs()
+    assert few[1] <= 5, "the directories, then stretches"
+    coords = [(row, column) for row in range(0, ROWS, 7) for column in range(0, COLUMNS, 501)]
+    for at in coords:
+        version = 1 - at[1] % 2
+        there = at[1] < BASE_COLUMNS
+        assert cold.checksum(at) == (checksums(np.array([at]), version)[0] if there else None)
+    assert cold.costs()[0] <= 2, "each whole, once"
+    assert cold.repository.metrics().refs_merged == 450_000
+
+
+def test_a_large_delta_of_other_tables_than_the_snapshot_says_is_refused() -> None:
+    cold = Cold(with_large_deltas("native"))
+    (ref,) = cold.view.snapshot.deltas[-1].manifests
+    parts = tuple(replace(part, count=part.count - 1) for part in ref.parts)
+    entry = replace(cold.view.snapshot.deltas[-1], manifests=(replace(ref, parts=parts),))
+    forged = replace(cold.view.snapshot, deltas=(*cold.view.snapshot.deltas[:-1], entry))
+    cold.view.snapshot = forged
+    with pytest.raises(CorruptObjectError, match="no chunk tables such as the snapshot says"):
+        cold.view.lookup(cold.node_id, (7, 8))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_everything_costs_the_deltas_on_top(
     repositories: Callable[[str, int], MemoryStorage], kind: str

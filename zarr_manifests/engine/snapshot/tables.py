@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
+from itertools import compress
 from typing import Any, Final, cast
 
 import numpy as np
@@ -217,6 +218,56 @@ class SnapshotTables:
         stretch = blocks.stretch_at(number, leaf.part.box.ravel_one(coords))
         known = None if stretch is None else self._objects.stretches_at_hand(blob, [stretch])[0]
         return stretch is None or known is not None, known
+
+    def _is_asked_little(self, source: TableSource) -> bool:
+        """Whether the source is large, and few chunks were looked up in stretches of it."""
+        few = len(self._asked.get(source.blob.key, ())) < _STRETCHES
+        return few and source.kind is Manifest and self._objects.in_parts(source.blob)
+
+    def _load_around(
+        self, sources: Sequence[TableSource], leaves: Sequence[tuple[BlobRef, Any]]
+    ) -> dict[str, Any]:
+        """Like `_load`, but of large sources that were asked little only the directory."""
+        little = [self._is_asked_little(one) for one in sources]
+        heads = [(one.blob, PartialManifest) for one in compress(sources, little)]
+        whole = [one for one, some in zip(sources, little, strict=True) if not some]
+        return self._load(whole, [*heads, *leaves])
+
+    def _pieces_around(
+        self,
+        node_id: bytes,
+        coords: Coords,
+        places: Sequence[TablePlace],
+        leaves: Sequence[PlacedLeaf],
+        loaded: dict[str, Any],
+    ) -> dict[int, ChunkTable | None]:
+        """The stretches around the chunk, by position among the places; None if there is none.
+
+        They are those of large tables of which the directory was loaded, and are fetched in one
+        round with the leaves'. A manifest that turns out not to be in blocks is loaded whole.
+        """
+        due: dict[int, tuple[BlobRef, int, list[int]]] = {}
+        for at, place in enumerate(places):
+            blob, box = place.source.blob, place.source.parts[place.number].box
+            head = loaded.get(blob.key)
+            if not isinstance(head, PartialManifest):
+                continue
+            if (blocks := head.blocks) is None:
+                loaded[blob.key] = self._objects.load(blob, Manifest)
+                continue
+            numbers = [i for i, part in enumerate(blocks.parts) if part.node_id == node_id]
+            self._check_parts(node_id, place.source, [blocks.parts[i] for i in numbers])
+            self._asked.setdefault(blob.key, set()).add(box.ravel_one(coords))
+            due[at] = _around(blocks, blob, numbers[place.number], box, coords)
+        wanted = [*due.values()]
+        for leaf in leaves if due else ():
+            blob, box = leaf.manifest.blob, leaf.part.box
+            blocks = self._in_blocks(node_id, leaf, loaded.get(blob.key))
+            if blocks is not None:
+                number = blocks.number_of(node_id, box)
+                wanted.append(_around(blocks, blob, number, box, coords))
+        tables = self._objects.stretches(wanted)
+        return {at: next(iter(found), None) for at, found in zip(due, tables, strict=False)}
 
     def _leaves_in(
         self,
@@ -434,12 +485,16 @@ class SnapshotTables:
         if checked not in self._checked:
             if isinstance(found, Delta):
                 self._check(found, source.position)
-            if tuple(part for part, _ in parts) != source.parts:
-                raise CorruptObjectError(
-                    f"{source.blob.key} has no chunk tables such as the snapshot says it has"
-                )
-            self._checked.add(checked)
+            self._check_parts(node_id, source, [part for part, _ in parts])
         return parts[number]
+
+    def _check_parts(self, node_id: bytes, source: TableSource, parts: Sequence[Part]) -> None:
+        """Refuse a source whose tables of the node are others than the snapshot says."""
+        if tuple(parts) != source.parts:
+            raise CorruptObjectError(
+                f"{source.blob.key} has no chunk tables such as the snapshot says it has"
+            )
+        self._checked.add((source.blob.key, node_id, source.position))
 
     def _check(self, delta: Delta, position: int) -> None:
         """Refuse a delta that differs from its entry; checked once, not for each node."""
@@ -522,3 +577,11 @@ class SnapshotTables:
                     source = TableSource(position, entry.last, blob, kind, tuple(of))
                     found.setdefault(node_id, {}).setdefault(position, []).append(source)
         return found
+
+
+def _around(
+    blocks: ManifestBlocks, blob: BlobRef, number: int, box: Box, coords: Coords
+) -> tuple[BlobRef, int, list[int]]:
+    """The stretch of the table of that number that may have the chunk, if there is one."""
+    stretch = blocks.stretch_at(number, box.ravel_one(coords))
+    return blob, number, [] if stretch is None else [stretch]

@@ -326,9 +326,10 @@ class SnapshotView(SnapshotTables):
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
         """Whether to look the chunk up in the tables that contain it, without the rest of the node.
 
-        Not if another chunk was looked up that way and this one needs more tables; nor if all
-        tables are in memory, since they are then merged and kept. (If that fails because some are
-        damaged, chunks that do not need these are still looked up.)
+        Not if another chunk was looked up that way and this one needs more tables, unless a few
+        stretches of these will do; nor if all tables are in memory, since they are then merged and
+        kept. (If that fails because some are damaged, chunks that do not need these are still
+        looked up.)
         """
         if node_id in self._damaged:
             return True
@@ -336,18 +337,26 @@ class SnapshotView(SnapshotTables):
         alike = self._first.setdefault(node_id, coords) == coords
         if begins and alike:
             return True
-        if not all(map(self._at_hand, reach.sources)):
+        if not all(self._at_hand(one) or self._is_asked_little(one) for one in reach.sources):
             return alike
         return not all(map(self._at_hand, self._sources(node_id).sources))
 
     def _reached(
         self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
     ) -> ChunkRef | None:
-        """Look the chunk up in the tables that contain it, fetched in one round."""
+        """Look the chunk up in the tables that contain it.
+
+        They are fetched in one round; of large ones only the directories, and then the stretches.
+        """
         due = leaves if reach.base else ()
-        loaded = self._load(reach.sources, self._due_parts(node_id, due))
-        for place in reach.places:
-            ref = self._table(node_id, place.source, place.number, loaded).get(coords)
+        loaded = self._load_around(reach.sources, self._due_parts(node_id, due))
+        pieces = self._pieces_around(node_id, coords, reach.places, due, loaded)
+        for at, place in enumerate(reach.places):
+            if at in pieces:
+                table = pieces[at]
+            else:
+                table = self._table(node_id, place.source, place.number, loaded)
+            ref = None if table is None else table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
         return self._in_leaf(node_id, coords, due, loaded)
