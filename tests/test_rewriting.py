@@ -23,7 +23,7 @@ VALUES = np.arange(480, dtype="f4").reshape(60, 8)
 
 @pytest.fixture
 def repo(request: pytest.FixtureRequest) -> zm.Repository:
-    repo = zm.Repository.create(f"memory://{request.node.name}")
+    repo = zm.Repository.create(f"memory://{request.node.name.replace('[', '-').strip(']')}")
     with repo.transaction(message="one day a chunk") as store:
         how: dict[str, Any] = {"chunks": (1, 8), "dtype": "f4", "attributes": {"units": "K"}}
         a = zarr.create_array(
@@ -163,6 +163,54 @@ def test_a_change_meanwhile_is_a_conflict(repo: zm.Repository) -> None:
     assert zarr.open_array(repo.readonly_session().store, path="t").chunks == (1, 8)
     zm.rewrite_chunks(repo, "t", chunks=(60, 8))
     assert (values(repo)[0] == 7).all()
+
+
+def test_only_changes_of_the_array_itself_are_conflicts(repo: zm.Repository) -> None:
+    with repo.transaction(message="more arrays") as store:
+        for path in ("u", "gone"):
+            zarr.create_array(store, name=path, shape=(4, 8), chunks=(1, 8), dtype="f4")
+    old = values(repo)
+
+    def run(call: Callable[[Box], Fork], boxes: Sequence[Box]) -> Iterable[Fork]:
+        with repo.transaction(message="an append elsewhere") as store:
+            other = zarr.open_array(store, path="u")
+            other.resize((6, 8))
+            other[4:] = 3
+        with repo.transaction(message="a new array, and attributes of the root") as store:
+            zarr.create_array(store, name="new", shape=(2,), dtype="f4")[:] = 5
+            zarr.open_group(store).attrs["title"] = "changed"
+        with repo.transaction(message="one is gone") as store:
+            del zarr.open_group(store)["gone"]
+        return [call(box) for box in boxes]
+
+    zm.rewrite_chunks(repo, "t", chunks=(60, 8), run=run)
+    root = zarr.open_group(repo.readonly_session().store, mode="r")
+    assert np.array_equal(root["t"][:], old)  # type: ignore[index]
+    assert (root["u"][4:] == 3).all()  # type: ignore[index,operator,union-attr]
+    assert (root["new"][:] == 5).all()  # type: ignore[index,operator,union-attr]
+    assert "gone" not in root
+    assert root.attrs["title"] == "changed"
+    assert zarr.open_array(repo.readonly_session().store, path="t").chunks == (60, 8)
+
+
+@pytest.mark.parametrize("how", ["resize", "attributes"])
+def test_an_append_or_attributes_of_the_array_meanwhile_are_conflicts(
+    how: str, repo: zm.Repository
+) -> None:
+    """The new array has the shape and the attributes that the old one had."""
+
+    def run(call: Callable[[Box], Fork], boxes: Sequence[Box]) -> Iterable[Fork]:
+        with repo.transaction(message=how) as store:
+            array = zarr.open_array(store, path="t")
+            if how == "resize":
+                array.resize((61, 8))
+            else:
+                array.attrs["units"] = "degC"
+        return [call(box) for box in boxes]
+
+    with pytest.raises(ConflictError):
+        zm.rewrite_chunks(repo, "t", chunks=(60, 8), run=run)
+    assert zarr.open_array(repo.readonly_session().store, path="t").chunks == (1, 8)
 
 
 def test_wrong_arguments_change_nothing(repo: zm.Repository) -> None:

@@ -20,7 +20,7 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.commit import carry_zones
 from zarr_manifests.engine.edit import forks as forks_module
 from zarr_manifests.engine.objects.spill import Spilled
-from zarr_manifests.errors import ConflictError, FencedError
+from zarr_manifests.errors import ConflictError, FencedError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, VirtualRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import in_box, in_c_order
@@ -168,6 +168,44 @@ def test_a_merge_reads_nothing_and_a_commit_refers_to_what_forks_have_written(
     head = repository.readonly_session()
     assert [version_of(head, at) for at in range(0, CHUNKS, 37)] == [1] * len(range(0, CHUNKS, 37))
     assert repository.totals().total.refs == CHUNKS
+    assert repository.verify().ok
+
+
+def test_refs_to_objects_of_strangers_are_found_in_what_was_spilled(
+    repository: Repository,
+) -> None:
+    """Nothing protects these objects until a snapshot reaches them."""
+    stranger = repository.writable_session()
+    stranger.store.set_sync("a/c/1/5/0", cpu.Buffer.from_bytes(b"theirs"))
+    workspace_of(stranger.store).flush()
+    ((node, refs),) = contents_of(stranger.store).changes.chunks.items()
+    planted = dict(refs)
+    tight = Repository.open(
+        repository.storage, {**CONFIG, "spill-refs": 100}, virtual_containers=CONTAINERS
+    )
+
+    def with_theirs(target: Session | Fork) -> None:
+        refer(target, 100, 100 + SENT + 1)
+        contents_of(target.store).changes.chunks[node] = dict(planted)
+        refer(target, 700, 900)
+
+    session = tight.writable_session()
+    fork = sent(session.fork())
+    with_theirs(fork)
+    fork = sent(fork)
+    with pytest.raises(InvalidArgumentError, match="neither this session nor its copies"):
+        session.merge(fork)
+    other = tight.writable_session()
+    with_theirs(other)
+    data = other.detach()
+    with pytest.raises(InvalidArgumentError, match="neither this session nor its copies"):
+        tight.resume(data)
+    stranger.commit("now they are reached")
+    session = tight.writable_session()
+    fork = sent(session.fork())
+    with_theirs(fork)
+    session.merge(sent(fork))
+    session.commit("fine")
     assert repository.verify().ok
 
 

@@ -134,7 +134,7 @@ def _attached(context: Context, detached: Detached, lease: SessionLease | None) 
     view = _opened(context, detached)
     changes = _changes(detached.changes)
     changes.reads = _reads(detached.reads)
-    check_refs(view, keys, changes)
+    check_refs(context.objects, view, keys, changes)
     writer = SessionWriter(context, view, detached.branch, detached.start, keys=keys, lease=lease)
     workspace = writer.workspace
     changes.spill = workspace.contents.changes.spill

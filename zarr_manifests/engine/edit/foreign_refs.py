@@ -1,9 +1,8 @@
 """Refusing chunk refs that a session must not commit, where changes come from elsewhere.
 
 A session's lease and start protect the objects of its own lineage, and history those that its
-snapshot reaches. A ref to anything else may lose its object before the commit lands. Refs in
-manifests that the session or its copies have spilled are not looked at one by one: these manifests
-are of the same lineage, and their pointers have their checksums.
+snapshot reaches. A ref to anything else may lose its object before the commit lands. A manifest
+that the session or its copies have spilled is read only if it may have refs to other objects.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.spill import Rows, Spilled
+from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
@@ -26,6 +26,7 @@ __all__ = ["check_refs"]
 
 
 def check_refs(
+    objects: ObjectReader,
     view: SnapshotView,
     keys: SessionKeys,
     changes: ChangeSet,
@@ -50,14 +51,14 @@ def check_refs(
         before = known.layers(node_id) if known is not None else ()
         for rows in changes.layers(node_id):
             if not any(rows is other for other in before):
-                _check_grid(node, changes, rows)
-                _check_objects(view, node_id, rows, lineage)
+                _check_grid(objects, node, rows)
+                _check_objects(objects, view, node_id, rows, lineage)
 
 
-def _check_grid(node: Node, changes: ChangeSet, rows: Rows) -> None:
+def _check_grid(objects: ObjectReader, node: Node, rows: Rows) -> None:
     if node.array is None or lies_below(rows.box, node.array.grid.hi):
         return
-    table = changes.rows(rows)
+    table = rows_of(objects, rows)
     if rows.box.ndim != node.array.grid.ndim:
         raise InvalidArgumentError(f"/{node.path}: changes have chunks with {rows.box.ndim} axes")
     outside = ~inside(table.coords(), node.array.grid.hi) & (table.kind != RefKind.UNSET)
@@ -66,11 +67,15 @@ def _check_grid(node: Node, changes: ChangeSet, rows: Rows) -> None:
         raise InvalidArgumentError(f"/{node.path}: chunk {first} lies outside the array")
 
 
-def _check_objects(view: SnapshotView, node_id: bytes, rows: Rows, lineage: str) -> None:
-    if isinstance(rows, Spilled):
-        foreign = {rows.key} if lineage_of(session_of(rows.key)) != lineage else set()
+def _check_objects(
+    objects: ObjectReader, view: SnapshotView, node_id: bytes, rows: Rows, lineage: str
+) -> None:
+    if isinstance(rows, Spilled) and lineage_of(session_of(rows.key)) != lineage:
+        foreign = {rows.key}
+    elif isinstance(rows, Spilled) and rows.is_own:
+        return
     else:
-        foreign = _foreign(rows, lineage)
+        foreign = _foreign(rows_of(objects, rows), lineage)
     for reached in _reached(view, node_id) if foreign else ():
         foreign -= reached
         if not foreign:

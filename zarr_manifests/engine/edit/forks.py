@@ -207,10 +207,14 @@ def merge_forks(
                 f"a fork of {what} cannot be merged here; merge it into the session it was made "
                 "from, before that session commits"
             )
-    spill = workspace.contents.changes.spill
     for fork in forks:
-        has = replace(fork.after, spill=spill)
-        check_refs(workspace.contents.view, workspace.keys, has, fork.before)
+        check_refs(
+            workspace.context.objects,
+            workspace.contents.view,
+            workspace.keys,
+            fork.after,
+            fork.before,
+        )
     _merge(workspace, owners, [(fork.before, fork.after, fork.copy_id) for fork in forks])
 
 

@@ -23,6 +23,7 @@ from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.grid import Box
+from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, select, split
 
@@ -44,12 +45,15 @@ class Spilled:
         The number of rows that unset a chunk.
     nbytes, written_bytes : int
         Bytes of all chunks set, and of those stored in the repository.
+    is_own : bool, default False
+        Whether all chunk objects are known to be of the lineage that wrote the manifest.
     """
 
     manifest: ManifestRef
     unset: int
     nbytes: int
     written_bytes: int
+    is_own: bool = False
 
     def __post_init__(self) -> None:
         (part,) = self.manifest.parts
@@ -59,7 +63,9 @@ class Spilled:
     @classmethod
     def of(cls, manifest: ManifestRef, table: ChunkTable) -> Spilled:
         """Describe a table stored in the manifest."""
-        return cls(manifest, *_counts(table))
+        lineage = lineage_of(session_of(manifest.blob.key))
+        is_own = all(lineage_of(source) == lineage for source in table.sources)
+        return cls(manifest, *_counts(table), is_own)
 
     @property
     def node_id(self) -> bytes:
