@@ -19,6 +19,7 @@ from scans import (
 from wheres import choosing
 from workloads import (
     appending,
+    averaging,
     checking,
     contending,
     creating,
@@ -150,6 +151,18 @@ ROWS = [
         "bulk",
         due={"icechunk": 1.0, "LocalStore": 1.0},
         durability="-",
+    ),
+    Row(
+        "mean-of-days",
+        "xarray: open and mean over time, stored chunks of 100 KB",
+        averaging,
+        ("zarr_manifests", "icechunk", "LocalStore"),
+        {"days": (5000, 200, 4)},
+        "s/chunk",
+        "fused",
+        due={"LocalStore": 5.0},
+        durability="-",
+        most_rounds=3,
     ),
     Row(
         "random-read",

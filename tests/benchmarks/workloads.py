@@ -147,6 +147,32 @@ def reading(case: Case) -> Iterator[Figure]:
         yield watch.figure(chunks)
 
 
+def averaging(case: Case) -> Iterator[Figure]:
+    """Compute a mean over time with xarray and dask, each stored chunk as the engine likes."""
+    use_pipeline(case.pipeline)
+    days = case.sizes["days"]
+    shape = (days, 2 * 160, 2 * 160)
+    contestant = CONTESTANTS[case.contestant](case.folder)
+    contestant.create()
+    store, commit = contestant.writer()
+    group = zarr.create_group(store)
+    how: Any = {"chunks": (1, 160, 160), "dtype": "f4", "compressors": None}
+    array = group.create_array("t", shape=shape, dimension_names=("time", "y", "x"), **how)
+    rng = np.random.default_rng(_SEED)
+    for day in range(days):
+        array[day] = rng.random(shape[1:], "f4")
+    commit()
+    while True:
+        with Watch() as watch:
+            if isinstance(contestant, Ours):
+                ds = xr.open_dataset(contestant.open(), engine="zarr_manifests", chunks={})
+            else:
+                ds = xr.open_zarr(contestant.reader(), chunks={}, consolidated=False)
+            found = ds.t.mean("time").values
+        assert found.shape == shape[1:]
+        yield watch.figure(4 * days)
+
+
 def picking(case: Case) -> Iterator[Figure]:
     """Read single chunks, anywhere, one after another."""
     use_pipeline(case.pipeline)

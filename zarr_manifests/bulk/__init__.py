@@ -1,5 +1,5 @@
 """Zarr's reads of arrays in a session's store, many chunks at a time."""
 
-from zarr_manifests.bulk.pipeline import BulkCodecPipeline
+from zarr_manifests.bulk.pipeline import BulkCodecPipeline, use_bulk
 
-__all__ = ["BulkCodecPipeline"]
+__all__ = ["BulkCodecPipeline", "use_bulk"]

@@ -17,7 +17,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from zarr.core.codec_pipeline import FusedCodecPipeline
+from zarr.core.chunk_utils import ChunkTransform
+from zarr.core.codec_pipeline import BatchedCodecPipeline, FusedCodecPipeline
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
@@ -27,6 +28,7 @@ from zarr_manifests.bulk.reading import read_batch, read_few
 from zarr_manifests.store import ManifestStore, contents_of
 
 if TYPE_CHECKING:
+    import zarr
     from zarr.abc.codec import GetResult
     from zarr.abc.store import ByteGetter
     from zarr.core.array_spec import ArraySpec
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from zarr_manifests.decoding import BulkDecoder
 
-__all__ = ["BulkCodecPipeline"]
+__all__ = ["BulkCodecPipeline", "use_bulk"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_FEW: Final = 4
@@ -62,6 +64,10 @@ class BulkCodecPipeline(FusedCodecPipeline):
     """
 
     _decoder: tuple[Any, BulkDecoder | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The same before and after a read, since dask names arrays after their pickles.
+        return {name: value for name, value in vars(self).items() if name != "_decoder"}
 
     async def read(
         self,
@@ -97,6 +103,40 @@ class BulkCodecPipeline(FusedCodecPipeline):
             known = of, decoder_of(self.codecs, self.array_bytes_codec, spec)
             object.__setattr__(self, "_decoder", known)
         return known[1]
+
+
+def use_bulk(array: zarr.Array[Any]) -> None:
+    """Have this array read and written in bulk, unless it has a pipeline that is not Zarr's own.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> from zarr_manifests.bulk import use_bulk
+    >>> store = zm.Repository.create("memory://use-bulk-example").writable_session().store
+    >>> a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+    >>> use_bulk(a)
+    >>> type(a.async_array.codec_pipeline).__name__
+    'BulkCodecPipeline'
+    """
+    held = array.async_array
+    old = held.codec_pipeline
+    if type(old) is not BatchedCodecPipeline and type(old) is not FusedCodecPipeline:
+        return
+    codecs = tuple(old)
+    try:
+        transform: ChunkTransform | None = ChunkTransform(codecs=codecs)
+    except TypeError:  # as in Zarr: a codec can only be awaited
+        transform = None
+    new = BulkCodecPipeline(
+        codecs=codecs,
+        array_array_codecs=old.array_array_codecs,
+        array_bytes_codec=old.array_bytes_codec,
+        bytes_bytes_codecs=old.bytes_bytes_codecs,
+        sync_transform=transform,
+        batch_size=old.batch_size,
+    )
+    # Not by Zarr's configuration, which all threads share. Nothing else depends on the pipeline.
+    object.__setattr__(held, "codec_pipeline", new)
 
 
 def _store_of(items: list[tuple[Any, ...]]) -> ManifestStore | None:

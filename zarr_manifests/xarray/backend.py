@@ -6,23 +6,27 @@ import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from inspect import signature
-from typing import Any, Final
+from pathlib import PurePosixPath
+from typing import Any, Final, NamedTuple
 
 import xarray as xr
-from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
+from xarray.backends import BackendEntrypoint
+from xarray.backends.store import StoreBackendEntrypoint
 
-from zarr_manifests.errors import ManifestsError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.xarray.opened_arrays import OpenedStore
 
 __all__ = ["Location", "ManifestsBackendEntrypoint"]
 
 type Location = str | os.PathLike[str] | Storage | Repository
 
 _LISTED: Final = 20
+_TASK_BYTES: Final = 32 * 1024**2
 
 
 def _options(
@@ -41,12 +45,15 @@ def _options(
     snapshot_id: str | None = None,
     as_of: datetime | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The engine's options as arguments for xarray's Zarr backend."""
+    tune: bool = True,
+    task_bytes: int = _TASK_BYTES,
+) -> _Options:
+    """The engine's options, by what they are for."""
+    if type(task_bytes) is not int or task_bytes < 0:
+        raise InvalidArgumentError(f"task_bytes is a number of bytes, not {task_bytes!r}")
     repository = repository_of(filename_or_obj, storage_options)
     store = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
-    return {
-        "filename_or_obj": store,
+    decoding = {
         "mask_and_scale": mask_and_scale,
         "decode_times": decode_times,
         "concat_characters": concat_characters,
@@ -54,9 +61,24 @@ def _options(
         "drop_variables": drop_variables,
         "use_cftime": use_cftime,
         "decode_timedelta": decode_timedelta,
-        "group": _known_group(store, group),
-        "consolidated": False,
     }
+    return _Options(store, _known_group(store, group), decoding, tune, task_bytes)
+
+
+class _Options(NamedTuple):
+    """The engine's options: what to open, how to decode it, and how to read it."""
+
+    store: ManifestStore
+    group: str
+    decoding: dict[str, Any]
+    tune: bool
+    task_bytes: int
+
+    def decoded(self, group: OpenedStore) -> xr.Dataset:
+        """The dataset of the group."""
+        group.tune, group.task_bytes = self.tune, self.task_bytes
+        opened: Any = StoreBackendEntrypoint().open_dataset
+        return _pinned(opened(group, **self.decoding))
 
 
 class ManifestsBackendEntrypoint(BackendEntrypoint):
@@ -67,6 +89,9 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     - `branch`, `tag`, `snapshot_id`, `as_of`: the version to open, as in
       `Repository.readonly_session`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
+    - `tune`: whether arrays are read in bulk, by `BulkCodecPipeline`; by default they are.
+    - `task_bytes`: with `chunks={}`, stored chunks that lie beside each other are computed
+      together, up to so many bytes; by default 32 MiB. With 0, each is by itself.
     - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
 
     The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
@@ -103,12 +128,18 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
             return False
 
     def open_dataset(self, filename_or_obj: Any, **options: Any) -> xr.Dataset:
-        return _pinned(ZarrBackendEntrypoint().open_dataset(**_options(filename_or_obj, **options)))
+        given = _options(filename_or_obj, **options)
+        open_group: Any = OpenedStore.open_group
+        return given.decoded(open_group(given.store, group=given.group, consolidated=False))
 
     def open_groups_as_dict(self, filename_or_obj: Any, **options: Any) -> dict[str, xr.Dataset]:
-        arguments = _options(filename_or_obj, **options)
-        groups = ZarrBackendEntrypoint().open_groups_as_dict(**arguments)
-        return {path: _pinned(dataset) for path, dataset in groups.items()}
+        given = _options(filename_or_obj, **options)
+        open_store: Any = OpenedStore.open_store
+        top = f"/{given.group}"
+        groups = open_store(given.store, group=top, consolidated=False)
+        if given.group:  # paths are relative to it
+            groups = {str(PurePosixPath(path).relative_to(top)): of for path, of in groups.items()}
+        return {path: given.decoded(of) for path, of in groups.items()}
 
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
