@@ -169,6 +169,8 @@ def counts_of_base(
         tally = tallies.get(node.node_id, NOTHING)
         if node.node_id in settled:
             leaves = [_name(leaf) for leaf in base.placed(node.node_id)]
+            if not leaves:
+                continue  # as of most arrays when many were just made
             if all(name in stored for name in leaves):
                 tally = Tally(nbytes=sum(stored[name] for name in leaves))
             tally = replace(tally, chunks=base.refs(node.node_id), chunks_exact=True)
