@@ -27,7 +27,7 @@ from zarr_manifests.engine.compact.repack_chunks import repack_chunks
 from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
-from zarr_manifests.engine.history.changed_cells import changed_cells
+from zarr_manifests.engine.history.changed_cells import changed_cells, compared_cells
 from zarr_manifests.engine.history.changes_between import changes_between
 from zarr_manifests.engine.history.compare import compare
 from zarr_manifests.engine.history.follow import opened
@@ -47,7 +47,12 @@ from zarr_manifests.engine.upkeep.collect import collect
 from zarr_manifests.engine.upkeep.expire import expire
 from zarr_manifests.engine.upkeep.recover import operations, recover, restore_refs
 from zarr_manifests.engine.upkeep.verify import verify
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    ManifestsError,
+)
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
@@ -700,6 +705,10 @@ class Repository:
         cell is added once, also where a chunk was filled by two appends. The cost depends on the
         chunks that changed; no chunk is read. Compactions and repacks change nothing.
 
+        If some of the range has expired, and a tag keeps `start`, the two snapshots are compared.
+        The cost then depends on all chunks of the arrays, and a chunk that was moved to another
+        object (`repack`) counts as written again.
+
         Parameters
         ----------
         paths : str or sequence of str
@@ -716,7 +725,7 @@ class Repository:
         Raises
         ------
         HistoryExpiredError
-            If some of the range has expired.
+            If some of the range has expired, and no tag keeps `start`.
         InvalidArgumentError
             If `start` is not an ancestor of `end`, the arrays have different shapes, or a commit in
             between has moved chunks to other positions (`Session.shift_array`).
@@ -741,7 +750,13 @@ class Repository:
         """
         first, last = self._refs.range(start, end)
         named = (paths,) if isinstance(paths, str) else tuple(paths)
-        return changed_cells(self._context, first, last, named)
+        try:
+            return changed_cells(self._context, first, last, named)
+        except HistoryExpiredError:
+            if first not in self.list_tags().values():
+                raise
+            kept = self._refs.resolve(Point(snapshot_id=first))
+            return compared_cells(self._context, kept, last, named)
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None

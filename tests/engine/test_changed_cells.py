@@ -12,7 +12,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inside import context_of
 from zarr_manifests import ArrayShape, CellChanges, Operation, Repository, Session
+from zarr_manifests.engine.history.changed_cells import compared_cells
 from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.storage import MemoryStorage
@@ -132,6 +134,12 @@ def test_cells_are_told_as_reading_both_snapshots_shows(
     other = {cell for cell in before.keys() & after.keys() if before[cell] != after[cell]}
     assert other <= cells_of(found.overwritten) | cells_of(found.rewritten)
     assert not cells_of(found.overwritten) & cells_of(found.rewritten)
+    if start is not None:
+        ends = repository._refs.named(start, history[last])
+        compared = compared_cells(context_of(repository), *ends, PATHS)
+        assert (compared.start, compared.end) == (start, history[last])
+        for name in ("added", "overwritten", "rewritten", "removed"):
+            assert getattr(compared, name).tolist() == getattr(found, name).tolist(), name
 
 
 @pytest.fixture
@@ -281,6 +289,27 @@ def test_what_cannot_be_answered_is_an_error(repository: Repository) -> None:
     repository.garbage_collect(grace=timedelta(0))
     with pytest.raises(HistoryExpiredError, match="not all there any more"):
         repository.changed_cells("a", ids[0])
+
+
+def test_a_tag_keeps_what_cells_are_compared_with(repository: Repository) -> None:
+    ids = grown(repository, 3, 3, 5)
+    repository.create_tag("seen", snapshot_id=ids[1])
+    found = repository.changed_cells("a", ids[1])
+    session = repository.writable_session("main")
+    make(session, "b", (2, 2))
+    session.commit("b")
+    repository.expire_snapshots(keep_last=1, max_age=timedelta(0))
+    repository.garbage_collect(grace=timedelta(0))
+    again = repository.changed_cells("a", "seen")
+    assert again.start == ids[1]
+    assert again.added.tolist() == found.added.tolist() == [[[6, 0], [11, 2]]]
+    assert again.rewritten.tolist() == found.rewritten.tolist()
+    assert again.only_added
+    with pytest.raises(HistoryExpiredError, match="not all there any more"):
+        repository.changed_cells("a", ids[0])
+    repository.delete_tag("seen")
+    with pytest.raises(HistoryExpiredError, match="not all there any more"):
+        repository.changed_cells("a", ids[1])
 
 
 def test_appends_read_neither_chunks_nor_leaves_of_what_was_there() -> None:

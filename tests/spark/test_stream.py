@@ -458,6 +458,42 @@ def test_an_expired_offset_names_the_first_snapshot_that_is_left(plain: Reposito
             reader.partitions(end, Offset(plain.repository_id, "5", left, None).pack())
 
 
+@pytest.mark.parametrize("mode", ["fail", "skip", "added-only"])
+def test_a_tag_keeps_an_offset(plain: Repository, mode: str) -> None:
+    reader = stream(plain, overwrite_mode=mode)
+    (end,) = drained(reader, reader.initialOffset())
+    reader.stop()
+    plain.create_tag("read", Offset.parse(end).snapshot)
+    append(plain, 3)
+    plain.compact(mode="full")
+    plain.expire_snapshots(keep_last=1)  # the compaction is all that is left
+    append(plain, 2)
+    plain.garbage_collect(NOW)
+    again = stream(plain, overwrite_mode=mode)
+    (last,) = drained(again, end)
+    assert steps_of(again, end, last) == [0, 0, 4, 4, 4, 4, 4]
+    assert again.latestOffset(last, ReadAllAvailable()) == last
+    again.stop()
+    plain.delete_tag("read")
+    plain.expire_snapshots(keep_last=1)
+    with pytest.raises(HistoryExpiredError, match="or a tag keeps an offset"):
+        again.latestOffset(end, ReadAllAvailable())
+
+
+def test_what_was_overwritten_since_a_tagged_offset_ends_the_stream(plain: Repository) -> None:
+    append(plain, 4)
+    reader = stream(plain)
+    (end,) = drained(reader, reader.initialOffset())
+    reader.stop()
+    plain.create_tag("read", Offset.parse(end).snapshot)
+    overwrite(plain, 9.0, more=1)
+    plain.expire_snapshots(keep_last=1)
+    (last,) = drained(reader, end)
+    with pytest.raises(InvalidArgumentError, match="overwrote"):
+        reader.partitions(end, last)
+    reader.stop()
+
+
 def test_a_branch_that_was_reset_ends_the_stream(plain: Repository) -> None:
     before = plain.list_branches()["main"]
     append(plain, 1)

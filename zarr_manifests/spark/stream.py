@@ -42,7 +42,6 @@ from pyspark.sql.types import StructType
 from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
-    ManifestsError,
     SnapshotExpiredError,
     StorageError,
 )
@@ -278,6 +277,9 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _since(self, snapshot_id: str) -> list[SnapshotInfo]:
         """The commits of the branch after a snapshot, oldest first.
 
+        Where some have expired, and a tag keeps the snapshot, the oldest one that is left counts as
+        the commit of all that happened until then.
+
         Raises
         ------
         HistoryExpiredError
@@ -293,29 +295,32 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
             found.append(info)
         else:
-            raise self._lost(snapshot_id, found[-1])
+            self._check_kept(snapshot_id, found[-1])
+            found[-1] = replace(found[-1], parent_id=snapshot_id, kind="commit")
         return found[::-1]
 
-    def _lost(self, snapshot_id: str, oldest: SnapshotInfo) -> ManifestsError:
-        """The error for an offset that is not in the history of the branch."""
+    def _check_kept(self, snapshot_id: str, oldest: SnapshotInfo) -> None:
+        """Raise if an offset is not in the history of the branch, and no tag keeps it."""
         advice = (
             "Start the stream with another checkpoint; starting-snapshot says from where it goes on"
         )
         try:
-            lost = next(self._repository.ancestry(snapshot_id=snapshot_id))
+            lost = next(self._repository.ancestry(snapshot_id=snapshot_id, limit=1))
         except SnapshotExpiredError:
             lost = None
-        if lost is None or (oldest.parent_id is not None and lost.written_at < oldest.written_at):
-            return HistoryExpiredError(
+        cut = oldest.parent_id is not None
+        if lost is not None and not (cut and lost.written_at < oldest.written_at):
+            raise InvalidArgumentError(
+                f"snapshot {snapshot_id}, at which the stream goes on, is not in the history of "
+                f"branch {self._branch!r} any more: the branch was reset, and commits that the "
+                f"stream has delivered are not in it. {advice}"
+            )
+        if snapshot_id not in self._repository.list_tags().values():
+            raise HistoryExpiredError(
                 f"snapshot {snapshot_id}, at which the stream goes on, has expired: the history of "
                 f"branch {self._branch!r} begins at {oldest.snapshot_id} now. {advice}, and "
                 "keep-for or a tag keeps an offset for a stream that has stopped"
             )
-        return InvalidArgumentError(
-            f"snapshot {snapshot_id}, at which the stream goes on, is not in the history of branch "
-            f"{self._branch!r} any more: the branch was reset, and commits that the stream has "
-            f"delivered are not in it. {advice}"
-        )
 
     # --- batches -----------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ The deltas of the commits in between say which chunks were written or deleted. O
 these touch, or that lie across an edge that has moved, are looked up in the two snapshots. An array
 that is another one at the end, or whose values are decoded in another way, counts as written anew.
 
+Where the commits in between have expired, and both snapshots are still there, `compared_cells`
+compares where each chunk lies instead. A chunk that lies elsewhere counts as written.
+
 Invariant: positions mean the same cells at both ends. Where a commit has moved chunks to other
 positions (`Session.shift_array`, `Session.reindex_array`), it is an error.
 """
@@ -34,8 +37,8 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import ArrayMeta, absolute
 from zarr_manifests.planning.conflict.documents import compare_documents
-from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers
-from zarr_manifests.planning.tables.presence import within
+from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, rows_at
+from zarr_manifests.planning.tables.presence import same_refs, within
 from zarr_manifests.planning.upkeep.cell_changes import (
     ArrayShape,
     CellChanges,
@@ -44,7 +47,7 @@ from zarr_manifests.planning.upkeep.cell_changes import (
 )
 from zarr_manifests.planning.upkeep.change_records import add_layer
 
-__all__ = ["changed_cells"]
+__all__ = ["changed_cells", "compared_cells"]
 
 
 def changed_cells(
@@ -90,6 +93,30 @@ def changed_cells(
                 arrays.append(_replaced(was, now))
         found = classify_cells([_path(pair) for pair in pairs], arrays)
     return replace(found, start=start, end=snapshot_id_of(end.head.key))
+
+
+def compared_cells(
+    context: ReadContext, start: Branch, end: Branch, paths: Sequence[str]
+) -> CellChanges:
+    """The same without the commits in between: the chunk tables of both snapshots are compared.
+
+    Raises
+    ------
+    NotFoundError
+        If an array is in neither snapshot.
+    InvalidArgumentError
+        If the arrays have different shapes.
+    """
+    old, new = context.open_branch(start), context.open_branch(end)
+    pairs = [_pair(path, old, new) for path in paths]
+    arrays = [
+        _compared(was, now)
+        if was is not None and now is not None and _means_the_same(was, now)
+        else _replaced(was, now)
+        for was, now in pairs
+    ]
+    found = classify_cells([_path(pair) for pair in pairs], arrays)
+    return replace(found, start=old.snapshot_id, end=new.snapshot_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +211,21 @@ def _changed(was: _Array, now: _Array, overlay: Overlay) -> ChangedArray:
         gone = coords[unset & inside(coords, was.meta.grid.hi)]
         if len(gone):
             dropped = np.concatenate([dropped, gone[was.there(gone)]])
+    return _with_edges(was, now, written, dropped)
+
+
+def _compared(was: _Array, now: _Array) -> ChangedArray:
+    """What the chunk tables of both snapshots say has happened to an array."""
+    node_id, written, dropped = was.node.node_id, now.chunks(), was.chunks()
+    old, new = was.view.chunks(node_id), now.view.chunks(node_id)
+    if old is not None and new is not None:
+        written = written[~same_refs(old, new)]
+        dropped = dropped[rows_at(new, dropped) < 0]
+    return _with_edges(was, now, written, dropped)
+
+
+def _with_edges(was: _Array, now: _Array, written: IndexArray, dropped: IndexArray) -> ChangedArray:
+    """The same, with the chunks across edges that have moved."""
     edges = _moved_edges(was.meta, now.meta)
     # Appends write all chunks at the edge again; nothing is looked up for them then.
     exposed = now.chunks(box for box in edges if int(within(box, written).sum()) < box.size)

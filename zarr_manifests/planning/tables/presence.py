@@ -1,8 +1,9 @@
-"""Which chunks exist, decided for many coordinates at once, without I/O."""
+"""Which chunks exist, or are the same, decided for many coordinates at once, without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,11 @@ import numpy.typing as npt
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.tables.merge import select
+from zarr_manifests.planning.tables.merge import aligned, rows_at, select
 
-__all__ = ["kinds_at", "laid_over", "rows_in", "within"]
+__all__ = ["kinds_at", "laid_over", "rows_in", "same_refs", "within"]
+
+_COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
 
 
 def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
@@ -70,3 +73,28 @@ def rows_in(
     for box in boxes:
         inner |= within(box, coords)
     return select(table, ~inner if outside else inner)
+
+
+def same_refs(old: ChunkTable, new: ChunkTable) -> npt.NDArray[np.bool_]:
+    """Which rows of `new` say that a chunk lies where `old` says that it lies (bool[n])."""
+    rows = rows_at(old, new.coords())
+    due = rows >= 0
+    if not due.any():
+        return due
+    shared = np.zeros(len(old), np.bool_)
+    shared[rows[due]] = True
+    mine, its = aligned(select(new, due), select(old, shared))  # both are in C order
+    same = np.ones(len(mine), np.bool_)
+    inline = mine.kind == RefKind.INLINE
+    for name in _COMPARED:
+        equal = getattr(mine, name) == getattr(its, name)
+        same &= (equal | inline) if name == "offset" else equal
+    for row in np.flatnonzero(same & inline).tolist():
+        same[row] = _inline(mine, row) == _inline(its, row)
+    due[due] = same
+    return due
+
+
+def _inline(table: ChunkTable, row: int) -> bytes:
+    """The bytes of an inline chunk."""
+    return table.inline[table.offset[row] : table.offset[row] + table.length[row]]
