@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.spark.options import OPTIONS, read_options
+from zarr_manifests.spark.options import OPTIONS, read_options, write_options
 from zarr_manifests.spark.plan import ReadOptions
 
 
@@ -159,3 +159,33 @@ def test_all_faults_are_told_at_once() -> None:
 def test_whatever_read_can_be_told_has_an_option() -> None:
     arguments = {option.argument for option in OPTIONS.values()}
     assert {field.name for field in dataclasses.fields(ReadOptions)} <= arguments
+
+
+def test_options_of_the_storage_have_a_prefix() -> None:
+    given = {
+        "path": "s3://bucket/winds",
+        "storage.region": "eu-west-1",
+        "Storage.Anonymous": "true",
+        "dims": "time",
+    }
+    due = {"region": "eu-west-1", "anonymous": True}
+    assert read_options(given) == ("s3://bucket/winds", {"storage_options": due})
+    location, arguments = write_options(given)
+    assert (location, arguments) == (
+        "s3://bucket/winds",
+        {"dims": ["time"], "storage_options": due},
+    )
+
+
+def test_faults_of_storage_options_are_told_with_the_others() -> None:
+    given = {
+        "path": "s3://bucket/winds",
+        "storage.regoin": "eu-west-1",
+        "storage.secret_access_key": "geheim",
+        "tga": "v1",
+    }
+    with pytest.raises(InvalidArgumentError) as error:
+        read_options(given)
+    for said in ("storage.regoin: unknown", "storage.secret_access_key: a secret", "'tga'"):
+        assert said in str(error.value)
+    assert "geheim" not in str(error.value)

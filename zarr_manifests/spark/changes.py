@@ -23,7 +23,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.reports import CellChanges
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.lease import keep_readable, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
@@ -55,6 +55,7 @@ def changes(
     target_rows: int = 4 * 1024**2,
     max_tasks: int = 10_000,
     lease: timedelta | None = timedelta(hours=1),
+    storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read the cells that changed from one snapshot to a later one, one row per cell.
 
@@ -83,6 +84,8 @@ def changes(
         was written again or deleted; `rewritten`, where a chunk was written again only to append to
         it, so that its cells may have the values they had; or `removed`, with the values that a
         cell had at `start`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -120,7 +123,7 @@ def changes(
         target_rows=target_rows,
         max_tasks=max_tasks,
     )
-    repository = url if isinstance(url, Repository) else Repository.open(url)
+    repository = repository_of(url, storage_options)
     plan = plan_changes(repository, options, SparkFacts.of(spark), start, end)
     parts = [("added", plan.job(plan.cells.added))]
     if cells == "all":

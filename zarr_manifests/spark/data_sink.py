@@ -129,7 +129,9 @@ class Sink:
     @classmethod
     def _of(cls, location: str, arguments: dict[str, Any], schema: StructType) -> Sink:
         repository = Repository.open(
-            location, virtual_containers=arguments.get("virtual_containers")
+            location,
+            virtual_containers=arguments.get("virtual_containers"),
+            storage_options=arguments.pop("storage_options", None),
         )
         check_shared(repository.storage)
         if "dims" not in arguments:

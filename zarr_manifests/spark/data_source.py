@@ -250,6 +250,7 @@ class _SourceAsked:
     """What options ask for: the arguments of `read`, of `changes` and of a stream."""
 
     location: str
+    storage_options: Mapping[str, object] | None
     containers: Mapping[str, str] | None
     read: Mapping[str, Any]
     changes: Mapping[str, Any]
@@ -263,11 +264,16 @@ class _SourceAsked:
         changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
         lease = arguments.pop("lease", None if stream else _LEASE)  # a stream holds its own
         containers = arguments.pop("virtual_containers", None)
-        return cls(location, containers, arguments, changes, stream, lease)
+        storage_options = arguments.pop("storage_options", None)
+        return cls(location, storage_options, containers, arguments, changes, stream, lease)
 
     def repository(self) -> Repository:
         """The repository, opened."""
-        return Repository.open(self.location, virtual_containers=self.containers)
+        return Repository.open(
+            self.location,
+            virtual_containers=self.containers,
+            storage_options=self.storage_options,
+        )
 
 
 def _plan(asked: _SourceAsked, facts: SparkFacts) -> Job:

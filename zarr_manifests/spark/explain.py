@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from zarr_manifests.grid import Box, IndexArray, grid_shape
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import PlannedRead, ReadOptions, SparkFacts, plan
 from zarr_manifests.storage import Storage
@@ -37,6 +37,7 @@ def explain_pruning(
     nan: str = "null",
     decode_times: bool = True,
     broadcast: bool = False,
+    storage_options: Mapping[str, object] | None = None,
 ) -> ChunkSelection:
     r"""Tell which chunks a read with these options would read, and why it leaves out the others.
 
@@ -49,6 +50,8 @@ def explain_pruning(
         As for `read`.
     ranges, where, nan, decode_times, broadcast
         As for `read`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -81,7 +84,9 @@ def explain_pruning(
         decode_times=decode_times,
         broadcast=broadcast,
     )
-    return _explained(plan(url, options, SparkFacts.of(spark)), ranges)
+    return _explained(
+        plan(repository_of(url, storage_options), options, SparkFacts.of(spark)), ranges
+    )
 
 
 def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkSelection:

@@ -15,6 +15,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.spark.ingest_report import IngestProgress, IngestReport
 from zarr_manifests.spark.ingest_run import Ingestion, listed
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.xarray.source_files import SourceFiles, source_url
 
@@ -43,6 +44,7 @@ def ingest(
     files_per_commit: int | None = None,
     message: str | None = None,
     progress: Callable[[IngestProgress], None] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> IngestReport:
     """Append files to a group, along one dimension, in one commit.
 
@@ -93,6 +95,8 @@ def ingest(
         The commit message.
     progress : callable, optional
         Called with an `IngestProgress` as tasks end.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -125,6 +129,10 @@ def ingest(
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
         raise InvalidArgumentError(f"{listed(twice)} in the list more than once")
+    if isinstance(url, Repository):
+        refuse_options("a repository", storage_options)
+    else:
+        url = storage_of(url, storage_options)
     repository = _repository(url)
     containers = None
     if mode == "virtual":
@@ -187,20 +195,17 @@ def _check(
             )
 
 
-def _repository(url: str | os.PathLike[str] | Storage | Repository) -> Repository | None:
+def _repository(place: Storage | Repository) -> Repository | None:
     """The repository, if there is one."""
-    if isinstance(url, Repository):
-        found: Repository | None = url
-    else:
-        found = Repository.open(url) if Repository.exists(url) else None
-    storage = url if isinstance(url, Storage) else found and found.storage
-    memory = isinstance(url, str) and url.startswith("memory://")
-    if memory or (storage and not storage.capabilities.shared):
+    storage = place.storage if isinstance(place, Repository) else place
+    if not storage.capabilities.shared:
         raise UnsupportedStorageError(
             "the repository is in the memory of this process, and Spark's workers cannot reach it: "
             "use a path or URL"
         )
-    return found
+    if isinstance(place, Repository):
+        return place
+    return Repository.open(place) if Repository.exists(place) else None
 
 
 def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualContainer]) -> None:

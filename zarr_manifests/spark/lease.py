@@ -18,6 +18,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -26,6 +27,7 @@ from typing import Any, Final
 from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job, Leased
+from zarr_manifests.storage.metered import place_of
 
 __all__ = ["keep_readable", "leave_lease", "renew_lease", "with_lease"]
 
@@ -50,10 +52,10 @@ class _Lease:
         return bool(self.frames) or time.monotonic() < self.until_s
 
 
-type _Key = tuple[int, str, str]
+type _Key = tuple[int, Hashable, str]
 _lock: Final = threading.Lock()
 _held: Final[dict[_Key, _Lease]] = {}
-_left_s: Final[dict[tuple[str, str, timedelta], float]] = {}
+_left_s: Final[dict[tuple[Hashable, str, timedelta], float]] = {}
 """When this process left a lease behind: by repository, snapshot and duration."""
 
 
@@ -69,7 +71,7 @@ def keep_readable(
     SnapshotExpiredError
         If the snapshot has expired.
     """
-    key = (os.getpid(), repository.url, snapshot_id)
+    key = (os.getpid(), place_of(repository.storage), snapshot_id)
     until_s = time.monotonic() + duration_s
     with _lock:
         lease = _held.get(key)
@@ -140,7 +142,7 @@ def renew_lease(job: Job) -> None:
     if job.lease is None:
         return
     duration = job.lease.duration
-    key = (job.storage.url, job.snapshot_id, duration)
+    key = (place_of(job.storage), job.snapshot_id, duration)
     since_s = max(job.lease.since_s, _left_s.get(key, 0.0))
     if time.time() < since_s + _RENEWED * duration.total_seconds():
         return

@@ -7,7 +7,7 @@ delete objects. A task that Spark runs twice does the same again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from zarr_manifests.reports import (
     StatisticsReport,
     VerifyReport,
 )
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.runtime import Run
 from zarr_manifests.spark.checks import check_shared
@@ -35,7 +35,13 @@ type Location = str | os.PathLike[str] | Storage | Repository
 type Progress = Callable[[str, int], None]
 
 
-def verify(spark: SparkSession, url: Location, *, progress: Progress | None = None) -> VerifyReport:
+def verify(
+    spark: SparkSession,
+    url: Location,
+    *,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> VerifyReport:
     """Read every object that can be reached; tasks read the chunks and compare their checksums.
 
     Parameters
@@ -46,6 +52,8 @@ def verify(spark: SparkSession, url: Location, *, progress: Progress | None = No
         The repository.
     progress : callable, optional
         As for `Repository.verify`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Examples
     --------
@@ -54,7 +62,7 @@ def verify(spark: SparkSession, url: Location, *, progress: Progress | None = No
     >>> maintenance.verify(spark, "winds").ok  # doctest: +SKIP
     True
     """
-    repository = _opened(url)
+    repository = repository_of(url, storage_options)
     return repository.verify(progress=progress, run=_tasks(spark, repository))
 
 
@@ -65,6 +73,7 @@ def collect(
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> CollectionReport:
     """Delete the objects that no snapshot needs; the driver marks, and tasks delete.
 
@@ -76,13 +85,15 @@ def collect(
         The repository.
     grace, dry_run, progress
         As for `Repository.garbage_collect`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Raises
     ------
     ManifestsError
         As for `Repository.garbage_collect`.
     """
-    repository = _opened(url)
+    repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
     return repository.garbage_collect(grace, dry_run=dry_run, progress=progress, run=run)
 
@@ -94,6 +105,7 @@ def compact(
     mode: str = "major",
     *,
     dry_run: bool = False,
+    storage_options: Mapping[str, object] | None = None,
 ) -> CompactionReport:
     """Bring the deltas of a branch together; tasks merge and write the leaves of the base.
 
@@ -107,6 +119,8 @@ def compact(
         The repository.
     branch, mode, dry_run
         As for `Repository.compact`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Raises
     ------
@@ -120,7 +134,7 @@ def compact(
     >>> maintenance.compact(spark, "winds", mode="full").deltas_after  # doctest: +SKIP
     0
     """
-    repository = _opened(url)
+    repository = repository_of(url, storage_options)
     return repository.compact(branch, mode, dry_run=dry_run, run=_tasks(spark, repository))
 
 
@@ -131,6 +145,7 @@ def compute_statistics(
     *,
     branch: str = "main",
     progress: Progress | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> StatisticsReport:
     """Measure chunks, so that queries can leave out those that cannot match; tasks decode them.
 
@@ -144,6 +159,8 @@ def compute_statistics(
         The repository.
     paths, branch, progress
         As for `Repository.compute_statistics`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Raises
     ------
@@ -157,7 +174,7 @@ def compute_statistics(
     >>> maintenance.compute_statistics(spark, "winds", ["/u"]).measured  # doctest: +SKIP
     132
     """
-    repository = _opened(url)
+    repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
     return repository.compute_statistics(paths, branch=branch, progress=progress, run=run)
 
@@ -170,6 +187,7 @@ def repack(
     *,
     dry_run: bool = False,
     progress: Progress | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> RepackReport:
     """Move chunks out of packs that are mostly dead; tasks copy the chunks.
 
@@ -181,13 +199,15 @@ def repack(
         The repository.
     branch, min_live, dry_run, progress
         As for `Repository.repack`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Raises
     ------
     ManifestsError
         As for `Repository.repack`.
     """
-    repository = _opened(url)
+    repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
     return repository.repack(branch, min_live, dry_run=dry_run, progress=progress, run=run)
 
@@ -196,6 +216,8 @@ def rewrite_chunks(
     spark: SparkSession,
     url: Location,
     path: str,
+    *,
+    storage_options: Mapping[str, object] | None = None,
     **options: Any,
 ) -> RewriteReport:
     """Write an array anew with other chunks, shards or codecs, in one commit; tasks copy it.
@@ -208,6 +230,8 @@ def rewrite_chunks(
         The repository.
     path : str
         The array.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
     **options
         As for `zarr_manifests.rewrite_chunks`: `chunks`, `shards`, `codecs`, `dry_run`, ...
 
@@ -216,12 +240,8 @@ def rewrite_chunks(
     ManifestsError
         As for `zarr_manifests.rewrite_chunks`.
     """
-    repository = _opened(url)
+    repository = repository_of(url, storage_options)
     return rewrite(repository, path, **options, run=_tasks(spark, repository))
-
-
-def _opened(url: Location) -> Repository:
-    return url if isinstance(url, Repository) else Repository.open(url)
 
 
 def _tasks(spark: SparkSession, repository: Repository) -> Run:

@@ -28,7 +28,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import ChunkStatistics, Session
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.worker import opened
@@ -133,6 +133,7 @@ def metadata_table(
     tag: str | None = None,
     snapshot_id: str | None = None,
     as_of: datetime | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read what a repository says of itself; no chunk is read.
 
@@ -167,6 +168,8 @@ def metadata_table(
     branch, tag, snapshot_id, as_of : optional
         Which snapshot, as for `Repository.readonly_session`; `snapshots` starts there. The log of
         operations is that of the whole repository.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -204,7 +207,7 @@ def metadata_table(
             "the log of operations is that of the whole repository: leave branch, tag, "
             "snapshot_id and as_of out, and filter by its columns ref and at"
         )
-    repository = url if isinstance(url, Repository) else Repository.open(url)
+    repository = repository_of(url, storage_options)
     session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
     return make(spark, _Subject(repository, session, path))
 

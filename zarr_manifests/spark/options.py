@@ -1,8 +1,9 @@
 """The options of the data source, from the text that Spark passes on to arguments of Python.
 
 Names are those that Iceberg uses. As with all options of Spark, upper and lower case are the same.
-An option that is unknown, has an impossible value or contradicts another one is an error, because
-an option without effect would give wrong rows.
+Options of the storage begin with `storage.`, such as `storage.region`. An option that is unknown,
+has an impossible value or contradicts another one is an error, because an option without effect
+would give wrong rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Final
 
 from zarr_manifests.config.kinds import hyphened, known_as, shown
 from zarr_manifests.config.snapshots import duration_of
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.storage.url import parse_options
 
 __all__ = [
     "CHANGES",
@@ -33,6 +35,8 @@ LOCATION: Final = "path"
 """The option that `load(url)` and `save(url)` set, and that SQL has to give."""
 # Spark gives a stream's own options to its sink, too.
 _CHECKPOINT: Final = "checkpointlocation"
+
+_STORAGE: Final = "storage."
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -294,6 +298,8 @@ def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     if reads:
         raise InvalidArgumentError(f"this is a write, and {' and '.join(reads)} say what to read")
     both = taken(arguments, ("group", "branch", "virtual-containers"))
+    if "storage_options" in arguments:
+        both["storage_options"] = arguments["storage_options"]
     return location, taken(arguments, WRITE) | both
 
 
@@ -307,6 +313,14 @@ def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], dict[str, st
         if location
         else ["there is no location: load(url) or save(url) gives it, and in SQL path 'url'"]
     )
+    of_storage = {name: texts.pop(name) for name in list(texts) if name.startswith(_STORAGE)}
+    if of_storage and location:
+        try:
+            arguments["storage_options"] = parse_options(
+                location, {name.removeprefix(_STORAGE): text for name, text in of_storage.items()}
+            )
+        except ConfigError as error:
+            faults += [f"option {_STORAGE}{problem}" for problem in error.problems]
     for name, text in texts.items():
         option = OPTIONS.get(name)
         if option is None:

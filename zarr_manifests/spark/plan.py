@@ -23,7 +23,7 @@ from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.checks import check_counts, check_shared, check_words
 from zarr_manifests.spark.job import Job
@@ -165,7 +165,7 @@ def plan(
     facts: SparkFacts,
 ) -> PlannedRead:
     """Plan a read, as `plan_read` does, and tell how."""
-    repository = location if isinstance(location, Repository) else Repository.open(location)
+    repository = repository_of(location)
     check_shared(repository.storage)
     session = repository.readonly_session(
         options.branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of

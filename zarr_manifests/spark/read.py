@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.lease import keep_readable, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
@@ -50,6 +50,7 @@ def read(
     max_tasks: int = 10_000,
     engine: Literal["arrow", "pandas"] = "arrow",
     lease: timedelta | None = timedelta(hours=1),
+    storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read variables as a DataFrame with one row per cell.
 
@@ -118,6 +119,8 @@ def read(
         How long to keep the snapshot from being collected. The lease lasts longer as long as this
         process refers to the DataFrame, and ends with the process. Tasks that begin late take
         another one for as long. None takes no lease.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -165,7 +168,7 @@ def read(
         target_rows=target_rows,
         max_tasks=max_tasks,
     )
-    repository = url if isinstance(url, Repository) else Repository.open(url)
+    repository = repository_of(url, storage_options)
     job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
     frame = rows(spark, job, engine)
     if lease is not None and job.tasks:

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.data_sink import QUERY_ID, app_of, batch_txn
 from zarr_manifests.spark.write_dataframe import write_rows
@@ -40,6 +40,7 @@ def foreach_batch(
     buffer_bytes: int = 256 * 1024**2,
     max_tasks: int = 1000,
     on_report: Callable[[int, WriteReport], None] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `writeStream.foreachBatch` that writes each batch in one commit, exactly once.
 
@@ -62,6 +63,8 @@ statistics, buffer_bytes, max_tasks
         The message of the commits; by default it names the batch.
     on_report : callable, optional
         Called with the number of each batch, and what was written.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -87,7 +90,7 @@ statistics, buffer_bytes, max_tasks
     ...     rows.writeStream.foreachBatch(write).option("checkpointLocation", "winds-in").start()
     ... )
     """
-    repository = url if isinstance(url, Repository) else Repository.open(url)
+    repository = repository_of(url, storage_options)
     check_shared(repository.storage)
     options = WriteOptions(
         target=target,

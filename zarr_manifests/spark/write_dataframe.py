@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels, share_cells
 from zarr_manifests.spark.cell_values import to_numpy
@@ -95,6 +95,7 @@ def write_dataframe(
     statistics: bool = True,
     buffer_bytes: int = 256 * 1024**2,
     max_tasks: int = 1000,
+    storage_options: Mapping[str, object] | None = None,
 ) -> WriteReport:
     """Write the rows of a DataFrame to the cells of arrays, in one commit.
 
@@ -158,6 +159,8 @@ def write_dataframe(
     max_tasks : int, default 1000
         The largest number of tasks that write. Where it is not enough, a task writes several
         buffers, one after the other.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
 
     Returns
     -------
@@ -209,7 +212,7 @@ def write_dataframe(
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidArgumentError("txn_app_id and txn_version go together")
     txn = None if txn_app_id is None else txn_of((txn_app_id, txn_version))
-    repository = url if isinstance(url, Repository) else Repository.open(url)
+    repository = repository_of(url, storage_options)
     return write_rows(df, repository, options, branch, message, metadata, txn)
 
 

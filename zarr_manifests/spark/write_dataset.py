@@ -21,6 +21,7 @@ from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.xarray import write
 from zarr_manifests.xarray.backend import Location
 
@@ -80,6 +81,11 @@ def write_dataset(
     """
     if "scheduler" in options:
         raise InvalidArgumentError("write_dataset computes with Spark, and takes no scheduler")
+    given = options.pop("storage_options", None)
+    if isinstance(url, Repository):
+        refuse_options("a repository", given)
+    else:
+        url = storage_of(url, given)
     if find_spec("dask") is not None:
         ds = _cut(ds, url, **options)
     return write(ds, url, message=message, scheduler=partial(_compute, spark), **options)

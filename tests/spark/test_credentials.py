@@ -1,0 +1,101 @@
+"""Spark's processes ask for credentials themselves, and its plans hold no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import xarray as xr
+from pyspark.sql import SparkSession
+
+import accounts
+import zarr_manifests as zm
+from zarr_manifests import spark as zms
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.spark import maintenance
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
+from zarr_manifests.storage import MemoryStorage
+
+pytestmark = pytest.mark.spark
+
+DS = xr.Dataset({"t": (("x",), np.arange(6.0))}, {"x": np.arange(6)})
+ENTRANCES: dict[str, Callable[..., Any]] = {
+    "read": zms.read,
+    "changes": lambda spark, at, **how: zms.changes(spark, at, None, **how),
+    "metadata_table": lambda spark, at, **how: zms.metadata_table(spark, at, "arrays", **how),
+    "explain_pruning": zms.explain_pruning,
+    "ingest": lambda spark, at, **how: zms.ingest(spark, ["a"], at, append_dim="x", **how),
+    "write_dataset": lambda spark, at, **how: zms.write_dataset(
+        DS, at, spark=spark, message="write", **how
+    ),
+    "write_dataframe": lambda spark, at, **how: zms.write_dataframe(
+        spark.range(1), at, "t", dims=["x"], append_dim="x", **how
+    ),
+    "foreach_batch": lambda _, at, **how: zms.foreach_batch(at, "t", dims=["x"], **how),
+    "verify": maintenance.verify,
+    "collect": maintenance.collect,
+    "compact": maintenance.compact,
+    "compute_statistics": maintenance.compute_statistics,
+    "repack": maintenance.repack,
+    "rewrite_chunks": lambda spark, at, **how: maintenance.rewrite_chunks(spark, at, "t", **how),
+}
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES.values(), ids=ENTRANCES)
+def test_options_reach_the_storage(spark: SparkSession, entrance: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="regoin: unknown storage option"):
+        entrance(spark, "s3://bucket/winds", storage_options={"regoin": "eu-west-1"})
+    repo = zm.Repository.create(MemoryStorage())
+    with pytest.raises(InvalidArgumentError, match="a repository was given, which is open already"):
+        entrance(spark, repo, storage_options={"region": "eu-west-1"})
+
+
+def test_tasks_ask_for_credentials_and_plans_hold_none(
+    spark: SparkSession, small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    spark.sparkContext.addPyFile(accounts.__file__)
+    requests: list[Any] = []
+    small_store.faults.append(requests.append)
+    options: dict[str, Any] = {
+        "credentials": accounts.alice,
+        "endpoint": small_store.endpoint,
+        "allow_http": True,
+        "region": "eu-west-1",
+    }
+    at = "s3a://bucket/winds"
+    zms.write_dataset(DS.chunk(x=2), at, spark=spark, message="write", storage_options=options)
+    frame = zms.read(spark, at, "t", storage_options=options)
+    assert frame.count() == 6
+    texts = {f"storage.{name}": str(value) for name, value in options.items()}
+    texts["storage.credentials"] = "accounts:alice"
+    zms.register(spark)
+    source = spark.read.format("zarr_manifests").options(**texts)
+    loaded = source.load(at)
+    assert loaded.count() == 6
+    loaded.createOrReplaceTempView("rows")
+    more = loaded.where("x < 2").selectExpr("x", "t + 1 AS t")
+    (
+        more.write.format("zarr_manifests")
+        .options(**texts, dims="x", region='{"x": [0, 1]}', missing="keep")
+        .mode("overwrite")
+        .save(at)
+    )
+    repo = zm.Repository.open(at, storage_options=options)
+    assert repo.readonly_session().store is not None
+    said = [
+        frame._jdf.queryExecution().toString(),
+        loaded._jdf.queryExecution().toString(),
+        cloudpickle.dumps(plan_read(repo, ReadOptions(variables="t"), SparkFacts())).decode(
+            "latin-1"
+        ),
+        *(data.decode("latin-1") for data in small_store.objects.values()),
+        str(spark.sparkContext.getConf().getAll()),
+    ]
+    assert [text for text in said if accounts.SECRET in text] == []
+    seen = {r.headers["Authorization"].partition("Credential=")[2][:6] for r in requests}
+    assert seen == {"ALICE/"}
