@@ -222,6 +222,24 @@ def test_requests_that_go_in_bulk_and_those_that_do_not_are_counted(
     assert len(caplog.records) == 1, "once, not for each request"
 
 
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_shards_of_which_most_is_wanted_are_read_whole(location: str) -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    values = np.arange(1, 1 + 24 * 8).reshape(24, 8)
+    values[:, 4:] = 0  # absent chunks
+    values[8:16] = 0  # an absent shard
+    with repository.transaction(message="shards") as store:
+        shards: Any = {"shape": (8, 8), "index_location": location}
+        zarr.create_array(store, name="a", data=values, chunks=(2, 4), shards=shards, fill_value=0)
+    array = bulk(repository.readonly_session().store)
+    for part in (np.s_[:], np.s_[1:], np.s_[3:23, 1:]):
+        np.testing.assert_array_equal(array[part], values[part])
+    assert counts(repository) == (3, 0)
+    for part in (np.s_[:, 2:3], np.s_[::2], np.s_[5]):
+        np.testing.assert_array_equal(array[part], values[part])
+    assert counts(repository) == (3, 3)
+
+
 def test_neighbours_are_read_together() -> None:
     counting = CountingStorage(MemoryStorage())
     repository, values = filled(counting)

@@ -192,8 +192,18 @@ class BulkDecoder:
                 place(values, coords, out, lo)
         return True
 
+    def inner_chunks(
+        self, coords: IndexArray, shards: Sequence[bytes]
+    ) -> tuple[IndexArray, list[bytes]] | None:
+        """Coordinates and bytes of the chunks in these shards; None if in doubt."""
+        assert self.shards is not None
+        try:
+            return self.shards.open(coords, shards)
+        except _FAILURES:
+            return None
+
     def values(self, chunks: Sequence[bytes]) -> npt.NDArray[Any] | None:
-        """The values of chunks without shards, of shape (chunks, *chunk shape); None if in doubt.
+        """The values of chunks, not of shards, of shape (chunks, *chunk shape); None if in doubt.
 
         Raises
         ------

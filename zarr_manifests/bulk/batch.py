@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Batch"]
+
+_MOST_WHOLE_BYTES: Final = 64 * 1024**2
+"""Larger shards are read part by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,12 @@ class Batch:
         """Bytes of a decoded chunk."""
         return math.prod(self.spec.shape) * self.out.itemsize
 
+    @property
+    def wants_most(self) -> bool:
+        """Whether at least half of the cells of these chunks are wanted, and fit in memory."""
+        half = 2 * self.out.size >= len(self.keys) * math.prod(self.spec.shape)
+        return half and self.chunk_bytes <= _MOST_WHOLE_BYTES
+
     def put(self, at: int, values: npt.NDArray[Any]) -> None:
         """Copy what is wanted of one chunk."""
         found = np.asanyarray(values[self.selected[at]])
@@ -90,7 +99,7 @@ class Batch:
             return None
         try:
             axes = zip(
-                coords.T.tolist(),
+                coords.T,
                 zip(*self.selected, strict=True),
                 zip(*self.places, strict=True),
                 shape,
@@ -98,34 +107,28 @@ class Batch:
                 strict=True,
             )
             for numbers, parts, places, length, size in axes:
-                # Few of them, since neighbours have the same selection of most axes.
-                each = set(zip(numbers, parts, places, strict=True))
-                start = _start(each, length, size)
+                start = _start(numbers, parts, places, length, size)
                 if start is None:
                     return None
                 found.append(start)
-        except (TypeError, ValueError):  # not of slices only, or not one for each axis
+        except (AttributeError, TypeError, ValueError):  # not of slices only, one for each axis
             return None
         return tuple(found)
 
 
-def _start(each: set[tuple[int, Any, Any]], length: int, size: int) -> int | None:
+def _start(
+    numbers: IndexArray, parts: Sequence[slice], places: Sequence[slice], length: int, size: int
+) -> int | None:
     """Where an axis of the output begins, from coordinates and selections; None if not a range."""
-    starts = set()
-    for number, part, place in each:
-        if type(part) is not slice or type(place) is not slice:
-            return None
-        lo = number * length + part.start - place.start
-        first, stop = max(number * length, lo), min((number + 1) * length, lo + size)
-        cells = slice(first - lo, stop - lo), slice(first - number * length, stop - number * length)
-        if (place.step or 1, part.step or 1) != (1, 1):
-            return None
-        if (place.start, place.stop, part.start, part.stop) != (
-            cells[0].start,
-            cells[0].stop,
-            cells[1].start,
-            cells[1].stop,
-        ):
-            return None
-        starts.add(lo)
-    return starts.pop() if len(starts) == 1 else None
+    if not {part.step for part in parts} | {place.step for place in places} <= {None, 1}:
+        return None
+    part_starts = np.array([part.start for part in parts], np.int64)
+    part_stops = np.array([part.stop for part in parts], np.int64)
+    place_starts = np.array([place.start for place in places], np.int64)
+    place_stops = np.array([place.stop for place in places], np.int64)
+    firsts = numbers * length
+    lo = int(firsts[0] + part_starts[0] - place_starts[0])
+    from_cells, to_cells = np.maximum(firsts, lo), np.minimum(firsts + length, lo + size)
+    due = from_cells - lo, to_cells - lo, from_cells - firsts, to_cells - firsts
+    given = place_starts, place_stops, part_starts, part_stops
+    return lo if all(map(np.array_equal, due, given)) else None

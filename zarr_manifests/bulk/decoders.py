@@ -16,13 +16,13 @@ __all__ = ["decoder_of"]
 
 
 def decoder_of(codecs: Sequence[Codec], serializer: Any, spec: ArraySpec) -> BulkDecoder | None:
-    """The decoder of chunks without shards; None if they have to be decoded by Zarr."""
+    """The decoder of chunks or shards; None if they have to be decoded by Zarr."""
     dtype = spec.dtype.to_native_dtype()
     if isinstance(serializer, V2Codec):
-        used = [*(serializer.filters or ()), serializer.compressor]
-        if not all(codec is None or _is_of(codec, "numcodecs") for codec in used):
+        v2 = [*(serializer.filters or ()), serializer.compressor]
+        if not all(codec is None or _is_of(codec, "numcodecs") for codec in v2):
             return None
-        *filters, compressor = [None if codec is None else codec.get_config() for codec in used]
+        *filters, compressor = [None if codec is None else codec.get_config() for codec in v2]
         document: dict[str, Any] = {
             "zarr_format": 2,
             "chunks": spec.shape,
@@ -31,7 +31,10 @@ def decoder_of(codecs: Sequence[Codec], serializer: Any, spec: ArraySpec) -> Bul
             "compressor": compressor,
         }
         return BulkDecoder.of(document, dtype)
-    if isinstance(serializer, ShardingCodec) or not all(_is_of(codec, "zarr") for codec in codecs):
+    used = list(codecs)
+    if isinstance(serializer, ShardingCodec):
+        used += [*serializer.codecs, *serializer.index_codecs]
+    if not all(_is_of(codec, "zarr") for codec in used):
         return None
     grid = {"name": "regular", "configuration": {"chunk_shape": spec.shape}}
     named = [codec.to_dict() for codec in codecs]

@@ -82,10 +82,10 @@ class BulkCodecPipeline(FusedCodecPipeline):
             return await super().read(items, out, drop_axes)
         results = None
         batch = Batch.of(store, items, out, drop_axes)
-        decoder = None if batch is None else self._decoder_for(batch.spec)
+        decoder = None if batch is None else self._decoder_for(batch)
         if batch is not None and decoder is not None:
             contents = contents_of(store)
-            few = len(items) <= _MOST_FEW
+            few = len(items) <= _MOST_FEW and decoder.shards is None
             if few and contents.inline and batch.chunk_bytes <= _MOST_FEW_BYTES:
                 # A thread would take longer than the chunks.
                 results = read_few(contents, batch, decoder)
@@ -95,14 +95,17 @@ class BulkCodecPipeline(FusedCodecPipeline):
         _count(store, "bulk_fallbacks" if results is None else "bulk_batches")
         return await super().read(items, out, drop_axes) if results is None else results
 
-    def _decoder_for(self, spec: ArraySpec) -> BulkDecoder | None:
+    def _decoder_for(self, batch: Batch) -> BulkDecoder | None:
         """The decoder of the array's chunks, kept for the next request."""
+        spec, known = batch.spec, self._decoder
         of = spec.shape, spec.dtype, spec.order
-        known = self._decoder
         if known is None or known[0] != of:
             known = of, decoder_of(self.codecs, self.array_bytes_codec, spec)
             object.__setattr__(self, "_decoder", known)
-        return known[1]
+        decoder = known[1]
+        # Of a few chunks of a shard, Zarr reads no others.
+        part = decoder is not None and decoder.shards is not None and not batch.wants_most
+        return None if part else decoder
 
 
 def use_bulk(array: zarr.Array[Any]) -> None:

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import batched
@@ -23,6 +24,7 @@ from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.decoding import BulkDecoder, place
 from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, find_keys
 from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.grid import Coords, IndexArray
 
 __all__ = ["read_batch", "read_few"]
 
@@ -70,6 +72,8 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
     coords, table, rows = found
     due = np.flatnonzero(rows >= 0)
     corner = batch.corner(coords)
+    if decoder.shards is not None and corner is None:
+        return None
     if table is not None and len(due):
         # To an object store, a request costs more than bytes that are not needed.
         span = _SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES
@@ -79,36 +83,63 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
             """Copy the chunks of a request; whether all could be decoded."""
             at = due[request.members]
             for some in batched(zip(at, request.send(), strict=True), decoder.batch_chunks):
-                values = decoder.values([data for _, data in some])
-                if values is None:
+                numbers, chunks = [number for number, _ in some], [data for _, data in some]
+                if not _put(batch, decoder, corner, numbers, coords[numbers], chunks):
                     return False
-                if corner is None:
-                    for one, (number, _) in enumerate(some):
-                        batch.put(number, values[one])
-                else:
-                    place(values, coords[[number for number, _ in some]], batch.out, corner)
             return True
 
         requests = fetch.requests(rows[due])
-        if not _all(contents, batch, requests, take):
+        nbytes = math.prod(decoder.chunk_shape) * decoder.stored.itemsize
+        if not _all(contents, requests, take, threaded=nbytes >= _LARGE_BYTES):
             return None
     for at in np.flatnonzero(rows < 0).tolist():
         batch.put_fill_value(at)
     return tuple([_PRESENT if row >= 0 else _MISSING for row in rows.tolist()])
 
 
+def _put(
+    batch: Batch,
+    decoder: BulkDecoder,
+    corner: Coords | None,
+    numbers: Sequence[int],
+    coords: IndexArray,
+    chunks: list[bytes],
+) -> bool:
+    """Decode chunks and copy them to the output; whether they could be decoded."""
+    if decoder.shards is not None:
+        found = decoder.inner_chunks(coords, chunks)
+        if found is None:
+            return False
+        if len(found[1]) < len(chunks) * math.prod(decoder.shards.counts):
+            for number in numbers:
+                batch.put_fill_value(number)
+        coords, chunks = found
+        if not chunks:
+            return True
+    values = decoder.values(chunks)
+    if values is None:
+        return False
+    if corner is not None and (len(numbers) > 1 or decoder.shards is not None):
+        place(values, coords, batch.out, corner)
+    else:
+        for number, cells in zip(numbers, values, strict=True):
+            batch.put(number, cells)
+    return True
+
+
 def _all(
     contents: SessionView,
-    batch: Batch,
     requests: Sequence[Request],
     take: Callable[[Request], bool],
+    *,
+    threaded: bool,
 ) -> bool:
-    """Whether `take` returns true for every request; in threads if that is faster."""
+    """Whether `take` returns true for every request; in threads if a remote storage is asked."""
     parallel = contents.context.runtime.parallel
     if not contents.inline:
         return all(parallel([partial(take, request) for request in requests]))
     threads = min(_resolve_max_workers(), len(requests))
-    if threads <= 1 or batch.chunk_bytes < _LARGE_BYTES:
+    if threads <= 1 or not threaded:
         return all(map(take, requests))
     return all(parallel([partial(_each, take, requests[i::threads]) for i in range(threads)]))
 
