@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import product
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -450,6 +451,14 @@ def test_chunks_are_left_out_for_the_reason_that_is_said() -> None:
     assert found.bytes > found.selected_bytes > 0
     assert "3 of 6 chunks may match" in str(found)
     assert found.picture() == "·███··"
+    html = found._repr_html_()
+    assert "depth &gt; 12.5" in html
+    assert found.picture() not in html
+    drawn = ElementTree.fromstring(html[html.index("<svg") :])
+    assert drawn.attrib["viewBox"] == "0 0 6 1"
+    rects = [(part.get("x"), part.get("width"), part.get("fill")) for part in drawn]
+    assert [(x, width) for x, width, _ in rects] == [("0", "1"), ("1", "3"), ("4", "2")]
+    assert rects[0][2] == rects[2][2] != rects[1][2]
     missing = session.chunks_where("depth", "depth IS NULL")
     assert missing.cells == ((slice(20, 30),),)
     assert session.chunks_where("depth", "depth > 100").selected == 0

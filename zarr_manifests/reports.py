@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from html import escape
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -68,6 +72,7 @@ __all__ = [
 ]
 
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
+_COLORS = ("#dfe6ea", "#7fb2cb", "#1f77a4")
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
@@ -216,6 +221,8 @@ class ArrayStats:
 class ChunkSelection:
     """The chunks of an array that may hold cells that a where selects.
 
+    A notebook shows the grid of chunks as a picture, with the selected ones in blue.
+
     Parameters
     ----------
     path, where : str
@@ -327,10 +334,34 @@ class ChunkSelection:
         for name, most in (("columns", columns), ("lines", lines)):
             if type(most) is not int or most < 1:
                 raise InvalidArgumentError(f"{name} of a picture must be 1 or more, not {most!r}")
+        marks = np.array([_NONE, _PART, _FULL])[self._places(columns, lines)]
+        return "\n".join("".join(row) for row in marks.tolist())
+
+    def _repr_html_(self) -> str:
+        """What `str` says, and the grid of chunks as a picture."""
+        places = self._places(120, 80)
+        height, width = places.shape
+        side = max(1, min(6, 480 // max(width, 1)))
+        runs = []
+        for line, row in enumerate(places.tolist()):
+            for place, same in groupby(enumerate(row), itemgetter(1)):
+                first, *rest = [column for column, _ in same]
+                runs.append(
+                    f'<rect x="{first}" y="{line}" width="{1 + len(rest)}" height="1" '
+                    f'fill="{_COLORS[place]}"/>'
+                )
+        return (
+            f"<pre>{escape(str(self))}</pre>"
+            f'<svg width="{width * side}" height="{height * side}" viewBox="0 0 {width} {height}" '
+            f'preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(runs)}</svg>'
+        )
+
+    def _places(self, columns: int, lines: int) -> npt.NDArray[np.int64]:
+        """A grid of at most this size: 0 for places left out, 2 for selected ones, 1 for both."""
         grid = (1, 1, *self.grid_shape)[-2:]
         shape = tuple(min(n, most) for n, most in zip(grid, (lines, columns), strict=True))
         if not math.prod(shape):
-            return ""
+            return np.zeros((0, 0), np.int64)
         # Number of selected chunks from the beginning on, by place.
         places = [np.arange(n + 1) * size // n for n, size in zip(shape, grid, strict=True)]
         counts = np.zeros(shape)
@@ -345,8 +376,7 @@ class ChunkSelection:
             ]
             counts += np.outer(*shares)
         whole = np.outer(*(edges[1:] - edges[:-1] for edges in places))
-        marks = np.where(counts >= whole, _FULL, np.where(counts > 0, _PART, _NONE))
-        return "\n".join("".join(row) for row in marks.tolist())
+        return np.where(counts >= whole, 2, np.where(counts > 0, 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
