@@ -330,6 +330,6 @@ class HistoryPage:
 
 def _parse_entries(fields: Fields, name: str) -> tuple[bytes, ...]:
     entries = fields.items(name)
-    if any(type(entry) is not bytes for entry in entries):
+    if not are(bytes, entries):
         raise CorruptObjectError(f"{fields.where}.{name}: expected packed entries")
     return tuple(entries)
