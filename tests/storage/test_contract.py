@@ -19,7 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage, check_key, from_url
+from zarr_manifests.storage import (
+    LocalStorage,
+    MemoryStorage,
+    Storage,
+    check_key,
+    from_fsspec,
+    from_obstore,
+    from_url,
+    fsspec_writer,
+)
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.testing import (
     CountingStorage,
@@ -45,6 +54,21 @@ def _in_bucket(scheme: str) -> Callable[[Path], Storage]:
     return opened
 
 
+def _memory_files() -> Any:
+    return pytest.importorskip("fsspec").filesystem("memory")
+
+
+def _s3fs() -> Any:
+    # The environment points to other servers in other tests, and filesystems are cached.
+    return pytest.importorskip("s3fs").S3FileSystem(endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+
+
+def _client(path: Path) -> Any:
+    stores = pytest.importorskip("obstore.store")
+    bucket, _, prefix = _in_bucket("s3")(path).url.removeprefix("s3://").partition("/")
+    return stores.S3Store(bucket, prefix=prefix, client_options={"allow_http": True})
+
+
 BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "memory": _memory,
     "local": LocalStorage,
@@ -55,13 +79,23 @@ BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "counting local": lambda path: CountingStorage(LocalStorage(path)),
     "latency memory": lambda path: LatencyStorage(_memory(path), latency_s=0),
     "faultless memory": lambda path: FaultyStorage(_memory(path)),
+    "fsspec, single writer": lambda path: from_fsspec(_memory_files(), f"/{path}", "single-writer"),
     "s3": _in_bucket("s3"),
+    "s3 by obstore": lambda path: from_obstore(_client(path)),
+    "s3 by s3fs": lambda path: from_fsspec(_s3fs(), _in_bucket("s3")(path).url, "proven"),
     "moto": _in_bucket("s3"),
     "azurite": _in_bucket("az"),
     "google": _in_bucket("gs"),
 }
 OPTIONS: dict[str, dict[str, object]] = {"az": {"allow_http": True}, "gs": {"allow_http": True}}
-SERVED = {"s3": "ministack", "moto": "moto", "azurite": "azurite", "google": "google"}
+SERVED = {
+    "s3": "ministack",
+    "s3 by obstore": "ministack",
+    "s3 by s3fs": "ministack",
+    "moto": "moto",
+    "azurite": "azurite",
+    "google": "google",
+}
 
 
 def _marked(names: Iterable[str]) -> list[Any]:
@@ -71,12 +105,14 @@ def _marked(names: Iterable[str]) -> list[Any]:
 
 
 PICKLABLE = _marked(name for name in BACKENDS if "crashable" not in name)
-SHARED = _marked(n for n in BACKENDS if "crashable" not in n and "memory" not in n)
+_ONE_PROCESS = ("crashable", "memory", "single writer")
+SHARED = _marked(n for n in BACKENDS if not any(part in n for part in _ONE_PROCESS))
 
 
 @pytest.fixture(autouse=True)
 def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     callspec = getattr(request.node, "callspec", None)
+    monkeypatch.setattr(fsspec_writer, "_SETTLE_S", 0)
     for name in SERVED.keys() & set(callspec.params.values() if callspec else ()):
         server = request.getfixturevalue("server_named")(SERVED[name])
         for variable, value in server.environment.items():

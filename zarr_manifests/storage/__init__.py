@@ -4,9 +4,11 @@ A backend knows nothing of Zarr. `from_url` opens one by its URL; `zarr_manifest
 wrappers that count, delay and break the calls of any of them.
 """
 
+from zarr_manifests.storage.fsspec_store import FsspecStorage, from_fsspec
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.object_store import ObjectStorage
+from zarr_manifests.storage.own_clients import from_obstore
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -21,6 +23,7 @@ from zarr_manifests.storage.url import from_url
 
 __all__ = [
     "Capabilities",
+    "FsspecStorage",
     "LocalStorage",
     "MemoryStorage",
     "ObjectInfo",
@@ -31,5 +34,7 @@ __all__ = [
     "check_key",
     "check_prefix",
     "check_range",
+    "from_fsspec",
+    "from_obstore",
     "from_url",
 ]

@@ -283,6 +283,8 @@ class Endpoint:
         The options as given; `headers` as a tuple of pairs.
     credentials : callable, optional
         Returns credentials. A pickle holds its module and name only.
+    own : OwnClient, optional
+        The caller's own client, instead of one that is made from the options.
     """
 
     kind: str
@@ -290,14 +292,17 @@ class Endpoint:
     prefix: str
     options: tuple[tuple[str, OptionValue], ...] = ()
     credentials: Callable[[], object] | None = field(default=None, repr=False)
+    own: Any = field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         reference = None if self.credentials is None else reference_to(self.credentials)
-        return _unpickled, (self.kind, self.bucket, self.prefix, self.options, reference)
+        return _unpickled, (self.kind, self.bucket, self.prefix, self.options, reference, self.own)
 
     @property
     def url(self) -> str:
         """The URL that names the place."""
+        if self.own is not None and self.own.url is not None:
+            return str(self.own.url)
         if self.kind == "http":
             return self.bucket
         return f"{self.kind}://{self.bucket}{'/' if self.prefix else ''}{self.prefix}"
@@ -337,6 +342,8 @@ class Endpoint:
         InvalidArgumentError
             If the endpoint is invalid.
         """
+        if self.own is not None:
+            return self.own.client(singly=singly)
         stores, patience = library().stores, self.patience
         options: dict[str, Any] = dict(self.options)
         request_s = patience.large_request_s if large else patience.request_s
@@ -405,9 +412,10 @@ def _unpickled(
     prefix: str,
     options: tuple[tuple[str, OptionValue], ...],
     reference: str | None,
+    own: Any,
 ) -> Endpoint:
     credentials = None if reference is None else function_named(reference)
-    return Endpoint(kind, bucket, prefix, options, credentials)
+    return Endpoint(kind, bucket, prefix, options, credentials, own)
 
 
 def _s3_config(options: Mapping[str, Any]) -> dict[str, Any]:

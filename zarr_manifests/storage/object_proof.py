@@ -44,6 +44,8 @@ class Proof:
     @property
     def _is_promised(self) -> bool:
         """Whether the provider promises it."""
+        if self._place.own is not None:
+            return False
         endpoint = self.endpoint
         if self._place.kind == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
             return False
