@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import obstore
 import pytest
@@ -33,7 +34,14 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from zarr_manifests import config as cf
 from zarr_manifests.metrics import Meter, Metrics
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage, from_url
+from zarr_manifests.storage import (
+    LocalStorage,
+    MemoryStorage,
+    Storage,
+    from_fsspec,
+    from_url,
+    fsspec_writer,
+)
 from zarr_manifests.storage.object_clients import Endpoint
 from zarr_manifests.xarray import ManifestsBackendEntrypoint
 
@@ -58,6 +66,11 @@ spark_session = importlib.import_module("zarr_manifests.spark.spark_session")
 public = worlds.load("entrances_public", HERE.parent / "test_public_api.py")
 Made, Values = values.Made, values.Values
 
+
+def _in_filesystem(world: Any) -> Any:
+    return from_fsspec(fsspec.filesystem("memory"), world.path(), "single-writer")
+
+
 _options = vars(sys.modules[ManifestsBackendEntrypoint.__module__])["_options"]
 """What the engine takes besides a place."""
 
@@ -65,7 +78,10 @@ _options = vars(sys.modules[ManifestsBackendEntrypoint.__module__])["_options"]
 
 NOT_CALLED = {
     **dict.fromkeys(
-        ["Repository", "Session", "Fork", "ManifestStore", "HeldLease", "ObjectStorage"],
+        [
+            *("Repository", "Session", "Fork", "ManifestStore", "HeldLease", "ObjectStorage"),
+            "FsspecStorage",
+        ],
         "made by the package, from what is not public",
     ),
     **dict.fromkeys(
@@ -202,6 +218,7 @@ OWNERS: dict[str, tuple[Any, ...]] = {
     "MemoryStorage": (Made("objects", lambda w: w.objects_apart(MemoryStorage())),),
     "LocalStorage": (Made("files", lambda w: w.objects_apart(LocalStorage(w.path()))),),
     "ObjectStorage": (Made("a bucket", lambda w: w.objects_apart(from_url("s3://b/x"))),),
+    "FsspecStorage": (Made("a filesystem", lambda w: w.objects_apart(_in_filesystem(w))),),
     **{
         kind.__name__: (kind(*given),)
         for kind, given in (
@@ -281,6 +298,15 @@ BY_ENTRANCE = {
         NAMES["location"].extreme,
         NAMES["location"].wrong,
     ),
+    ("from_fsspec", "fs"): Values(
+        (Made("a filesystem", lambda _: fsspec.filesystem("memory")),), (), (None, 5, "x", object())
+    ),
+    ("from_fsspec", "path"): Values(("/x", None), NAMES["location"].extreme, (5, object())),
+    ("from_fsspec", "mode"): values.TEXT.plus("read", "proven", "single-writer"),
+    ("from_obstore", "store"): Values(
+        (Made("a client", lambda _: obstore.store.S3Store("b")),), (), (None, 5, "x", object())
+    ),
+    ("from_obstore", "url"): Values((None, "s3://shown"), values.TEXT.extreme, (5, b"x")),
     ("rewrite_chunks", "chunks"): SHAPES,
     ("rewrite_chunks", "shards"): SHAPES.plus(None),
     ("rewrite_chunks", "codecs"): Values(
@@ -512,6 +538,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(place)
     bucket = obstore.store.MemoryStore()
     monkeypatch.setattr(Endpoint, "client", lambda *_, **__: bucket)
+    monkeypatch.setattr(fsspec_writer, "_SETTLE_S", 0)
     monkeypatch.setattr(spark_session, "find_java", _told)
     monkeypatch.setattr(spark_session, "_builder", _told)
     return tmp_path

@@ -182,6 +182,11 @@ def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None:
             pass
 
+        def handle_expect_100(self) -> bool:
+            asked_for = super().handle_expect_100()
+            self.wfile.flush()
+            return asked_for
+
         def _answer(self) -> None:
             url = urllib.parse.urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

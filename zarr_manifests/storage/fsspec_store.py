@@ -23,6 +23,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
+from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.fsspec_files import Files
 from zarr_manifests.storage.fsspec_s3 import S3Conditions, is_s3
@@ -82,8 +83,8 @@ def from_fsspec(fs: Any, path: str | None = None, mode: FsspecMode = "read") -> 
     root = getattr(fs, "root", None)
     if root is not None and hasattr(fs, "fs"):
         fs, path = fs.fs, root if path is None else path
-    if path is None:
-        raise InvalidArgumentError("from_fsspec needs the path of a folder, as the filesystem's")
+    if not isinstance(path, str):
+        raise InvalidArgumentError("from_fsspec needs the path of a folder, a str")
     return FsspecStorage(Files(fs, path), mode)
 
 
@@ -111,7 +112,8 @@ class FsspecStorage:
         self._written: dict[str, None] = {}  # not passed to `sync` yet: known to exist
         if mode not in ("read", "proven", "single-writer"):
             raise InvalidArgumentError(
-                f"mode {mode!r} is not one of 'read', 'proven' and 'single-writer'"
+                f"mode {plain_text(str(mode)[:80])!r} is not one of 'read', 'proven' and "
+                "'single-writer'"
             )
         if mode == "proven" and not is_s3(files.fs):
             raise UnsupportedStorageError(

@@ -324,6 +324,11 @@ class Endpoint:
             patience = replace(patience, tries=tries, tries_s=tries_s)
         return patience
 
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing may be written: to web servers, and as the caller says of a client."""
+        return self.kind == "http" or (self.own is not None and bool(self.own.read_only))
+
     def endpoint(self) -> str | None:
         """The endpoint, from the options or the environment; None for the provider's own."""
         given = dict(self.options).get("endpoint")

@@ -124,7 +124,7 @@ class ObjectStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        return _READ_ONLY if self._proof.failed else REMOTE_CAPABILITIES
+        return _READ_ONLY if self._proof.failed or self._place.read_only else REMOTE_CAPABILITIES
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class ObjectStorage:
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         check_key(key)
-        self._refuse_http()
+        self._refuse_read_only()
         self._requests.ask("write", key, partial(self._put, key, data, "overwrite"))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
@@ -393,7 +393,7 @@ class ObjectStorage:
         )
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        self._refuse_http()
+        self._refuse_read_only()
         due = iter(keys)
         while batch := [check_key(key) for key in itertools.islice(due, _DELETED)]:
             for key in batch:
@@ -491,12 +491,14 @@ class ObjectStorage:
     # --- whether the store respects conditions -------------------------------------------------
 
     def _prove(self) -> None:
-        self._refuse_http()
+        self._refuse_read_only()
         if self._proof.due:
             self._proof.make(self._try_conditions)
         self._refuse_unproven()
 
-    def _refuse_http(self) -> None:
+    def _refuse_read_only(self) -> None:
+        if self._place.read_only and self._place.kind != "http":
+            raise UnsupportedStorageError(f"{self.url} was opened to be read only")
         if self._place.kind == "http":
             raise UnsupportedStorageError(
                 f"{self.url} can only be read; to write, use the address of the object store "

@@ -8,6 +8,7 @@ A pickle contains the client's options, so a client with secrets among them is n
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError, StorageError
@@ -17,7 +18,7 @@ from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.storage.secrets import has_secrets
 
-__all__ = ["OwnClient", "from_obstore", "is_obstore"]
+__all__ = ["OwnClient", "from_obstore", "is_obstore", "open_client"]
 
 _KINDS: Final = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az", "HTTPStore": "http"}
 _ENDPOINTS: Final = ("endpoint", "endpoint_url_s3", "base_url", "use_emulator")
@@ -37,7 +38,7 @@ def from_obstore(store: Any, *, url: str | None = None) -> Storage:
     Raises
     ------
     InvalidArgumentError
-        If it is none of these stores.
+        If it is none of these stores, or the URL is no str.
 
     Examples
     --------
@@ -46,22 +47,30 @@ def from_obstore(store: Any, *, url: str | None = None) -> Storage:
     >>> from_obstore(S3Store("bucket", prefix="winds", region="eu-central-1"))
     ObjectStorage('s3://bucket/winds')
     """
+    if not isinstance(url, str | None):
+        raise InvalidArgumentError("url must be a str, to be shown in messages")
+    return open_client(store, url)
+
+
+def open_client(store: Any, url: str | None = None, *, read_only: bool = False) -> Storage:
+    """Like `from_obstore`; with `read_only` nothing is written."""
     names = [base.__name__ for base in type(store).__mro__] if is_obstore(store) else []
-    if "LocalStore" in names and store.prefix is not None:
+    if "LocalStore" in names and store.prefix is not None and not read_only:
         return LocalStorage(store.prefix)
     kind = next((_KINDS[name] for name in names if name in _KINDS), None)
     if kind is None:
         raise InvalidArgumentError(
-            f"from_obstore takes a store of obstore.store ({', '.join(_KINDS)}, or a LocalStore "
-            f"with a prefix), not a {type(store).__name__}; for objects in memory use memory://name"
+            f"a {type(store).__name__} cannot hold a repository: of obstore.store, pass one of "
+            f"{', '.join(_KINDS)}; for other places a path, file:// or memory://name"
         )
+    own = OwnClient(store, url, read_only=read_only)
     if kind == "http":
-        return ObjectStorage(Endpoint(kind, store.url, "", own=OwnClient(store, url)))
+        return ObjectStorage(Endpoint(kind, store.url, "", own=own))
     config = {name.lower().removeprefix("aws_"): value for name, value in store.config.items()}
     bucket = config.get("bucket") or config.get("container_name") or ""
     options = tuple((name, str(config[name])) for name in _ENDPOINTS if name in config)
     prefix = (store.prefix or "").strip("/")
-    return ObjectStorage(Endpoint(kind, bucket, prefix, options, own=OwnClient(store, url)))
+    return ObjectStorage(Endpoint(kind, bucket, prefix, options, own=own))
 
 
 def is_obstore(store: object) -> bool:
@@ -78,10 +87,12 @@ class OwnClient:
         The client.
     url : str, optional
         The URL to show.
+    read_only : bool
+        Whether nothing may be written.
     """
 
-    def __init__(self, store: Any, url: str | None = None) -> None:
-        self._store, self.url = store, url
+    def __init__(self, store: Any, url: str | None = None, *, read_only: bool = False) -> None:
+        self._store, self.url, self.read_only = store, url, read_only
         self._generation = generation()
 
     def __repr__(self) -> str:
@@ -94,7 +105,7 @@ class OwnClient:
                 "the store a credential provider that is a named function, or let it find "
                 "credentials in the environment"
             )
-        return type(self), (self._store, self.url)
+        return partial(type(self), read_only=self.read_only), (self._store, self.url)
 
     def client(self, *, singly: bool) -> Any:
         """The client for this process; with `singly`, one that deletes objects one by one."""

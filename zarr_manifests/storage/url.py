@@ -19,7 +19,9 @@ from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.object_clients import Endpoint, OptionValue, check_installed
 from zarr_manifests.storage.object_credentials import checked_credentials, function_named
 from zarr_manifests.storage.object_store import ObjectStorage
+from zarr_manifests.storage.own import own_storage
 from zarr_manifests.storage.protocol import Storage
+from zarr_manifests.storage.secrets import is_secret
 
 __all__ = ["Location", "from_url", "parse_options", "refuse_options", "storage_of"]
 
@@ -80,7 +82,6 @@ _SECRET_HEADER: Final = re.compile(
     r"(?i).*(authorization|cookie|secret|token|password|credential|signature|key(?!-id)).*"
 )
 _MOST: Final = {"retries": 100, "timeout_s": 86400, "connect_timeout_s": 3600, "concurrency": 10000}
-_SECRET: Final = re.compile(r"(?i).*(key|secret|token|password|credential|sas|signature).*")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 # Characters that the client or the store would write differently.
 _ODD: Final = re.compile(r"""[\x00-\x1f\x7f\\{}^%`\[\]"<>~#|*?]""")
@@ -278,7 +279,7 @@ def storage_of(location: Location, storage_options: Mapping[str, object] | None 
 
     Parameters
     ----------
-    location : str, os.PathLike or Storage
+    location : str, os.PathLike, Storage, or a store of obstore, zarr or fsspec
         The place.
     storage_options : mapping, optional
         Options of `from_url`.
@@ -297,14 +298,16 @@ def storage_of(location: Location, storage_options: Mapping[str, object] | None 
     >>> storage_of(storage) is storage
     True
     """
-    if isinstance(location, Storage):
+    given: object = location
+    if not isinstance(given, str | os.PathLike):
+        storage = given if isinstance(given, Storage) else own_storage(given)
         refuse_options("a storage", storage_options)
-        return location
+        return storage
     options: object = {} if storage_options is None else storage_options
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise InvalidArgumentError("storage_options is a mapping, such as {'region': 'eu-west-1'}")
     arguments: dict[str, Any] = dict(options)
-    return from_url(location, **arguments)
+    return from_url(given, **arguments)
 
 
 def refuse_options(what: str, storage_options: Mapping[str, object] | None) -> None:
@@ -400,7 +403,7 @@ def _check(scheme: str, options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if name in known:
             problem = _fault(name, value, known[name])
-        elif name != "credentials" and _SECRET.fullmatch(name):
+        elif name != "credentials" and is_secret(name):
             problem = (
                 "a secret cannot be a storage option, since options end up in pickles: give a "
                 "function, credentials=..., or set the provider's own environment variables, such "
