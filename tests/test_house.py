@@ -234,7 +234,8 @@ def test_setup_is_done_once_and_again_when_a_pin_changes(machine: Machine, tmp_p
 
 
 def test_the_scripts_can_be_run() -> None:
-    assert all(os.access(ROOT / ".ci" / name, os.X_OK) for name in ("find-python", "run", "setup"))
+    names = ("find-python", "run", "setup", "setup-servers")
+    assert all(os.access(ROOT / ".ci" / name, os.X_OK) for name in names)
 
 
 # --- the package --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage import LocalStorage, from_fsspec, from_obstore, fsspec_writer
-from zarr_manifests.storage.fsspec_files import Files
+from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.fsspec_s3 import S3Conditions
 from zarr_manifests.storage.fsspec_writer import SingleWriter
 
@@ -245,7 +245,7 @@ class _Clock:
 
 def test_of_two_writers_one_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, (fs, path) = _Clock(monkeypatch), _folder()
-    one, other = (SingleWriter(Files(fs, path)) for _ in range(2))
+    one, other = (SingleWriter(FsspecFiles(fs, path)) for _ in range(2))
     token = one.swap("a", b"1", None)
     with pytest.raises(StorageError, match=r"is written by somebody@here .* sign of life is 0 s"):
         other.swap("a", b"2", token)
@@ -263,7 +263,7 @@ def test_of_two_writers_one_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_was_silent_for_too_long_never_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, (fs, path) = _Clock(monkeypatch), _folder()
-    one, other = (SingleWriter(Files(fs, path)) for _ in range(2))
+    one, other = (SingleWriter(FsspecFiles(fs, path)) for _ in range(2))
     token = one.swap("a", b"1", None)
     clock.now_s += 301
     assert other.swap("a", b"2", token) is not None
@@ -285,7 +285,7 @@ def test_who_was_silent_for_too_long_never_writes_again(monkeypatch: pytest.Monk
 
 def test_of_two_that_take_the_lock_at_once_one_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     fs, path = _folder()
-    one, other = (SingleWriter(Files(fs, path)) for _ in range(2))
+    one, other = (SingleWriter(FsspecFiles(fs, path)) for _ in range(2))
     say = one._say
 
     def meanwhile() -> None:

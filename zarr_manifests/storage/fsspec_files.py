@@ -25,13 +25,13 @@ from zarr_manifests.errors import (
 from zarr_manifests.storage.protocol import ObjectInfo
 from zarr_manifests.storage.secrets import has_secrets
 
-__all__ = ["Files"]
+__all__ = ["FsspecFiles"]
 
 _TAGS: Final = ("ETag", "etag", "generation", "ino")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 
-class Files:
+class FsspecFiles:
     """A folder of an fsspec filesystem.
 
     Parameters
@@ -196,8 +196,8 @@ class Files:
         return [_info(name.lstrip("/")[skipped:], said) for name, said in found.items()]
 
 
-def _reopen(kind: Any, args: tuple[Any, ...], options: dict[str, Any], path: str) -> Files:
-    return Files(kind(*args, **options), path)
+def _reopen(kind: Any, args: tuple[Any, ...], options: dict[str, Any], path: str) -> FsspecFiles:
+    return FsspecFiles(kind(*args, **options), path)
 
 
 def _info(key: str, said: Mapping[str, Any]) -> ObjectInfo:

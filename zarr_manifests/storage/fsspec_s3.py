@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from zarr_manifests.errors import StorageError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
-from zarr_manifests.storage.fsspec_files import Files
+from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.protocol import Tagged, Token
 
 __all__ = ["S3Conditions", "is_s3"]
@@ -35,14 +35,14 @@ class S3Conditions:
 
     Parameters
     ----------
-    files : Files
+    files : FsspecFiles
         The folder.
     """
 
     _proven: ClassVar[dict[str, str]] = {}
     _lock: ClassVar = ForkSafeLock()
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FsspecFiles) -> None:
         self._files = files
         self._tried = False
         self.failed = ""  # the condition that the store ignores, if one is known

@@ -25,7 +25,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage.fsspec_files import Files
+from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.fsspec_s3 import S3Conditions, is_s3
 from zarr_manifests.storage.fsspec_writer import SingleWriter, digest, writer_of
 from zarr_manifests.storage.protocol import (
@@ -85,7 +85,7 @@ def from_fsspec(fs: Any, path: str | None = None, mode: FsspecMode = "read") -> 
         fs, path = fs.fs, root if path is None else path
     if not isinstance(path, str):
         raise InvalidArgumentError("from_fsspec needs the path of a folder, a str")
-    return FsspecStorage(Files(fs, path), mode)
+    return FsspecStorage(FsspecFiles(fs, path), mode)
 
 
 class FsspecStorage:
@@ -93,7 +93,7 @@ class FsspecStorage:
 
     Parameters
     ----------
-    files : Files
+    files : FsspecFiles
         The folder.
     mode : {"read", "proven", "single-writer"}
         Who decides about conditions.
@@ -106,7 +106,7 @@ class FsspecStorage:
     False
     """
 
-    def __init__(self, files: Files, mode: FsspecMode) -> None:
+    def __init__(self, files: FsspecFiles, mode: FsspecMode) -> None:
         self._files, self._mode = files, mode
         self._writers: tuple[int, S3Conditions | SingleWriter] | None = None
         self._written: dict[str, None] = {}  # not passed to `sync` yet: known to exist

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from zarr_manifests.errors import ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
-from zarr_manifests.storage.fsspec_files import Files
+from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.protocol import Tagged, Token
 
 __all__ = ["LOCK_KEY", "SingleWriter", "digest", "writer_of"]
@@ -46,11 +46,11 @@ class SingleWriter:
 
     Parameters
     ----------
-    files : Files
+    files : FsspecFiles
         The folder.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FsspecFiles) -> None:
         self._files = files
         self._owner = f"{SYSTEM.who()} {SYSTEM.random_bytes(6).hex()}"
         self._epoch = 0  # that of this owner; 0 before it has written
@@ -174,7 +174,7 @@ _WRITERS: dict[tuple[int, Any, str], SingleWriter] = {}
 _WRITERS_LOCK = ForkSafeLock()
 
 
-def writer_of(files: Files) -> SingleWriter:
+def writer_of(files: FsspecFiles) -> SingleWriter:
     """The writer of this process at that place, whoever asks for it."""
     at = os.getpid(), files.fs, files.path
     with _WRITERS_LOCK:
