@@ -432,9 +432,9 @@ def place(
         # Splitting axes gives a view, whatever the strides.
         tiles = view.reshape(split)
         tiles = tiles.transpose(*range(0, len(split), 2), *range(1, len(split), 2))
-        if (
-            len(at) == math.prod(grid)
-            and (np.ravel_multi_index(at.T, grid) == range(len(at))).all()
+        number = len(at)
+        if number == math.prod(grid) and (
+            (np.ravel_multi_index(at.T, grid) == np.arange(number)).all()
         ):
             tiles[...] = part.reshape(tiles.shape)
         else:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import batched
 from typing import Final
 
 import numpy as np
@@ -81,17 +80,18 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
 
         def take(request: Request) -> bool:
             """Copy the chunks of a request; whether all could be decoded."""
-            at = due[request.members]
-            for some in batched(zip(at, request.send(), strict=True), decoder.batch_chunks):
-                numbers, chunks = [number for number, _ in some], [data for _, data in some]
-                if not _put(batch, decoder, corner, numbers, coords[numbers], chunks):
-                    return False
-            return True
+            at, chunks, size = due[request.members], request.send(), decoder.batch_chunks
+            return all(
+                _put(batch, decoder, corner, coords, at[i : i + size], chunks[i : i + size])
+                for i in range(0, len(at), size)
+            )
 
         requests = fetch.requests(rows[due])
         nbytes = math.prod(decoder.chunk_shape) * decoder.stored.itemsize
         if not _all(contents, requests, take, threaded=nbytes >= _LARGE_BYTES):
             return None
+    if len(due) == len(rows):
+        return (_PRESENT,) * len(rows)
     for at in np.flatnonzero(rows < 0).tolist():
         batch.put_fill_value(at)
     return tuple([_PRESENT if row >= 0 else _MISSING for row in rows.tolist()])
@@ -101,17 +101,21 @@ def _put(
     batch: Batch,
     decoder: BulkDecoder,
     corner: Coords | None,
-    numbers: Sequence[int],
-    coords: IndexArray,
+    every: IndexArray,
+    numbers: IndexArray,
     chunks: list[bytes],
 ) -> bool:
-    """Decode chunks and copy them to the output; whether they could be decoded."""
+    """Decode the chunks of these numbers and copy them; whether they could be decoded.
+
+    `every` has the coordinates of all chunks of the request.
+    """
+    coords = every[numbers]
     if decoder.shards is not None:
         found = decoder.inner_chunks(coords, chunks)
         if found is None:
             return False
         if len(found[1]) < len(chunks) * math.prod(decoder.shards.counts):
-            for number in numbers:
+            for number in numbers.tolist():
                 batch.put_fill_value(number)
         coords, chunks = found
         if not chunks:
@@ -122,7 +126,7 @@ def _put(
     if corner is not None and (len(numbers) > 1 or decoder.shards is not None):
         place(values, coords, batch.out, corner)
     else:
-        for number, cells in zip(numbers, values, strict=True):
+        for number, cells in zip(numbers.tolist(), values, strict=True):
             batch.put(number, cells)
     return True
 
