@@ -21,7 +21,7 @@ from zarr.core.codec_pipeline import FusedCodecPipeline
 from zarr.storage import MemoryStore
 
 import zarr_manifests as zm
-from zarr_manifests.bulk import BulkCodecPipeline, reading
+from zarr_manifests.bulk import BulkCodecPipeline, reading, use_bulk
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -407,6 +407,37 @@ def test_arrays_keep_the_pipeline_in_pickles(tmp_path: Path) -> None:
     there = pickle.loads(pickle.dumps(array))
     assert type(there.async_array.codec_pipeline) is BulkCodecPipeline
     np.testing.assert_array_equal(there[:], values)
+
+
+def test_an_array_that_is_told_to_reads_in_bulk_and_is_otherwise_the_same(tmp_path: Path) -> None:
+    repository, values = filled(str(tmp_path / "r"))
+    session = repository.writable_session()
+    array, due = (zarr.open_array(session.store, path="a") for _ in range(2))
+    use_bulk(array)
+    assert (array.path, array.name, str(array.store_path)) == (
+        due.path,
+        due.name,
+        str(due.store_path),
+    )
+    array[3:9] = 7
+    values[3:9] = 7
+    array.attrs["units"] = "m"
+    array.resize((50, 6))
+    again = zarr.open_array(repository.readonly_session().store, path="a")
+    use_bulk(again)
+    again = pickle.loads(pickle.dumps(again))
+    assert type(again.async_array.codec_pipeline) is BulkCodecPipeline
+    assert again[:].shape == (40, 6)
+    np.testing.assert_array_equal(array[:40], values)
+    np.testing.assert_array_equal(array[0], values[0])
+    np.testing.assert_array_equal(array.oindex[[3, 30]], values[[3, 30]])
+    session.commit("changed")
+    found = zarr.open_array(repository.readonly_session().store, path="a")
+    np.testing.assert_array_equal(found[:40], values)
+    assert found.attrs["units"] == "m"
+    other = zarr.create_array(MemoryStore(), data=values, chunks=(2, 3))
+    use_bulk(other)
+    np.testing.assert_array_equal(other[:], values)
 
 
 def test_reads_within_one_loop_run_side_by_side() -> None:

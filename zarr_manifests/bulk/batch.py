@@ -14,6 +14,7 @@ from zarr.core.buffer import NDBuffer
 from zarr.core.buffer.cpu import NDBuffer as CPUBuffer
 from zarr.core.chunk_utils import fill_value_or_default
 
+from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.store import ManifestStore
 
@@ -60,7 +61,10 @@ class Batch:
         if type(array) is not np.ndarray or array.dtype != spec.dtype.to_native_dtype():
             return None
         # All chunks of a regular grid have one specification.
-        keys = [item[0].path for item in items if item[0].store is store and item[1] is spec]
+        known = [item[0] for item in items if item[0].store is store and item[1] is spec]
+        lazy = {type(path) for path in known} == {LazyPath}
+        # What is not normalized is no key of a chunk.
+        keys = [path.joined if lazy else path.path for path in known]
         if len(keys) < len(items) or not spec.shape:
             return None
         selected, places = [item[2] for item in items], [item[3] for item in items]

@@ -24,6 +24,7 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.bulk.decoders import decoder_of
+from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.bulk.reading import read_batch, read_few
 from zarr_manifests.store import ManifestStore, contents_of
 
@@ -140,12 +141,15 @@ def use_bulk(array: zarr.Array[Any]) -> None:
     )
     # Not by Zarr's configuration, which all threads share. Nothing else depends on the pipeline.
     object.__setattr__(held, "codec_pipeline", new)
+    where = held.store_path
+    if type(where) is StorePath and type(where.store) is ManifestStore:
+        object.__setattr__(held, "store_path", LazyPath(where.store, where.path))
 
 
 def _store_of(items: list[tuple[Any, ...]]) -> ManifestStore | None:
     """The store of a request; None if it is not one of ours."""
     where = items[0][0] if items else None
-    if type(where) is StorePath and type(where.store) is ManifestStore:
+    if isinstance(where, StorePath) and type(where.store) is ManifestStore:
         return where.store
     return None
 
