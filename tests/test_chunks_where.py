@@ -20,7 +20,7 @@ from inside import context_of
 from zarr_manifests.demo import open_relief
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.snapshot.zones import PagedLeaves, zones_of
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, grid_shape
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
@@ -625,15 +625,40 @@ def test_pages_say_the_same_as_chunk_tables(
     assert (found.unknown > 0) == (change == "cell" and "AND" not in where)
 
 
+@pytest.mark.parametrize("writable", [False, True])
 def test_a_compacted_array_is_planned_without_its_chunk_tables(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, writable: bool
 ) -> None:
     storage, _ = compacted(monkeypatch)
-    session = zm.Repository.open(storage).readonly_session()
+    repo = zm.Repository.open(storage)
+    session = repo.writable_session() if writable else repo.readonly_session()
     storage.reset()
     found = session.chunks_where("a", "a > 180")
     assert (found.selected, found.bytes) == (6, 48 * 16)
     assert requests(storage, "manifests/") == 0
+
+
+def test_a_writer_depends_on_the_chunks_that_it_has_planned_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, repo = compacted(monkeypatch)
+    mine = repo.writable_session(isolation="serializable")
+    assert mine.chunks_where("a", "a > 180 AND y >= 8").selected == 6
+    zarr.create_group(mine.store, path="results")
+    with repo.transaction(message="a chunk that cannot match") as store:
+        zarr.open_array(store, path="a")[8, 0] = 0
+    with pytest.raises(ConflictError):
+        mine.commit("what was found")
+
+
+def test_a_writer_plans_with_its_own_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, _ = compacted(monkeypatch)
+    session = zm.Repository.open(storage).writable_session()
+    zarr.open_array(session.store, path="a")[0, 0] = 500
+    assert (0, 0) in selected(session.chunks_where("a", "a > 180"))
+    storage.reset()
+    session.chunks_where("a", "a > 180")
+    assert requests(storage, "chunks/") == 0
 
 
 def test_pages_whose_bounds_do_not_match_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 Leaves that no live delta touches, and whose chunks all have entries in pages, are judged by these
 pages: their chunk tables are not read, and a page whose bounds exclude a match is not read either.
-For all other chunks the chunk tables say which entries count. A session that may have changes goes
-by chunk tables alone.
+For all other chunks the chunk tables say which entries count. Where a session has changed chunks of
+an array, it goes by chunk tables alone.
 
 Invariants: an entry counts only for the chunk and the meaning it was made of; chunks without an
 entry that counts may match.
@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
 from zarr_manifests.engine.snapshot.zones import (
     KnownZones,
     PagedLeaves,
@@ -191,8 +192,8 @@ class Pruner:
     def _found(self, *, by_pages: bool) -> tuple[PagedLeaves, ChunkTable | None]:
         """The leaves that pages describe, and the chunks of the region that are not in these."""
         contents, node_id, region = self._array.contents, self._node.node_id, self._region
-        # A writer may have changes, and notes what it reads.
-        if not by_pages or not self._pages or contents.keys is not None or not region.size:
+        usable = by_pages and self._pages and region.size
+        if not usable or not note_unchanged(contents, self._node, region):
             return PagedLeaves(), self._array.chunks(self._node, region)
 
         def find() -> tuple[PagedLeaves, ChunkTable | None]:

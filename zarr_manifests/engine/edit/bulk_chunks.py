@@ -66,6 +66,7 @@ __all__ = [
     "Request",
     "find_chunks",
     "find_keys",
+    "note_unchanged",
     "stream_chunks",
 ]
 
@@ -219,6 +220,18 @@ def _chunks_in(
         tables.append(ChunkTable.of(single))
     changed = merge_layers([Layer(cut, tuple(tables))])
     return fold([] if stored is None else [stored], changed)
+
+
+def note_unchanged(contents: SessionView, node: Node, box: Box) -> bool:
+    """Whether the session has changed no chunk of an array; if so, the box is recorded as read."""
+    with contents.lock:
+        changes = contents.changes
+        changed = (changes.truncated, changes.tables, changes.chunks)
+        if any(node.node_id in changes_of for changes_of in changed):
+            return False
+        if contents.keys is not None:
+            _note(changes.reads, node.node_id, box)
+    return True
 
 
 def _single(refs: dict[Coords, StoredRef], box: Box) -> dict[Coords, StoredRef]:
