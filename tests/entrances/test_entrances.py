@@ -43,6 +43,7 @@ from zarr_manifests.storage import (
     fsspec_writer,
 )
 from zarr_manifests.storage.object_clients import Endpoint
+from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.xarray import ManifestsBackendEntrypoint
 
 HERE = Path(__file__).parent
@@ -269,6 +270,7 @@ STORED = {
         (5, b"x", object()),
     ),
     "key": values.TEXT.plus("kept", "a/kept", "new", "a/new"),
+    "known": Values((Version(), Version("x", 5, 5)), (Version("", 2**70, -1),), (None, 5)),
     "keys": Values(
         ((), ["kept"], ["kept", "a/kept", "absent"]),
         tuple([one] for one in values.TEXT.extreme),
@@ -307,6 +309,11 @@ BY_ENTRANCE = {
         (Made("a client", lambda _: obstore.store.S3Store("b")),), (), (None, 5, "x", object())
     ),
     ("from_obstore", "url"): Values((None, "s3://shown"), values.TEXT.extreme, (5, b"x")),
+    **{
+        (call, "length"): Values((1, 2), values.INT.extreme, ("1", 1.5))
+        for call in ("get_version", "get_version_async")
+    },
+    ("VirtualContainer", "options"): Values(({},), ({"nope": 1},), ({"region": 5},)),
     ("rewrite_chunks", "chunks"): SHAPES,
     ("rewrite_chunks", "shards"): SHAPES.plus(None),
     ("rewrite_chunks", "codecs"): Values(

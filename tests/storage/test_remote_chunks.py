@@ -29,7 +29,7 @@ from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.storage import MemoryStorage, from_url
 from zarr_manifests.store import contents_of
 from zarr_manifests.virtual import containers as containers_module
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
+from zarr_manifests.virtual.containers import Containers, VirtualContainer, container_of
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
 DATA = np.arange(64, dtype="u1")
@@ -431,11 +431,11 @@ def _no_credentials() -> None:
 
 def test_containers_are_values(small_store: Any) -> None:
     one = container(small_store)
-    assert one == pickle.loads(pickle.dumps(one)) == VirtualContainer.of(one)
+    assert one == pickle.loads(pickle.dumps(one)) == container_of(one)
     assert hash(one) == hash(pickle.loads(pickle.dumps(one)))
     assert one != container(small_store, "gs")
     assert one != VirtualContainer("s3://bucket/raw")
-    assert VirtualContainer.of({"url": "s3://b/x", "anonymous": True, "allow-http": True}) == (
+    assert container_of({"url": "s3://b/x", "anonymous": True, "allow-http": True}) == (
         VirtualContainer("s3://b/x", anonymous=True, allow_http=True)
     )
     repo = repository(small_store, raw=one)
@@ -454,9 +454,9 @@ def test_containers_are_values(small_store: Any) -> None:
         (lambda: VirtualContainer("file:///b", region="x"), ConfigError),
         (lambda: VirtualContainer("/b", credentials=_no_credentials), ConfigError),
         (lambda: VirtualContainer("ftp://b/x"), UnsupportedStorageError),
-        (lambda: VirtualContainer.of(5), InvalidArgumentError),
-        (lambda: VirtualContainer.of({"region": "x"}), InvalidArgumentError),
-        (lambda: VirtualContainer.of({"url": "s3://b", "secret-key": PLANTED}), ConfigError),
+        (lambda: container_of(5), InvalidArgumentError),
+        (lambda: container_of({"region": "x"}), InvalidArgumentError),
+        (lambda: container_of({"url": "s3://b", "secret-key": PLANTED}), ConfigError),
     ],
 )
 def test_options_that_a_place_does_not_take_are_refused(

@@ -44,7 +44,7 @@ from zarr_manifests.storage.object_clients import (
 from zarr_manifests.storage.object_errors import Failure, storage_error
 from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.object_requests import Requests
-from zarr_manifests.storage.object_versions import Version, conditional, version_of
+from zarr_manifests.storage.object_versions import Version, check_name, conditional, version_of
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     Capabilities,
@@ -298,6 +298,8 @@ class ObjectStorage:
         One request asks for both. The store compares as far as HTTP can, and may ignore the
         condition, so the caller compares again. The name need not be a valid key.
         """
+        check_range(start, length)
+        check_name(name)
         found = self._requests.repeated(partial(self._get_version, name, start, length, known))
         return self._version_of(found, name)
 
@@ -305,12 +307,14 @@ class ObjectStorage:
         self, name: str, start: int, length: int, known: Version
     ) -> tuple[bytes, Version] | None:
         """Like `get_version`."""
+        check_range(start, length)
+        check_name(name)
 
         async def get() -> tuple[bytes, Version]:
             client = self._requests.client(length)
             options = conditional(start, length, known)
             answer = await library().obstore.get_async(client, name, options=options)
-            return bytes(await answer.bytes_async()), version_of(answer.meta)
+            return bytes(await answer.bytes_async())[:length], version_of(answer.meta)
 
         found = await self._requests.answer_async(get)
         if self._requests.is_passing(found):
@@ -322,7 +326,7 @@ class ObjectStorage:
     ) -> tuple[bytes, Version]:
         client, options = self._requests.client(length), conditional(start, length, known)
         answer = library().obstore.get(client, name, options=options)
-        return bytes(answer.bytes()), version_of(answer.meta)
+        return bytes(answer.bytes())[:length], version_of(answer.meta)
 
     def _version_of(self, found: Any, name: str) -> tuple[bytes, Version] | None:
         if not isinstance(found, Failure):

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["Version", "conditional", "plain_etag", "version_of"]
+from zarr_manifests.errors import InvalidArgumentError
+
+__all__ = ["Version", "check_name", "conditional", "plain_etag", "version_of"]
 
 _MOST_OFFSET: Final = 2**63 - 1
 _MOST_SECONDS: Final = 253_402_300_798  # the year 9999
@@ -35,17 +37,36 @@ class Version:
     nbytes: int | None = None
 
 
+def check_name(name: str) -> str:
+    """Return the name of an object, if no segment of it is empty, `.` or `..`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is, or the name is not valid Unicode text.
+    """
+    text = name.encode(errors="replace").decode()
+    if text != name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise InvalidArgumentError(
+            "the name of an object is valid Unicode text, and none of its segments is empty, '.' "
+            "or '..'"
+        )
+    return name
+
+
 def conditional(start: int, length: int, known: Version) -> dict[str, Any]:
     """Options of a request for a byte range, if the object is still the known version.
 
-    A weak etag never matches in a condition, so it is not sent.
+    A weak etag never matches in a condition, so it is not sent. At least a byte is asked for, since
+    there is no empty range.
     """
-    options: dict[str, Any] = {"range": (start, min(start + length, _MOST_OFFSET))}
+    end = min(start + max(length, 1), _MOST_OFFSET)
+    options: dict[str, Any] = {"range": (start, end)}
     if known.etag is not None and not known.etag.startswith("W/"):
         options["if_match"] = f'"{plain_etag(known.etag)}"'
     elif known.modified_ms is not None:
         # Rounded up, since a store may compare with fractions of a second.
-        seconds = min(known.modified_ms // 1000 + 1, _MOST_SECONDS)
+        seconds = max(0, min(known.modified_ms // 1000 + 1, _MOST_SECONDS))
         options["if_unmodified_since"] = datetime.fromtimestamp(seconds, UTC)
     return options
 

@@ -37,7 +37,7 @@ from zarr_manifests.virtual.locations import (
     url_at,
 )
 
-__all__ = ["Containers", "VirtualContainer", "check_reachable", "storage_of"]
+__all__ = ["Containers", "VirtualContainer", "check_reachable", "container_of", "storage_of"]
 
 _NUMBER: Final = r"(?:0|[1-9][0-9]*)"
 _CHUNK: Final = re.compile(
@@ -101,6 +101,10 @@ class VirtualContainer:
         allow_local: bool = False,
         **options: object,
     ) -> None:
+        if not isinstance(url, str | os.PathLike):
+            raise InvalidArgumentError(
+                f"a container is at a URL or a path, not {type(url).__name__}"
+            )
         text = os.fspath(url)
         if not isinstance(url, str) or "://" not in url:
             text = url_at("file", os.path.abspath(text))  # noqa: PTH100 - a str is due
@@ -127,25 +131,6 @@ class VirtualContainer:
         if scheme in REMOTE:
             storage_of(self)  # says what is wrong with the options
 
-    @staticmethod
-    def of(given: object) -> VirtualContainer:
-        """The container that a value means: itself, its URL, its path, or a mapping of its fields.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it is none of these.
-        """
-        if isinstance(given, VirtualContainer):
-            return given
-        if isinstance(given, str | os.PathLike):
-            return VirtualContainer(given)
-        if isinstance(given, Mapping) and isinstance(given.get("url"), str):
-            return VirtualContainer(**{str(name).replace("-", "_"): v for name, v in given.items()})
-        raise InvalidArgumentError(
-            "a virtual container is a VirtualContainer, a URL, a path, or a mapping with a url"
-        )
-
     def __repr__(self) -> str:
         said = [repr(plain_text(self.url))]
         said += ["allow_local=True"] * self.allow_local
@@ -159,6 +144,25 @@ class VirtualContainer:
     def place(self) -> tuple[str, str]:
         """Scheme and normalized path, as `parse_location` returns them."""
         return parse_location(self.url)
+
+
+def container_of(given: object) -> VirtualContainer:
+    """The container that a value means: itself, its URL, its path, or a mapping of its fields.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none of these.
+    """
+    if isinstance(given, VirtualContainer):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return VirtualContainer(given)
+    if isinstance(given, Mapping) and isinstance(given.get("url"), str):
+        return VirtualContainer(**{str(name).replace("-", "_"): v for name, v in given.items()})
+    raise InvalidArgumentError(
+        "a virtual container is a VirtualContainer, a URL, a path, or a mapping with a url"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -201,7 +205,7 @@ class Containers:
 
     @staticmethod
     def of(given: Mapping[str, object] | None) -> Containers:
-        """Build containers from what `VirtualContainer.of` takes, by name.
+        """Build containers from what `container_of` takes, by name.
 
         Raises
         ------
@@ -212,9 +216,7 @@ class Containers:
         UnsupportedStorageError
             If the scheme of a URL is not supported.
         """
-        places = {
-            check_container_name(name): VirtualContainer.of(v) for name, v in (given or {}).items()
-        }
+        places = {check_container_name(name): container_of(v) for name, v in (given or {}).items()}
         return Containers(places)
 
     def locate(self, url: object) -> tuple[str, str]:

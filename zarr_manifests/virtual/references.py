@@ -170,7 +170,8 @@ class Files:
                 version = reader.version(url)
             except VirtualContainerError:  # not inspected, so nothing is known of it
                 continue
-            modified[i], sizes[i] = version.modified_ms, version.nbytes
+            modified[i] = -1 if version.modified_ms is None else version.modified_ms
+            sizes[i] = version.nbytes or 0  # no bytes at all answer no range
         length = np.where(length < 0, sizes[source], length) if len(source) else length
         if (length < 0).any():
             url = urls[int(source[int(np.flatnonzero(length < 0)[0])])]

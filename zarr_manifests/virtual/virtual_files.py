@@ -66,7 +66,7 @@ class VirtualReader:
         MissingChunkError
             If there is no such file.
         """
-        return self._read(self._containers.source_at(url), 0, 1)[1]
+        return self._read(self._containers.source_at(url), 0, 0)[1]
 
     def is_remote(self, source: VirtualSource) -> bool:
         """Whether it takes requests to read the source.
@@ -167,7 +167,7 @@ def _remote(
     if found is None:
         raise _changed(place, "the store says so")
     data, version = found
-    if data or version.nbytes is not None:
+    if version.nbytes is not None:
         _check_version(place, known, version, remote=True)
     elif known.nbytes is not None and start < known.nbytes:
         raise _changed(place, f"it ends before byte {start + 1}, and had {known.nbytes} bytes")
