@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, overload
@@ -128,6 +128,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+        authorize: Iterable[str] = (),
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -140,7 +141,7 @@ class Repository:
             A path, a URL (`file://`, `memory://name`) or a storage.
         config : RepositoryConfig or mapping, optional
             Saved with the repository.
-        virtual_containers, cache, storage_options, runtime
+        virtual_containers, authorize, cache, storage_options, runtime
             As for `open`.
 
         Raises
@@ -156,7 +157,8 @@ class Repository:
         """
         containers = Containers.of(virtual_containers)
         storage = storage_of(location, storage_options)
-        return cls(*create_at(storage, config, containers, cache, runtime, DEFAULT_BRANCH))
+        where = storage, config, containers, cache, runtime
+        return cls(*create_at(*where, DEFAULT_BRANCH, authorize))
 
     @classmethod
     def open(
@@ -165,6 +167,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+        authorize: Iterable[str] = (),
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -182,6 +185,10 @@ class Repository:
             Places elsewhere that virtual chunks may be read from, by name; a URL or a path stands
             for a container without options. They apply only to this object, what is made from it,
             and their pickles.
+        authorize : iterable of str
+            Names of containers saved in the configuration (`config.virtual_containers`) whose files
+            may be read, with the credentials of this machine unless a container is anonymous. Look
+            at their URLs first: whoever writes the repository can change them.
         cache : CacheOptions or mapping, optional
             How much metadata is cached in memory, and in which folder of the local disk. It applies
             only to this object, what is made from it, and their pickles. Options that a mapping
@@ -205,7 +212,7 @@ class Repository:
         """
         containers = Containers.of(virtual_containers)
         storage = storage_of(location, storage_options)
-        return _opened(cls, storage, config, containers, cache, runtime)
+        return _opened(cls, storage, config, containers, cache, runtime, authorize=authorize)
 
     @classmethod
     def open_or_create(
@@ -214,6 +221,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+        authorize: Iterable[str] = (),
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -225,6 +233,7 @@ class Repository:
         storage = storage_of(location, storage_options)
         options: dict[str, Any] = {
             "virtual_containers": virtual_containers,
+            "authorize": authorize,
             "cache": cache,
             "runtime": runtime,
         }
@@ -1715,10 +1724,12 @@ def _opened(
     cache: CacheOptions | Mapping[str, Any] | None,
     runtime: Runtime = SYSTEM,
     *,
+    authorize: Iterable[str] = (),
     elsewhere: bool = False,
 ) -> Repository:
     """The repository in that storage, whose branches and tags are preloaded as configured."""
-    context, at = open_at(storage, config, containers, cache, runtime, elsewhere=elsewhere)
+    where = storage, config, containers, cache, runtime
+    context, at = open_at(*where, authorize=authorize, elsewhere=elsewhere)
     repository, preload = cls(context, at), RefsPreload(context, at.root)
     if preload.start():
         weakref.finalize(repository, preload.cancel).atexit = False
@@ -1729,7 +1740,8 @@ def repository_of(
     location: str | os.PathLike[str] | Storage | Repository,
     storage_options: Mapping[str, object] | None = None,
     *,
-    virtual_containers: Mapping[str, str | os.PathLike[str]] | None = None,
+    virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+    authorize: Iterable[str] = (),
 ) -> Repository:
     """The repository at a place; a repository is returned as it is.
 
@@ -1740,9 +1752,17 @@ def repository_of(
     """
     if isinstance(location, Repository):
         refuse_options("a repository", storage_options)
+        if virtual_containers or authorize:
+            raise InvalidArgumentError(
+                "virtual_containers and authorize are said when a repository is opened, and this "
+                "one is open already"
+            )
         return location
     return Repository.open(
-        location, virtual_containers=virtual_containers, storage_options=storage_options
+        location,
+        virtual_containers=virtual_containers,
+        authorize=authorize,
+        storage_options=storage_options,
     )
 
 

@@ -256,6 +256,11 @@ CONFIGS = {
         name: Values((None,), tuple({"a": one} for one in values.INT.extreme), (5, "x", []))
         for name in ("commits", "compaction", "snapshots", "chunk_manifests")
     },
+    "virtual_containers": Values(
+        ((), (cf.SavedContainer("raw", "s3://b/x"),)), ((None,),), (5, "x", None)
+    ),
+    "url": Values(("s3://b/x",), values.TEXT.extreme, (5, None)),
+    "region": Values((None, "eu-central-1"), values.TEXT.extreme, (5,)),
     "options": Values(({},), (*values.OPTIONS, *values.MAPS), values.NO_MAP),
     "saved": Values((None, cf.Cache())),
     "metadata_chunks": Values((0, 5), values.INT.extreme, (None, "1", 1.5)),

@@ -585,6 +585,7 @@ BY_NAME = {
         ),
         NO_MAP,
     ),
+    "authorize": Values(((), []), tuple([one] for one in _TEXTS), (5, "raw", [None], [5])),
     "storage_options": Values((None, {}), MAPS, NO_MAP),
     "credentials": Values((None, dict), (), ("text", 5, {"token": "x"}, [1], object())),
     "references": Values(

@@ -54,6 +54,7 @@ from zarr_manifests.spark.plan import ReadOptions
         ("lease", "2h", "lease", timedelta(hours=2)),
         ("lease", "None", "lease", None),
         ("virtual-containers", '{"era5": "/e"}', "virtual_containers", {"era5": "/e"}),
+        ("authorize", "era5,raw", "authorize", ["era5", "raw"]),
     ],
 )
 def test_an_option_is_an_argument(name: str, text: str, argument: str, value: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import zarr_manifests as zm
@@ -67,7 +68,7 @@ def refer(
     with repo.transaction(message="refer") as store:
         zarr.create_array(
             store, name="a", shape=(64,), chunks=(chunk,), dtype="u1", compressors=None,
-            overwrite=True,
+            overwrite=True, dimension_names=["x"],
         )  # fmt: skip
         at = np.arange(n)
         store.set_virtual_refs(
@@ -489,3 +490,80 @@ def test_nothing_is_opened_before_a_chunk_is_read(monkeypatch: pytest.MonkeyPatc
     )
     refer(repo)
     assert refer(repo).store.get_virtual_refs("a").locations == ("https://data.org/x/a.bin",)
+
+
+# --- containers that are saved ---------------------------------------------------------------
+
+SAVED = {"name": "raw", "url": "s3://bucket/raw", "region": "us-east-1", "anonymous": True}
+
+
+def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -> None:
+    small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
+    config = {"virtual-containers": [SAVED]}
+    storage = MemoryStorage("saved-container")
+    repo = zm.Repository.create(storage, config, authorize=["raw"])
+    np.testing.assert_array_equal(refer(repo)[:], DATA)
+    assert repo.virtual_containers == {
+        "raw": VirtualContainer("s3://bucket/raw", region="us-east-1", anonymous=True)
+    }
+
+    def values(opened: zm.Repository) -> list[int]:
+        found: list[int] = zarr.open_array(opened.readonly_session().store, path="a")[:4].tolist()
+        return found
+
+    small_store.requests.clear()
+    closed = zm.Repository.open(storage)
+    assert closed.virtual_containers == {}
+    assert closed.config.virtual_containers[0].url == "s3://bucket/raw"
+    with pytest.raises(VirtualContainerError, match=r"s3://bucket/raw: .*authorize=\['raw'\]"):
+        values(closed)
+    assert small_store.requests == []
+    assert values(zm.Repository.open(storage, authorize=["raw"])) == [0, 1, 2, 3]
+    assert values(pickle.loads(pickle.dumps(repo))) == [0, 1, 2, 3]
+    asked = {"engine": "zarr_manifests", "authorize": ["raw"]}
+    np.testing.assert_array_equal(xr.open_dataset("memory://saved-container", **asked).a, DATA)
+    given = zm.Repository.open(storage, authorize=["raw"], virtual_containers={"raw": "s3://other"})
+    assert given.virtual_containers["raw"].url == "s3://other"
+    with pytest.raises(InvalidArgumentError, match=r"no container 'war' is saved.*saved are raw"):
+        zm.Repository.open(storage, authorize=["war"])
+    with pytest.raises(InvalidArgumentError, match="a list of names"):
+        zm.Repository.open(storage, authorize="raw")
+    with pytest.raises(InvalidArgumentError, match="open already"):
+        xr.open_dataset(repo, engine="zarr_manifests", authorize=["raw"])
+
+
+def test_a_repository_does_not_lead_its_readers_to_this_machine() -> None:
+    config = {"virtual-containers": [{"name": "raw", "url": "http://169.254.169.254/latest"}]}
+    repo = zm.Repository.create(MemoryStorage(), config)
+    with pytest.raises(InvalidArgumentError, match="allow_local"):
+        zm.Repository.open(repo.storage, authorize=["raw"])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"url": "s3://key:PLANTED-SECRET@bucket"}, "url: expected a URL"),
+        ({"url": "https://data.org/a?sig=PLANTED-SECRET"}, "url: expected a URL"),
+        ({"url": "bucket"}, "url: expected a URL"),
+        ({"name": "a/b"}, "name: expected a name"),
+        ({"anonymous": "yes"}, "anonymous: expected true or false"),
+        ({"region": "eu west"}, "region: expected the name"),
+        ({"secret-access-key": "PLANTED-SECRET"}, "unknown option"),
+    ],
+)
+def test_what_is_saved_has_no_secrets(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        zm.RepositoryConfig.from_dict({"virtual-containers": [SAVED | change]})
+    assert PLANTED not in str(caught.value)
+    with pytest.raises(ConfigError, match="there twice"):
+        zm.RepositoryConfig.from_dict({"virtual-containers": [SAVED, SAVED]})
+
+
+def test_a_saved_configuration_comes_back(small_store: Any) -> None:
+    storage = MemoryStorage()
+    repo = zm.Repository.create(storage)
+    assert "virtual-containers" not in repo.config.to_dict()
+    repo.save_config({"virtual-containers": [SAVED]})
+    config = zm.Repository.open(storage).config
+    assert config.to_dict()["virtual-containers"] == [SAVED]
+    assert zm.RepositoryConfig.from_yaml(config.to_yaml()) == config

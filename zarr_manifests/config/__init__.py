@@ -1,6 +1,7 @@
 """The configuration of a repository: its options, and how manifests are planned."""
 
 from zarr_manifests.config.cache_options import Cache, CacheOptions
+from zarr_manifests.config.containers import SavedContainer
 from zarr_manifests.config.manifest_sets import (
     ChunkManifests,
     Interval,
@@ -28,6 +29,7 @@ __all__ = [
     "Preload",
     "RepositoryConfig",
     "Rule",
+    "SavedContainer",
     "Snapshots",
     "Split",
     "config_schema",

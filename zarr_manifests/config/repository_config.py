@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.cache_options import Cache
-from zarr_manifests.config.kinds import Number, Whole, Word, hyphened, spelled, under
+from zarr_manifests.config.containers import SavedContainer
+from zarr_manifests.config.kinds import ListOf, Number, Whole, Word, hyphened, spelled, under
 from zarr_manifests.config.manifest_sets import ChunkManifests
 from zarr_manifests.config.sections import (
+    Nested,
     Option,
     check_options,
     options_of,
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 MAX_CONFIG_BYTES: Final = 16 * 1024
+_MAX_CONTAINERS: Final = 64
 _SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -164,6 +167,9 @@ class RepositoryConfig:
         How manifests are planned.
     snapshots : Snapshots, optional
         How long snapshots stay in the history.
+    virtual_containers : tuple of SavedContainer
+        Where the files of virtual chunks are. They are read only by those who open the repository
+        with `authorize`.
 
     Raises
     ------
@@ -209,6 +215,11 @@ class RepositoryConfig:
     snapshots: Annotated[Snapshots, "how long snapshots stay in the history"] = field(
         default=Snapshots()
     )
+    virtual_containers: Annotated[
+        tuple[SavedContainer, ...],
+        ListOf(Nested(SavedContainer), _MAX_CONTAINERS),
+        "where the files of virtual chunks are; read only by those who authorize them",
+    ] = ()
 
     elsewhere: ClassVar[Mapping[str, Option]] = _FLAT_OPTIONS
 
@@ -226,6 +237,7 @@ class RepositoryConfig:
         cache: Cache | None = None,
         chunk_manifests: ChunkManifests | None = None,
         snapshots: Snapshots | None = None,
+        virtual_containers: tuple[SavedContainer, ...] = (),
     ) -> None:
         values: dict[str, Any] = {
             "inline_chunk_bytes": inline_chunk_bytes,
@@ -237,6 +249,7 @@ class RepositoryConfig:
             "cache": Cache() if cache is None else cache,
             "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
             "snapshots": Snapshots() if snapshots is None else snapshots,
+            "virtual_containers": virtual_containers,
         }
         flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
         problems: list[str] = []
@@ -259,6 +272,9 @@ class RepositoryConfig:
             raise ConfigError(problems)
 
     def _faults_between(self) -> Iterator[str]:
+        names = [container.name for container in self.virtual_containers]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"virtual-containers: {name} is there twice"
         size = len(json.dumps(self.to_dict(), ensure_ascii=False).encode("utf-8", "replace"))
         if size > MAX_CONFIG_BYTES:
             yield (
@@ -277,8 +293,11 @@ class RepositoryConfig:
         return self.commits.attempts
 
     def to_dict(self) -> dict[str, Any]:
-        """The options under their hyphenated names, in sections."""
-        return plain_values(self)
+        """The options under their hyphenated names, in sections; no empty list of containers."""
+        plain = plain_values(self)
+        if not self.virtual_containers:  # so that a root without any stays as small as it is
+            del plain["virtual-containers"]
+        return plain
 
     def to_yaml(self) -> str:
         """The options as YAML, which `from_yaml` reads.

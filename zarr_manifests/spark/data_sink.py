@@ -49,6 +49,7 @@ from zarr_manifests.spark.write_dataframe import (
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Target, begin
 from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import VirtualContainer
 
 __all__ = ["QUERY_ID", "BatchSink", "Sink", "StreamSink", "app_of", "batch_txn"]
 
@@ -64,7 +65,7 @@ class Sink:
     ----------
     storage : Storage
         The repository's storage.
-    containers : mapping, optional
+    containers : mapping
         The places of its virtual chunks.
     branch : str
         The branch.
@@ -81,7 +82,7 @@ class Sink:
     """
 
     storage: Storage
-    containers: Mapping[str, str] | None
+    containers: Mapping[str, VirtualContainer]
     branch: str
     columns: pa.Schema
     options: WriteOptions
@@ -130,7 +131,8 @@ class Sink:
     def _of(cls, location: str, arguments: dict[str, Any], schema: StructType) -> Sink:
         repository = Repository.open(
             location,
-            virtual_containers=arguments.get("virtual_containers"),
+            virtual_containers=arguments.pop("virtual_containers", None),
+            authorize=arguments.pop("authorize", ()),
             storage_options=arguments.pop("storage_options", None),
         )
         check_shared(repository.storage)
@@ -147,7 +149,7 @@ class Sink:
                 )
         return cls(
             storage=repository.storage,
-            containers=arguments.pop("virtual_containers", None),
+            containers=repository.virtual_containers,
             branch=arguments.pop("branch", "main"),
             columns=columns,
             message=arguments.pop("message", None),

@@ -18,7 +18,7 @@ take rows from another (`docs/adr/0035-pruning-is-asked-for.md`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -251,7 +251,8 @@ class _SourceAsked:
 
     location: str
     storage_options: Mapping[str, object] | None
-    containers: Mapping[str, str] | None
+    containers: Mapping[str, Any] | None
+    authorize: Sequence[str]
     read: Mapping[str, Any]
     changes: Mapping[str, Any]
     stream: Mapping[str, Any]
@@ -265,13 +266,15 @@ class _SourceAsked:
         lease = arguments.pop("lease", None if stream else _LEASE)  # a stream holds its own
         containers = arguments.pop("virtual_containers", None)
         storage_options = arguments.pop("storage_options", None)
-        return cls(location, storage_options, containers, arguments, changes, stream, lease)
+        opened = storage_options, containers, arguments.pop("authorize", ())
+        return cls(location, *opened, arguments, changes, stream, lease)
 
     def repository(self) -> Repository:
         """The repository, opened."""
         return Repository.open(
             self.location,
             virtual_containers=self.containers,
+            authorize=self.authorize,
             storage_options=self.storage_options,
         )
 

@@ -181,6 +181,7 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "virtual-containers": SourceOption(
         "virtual_containers", _object('{"era5": "s3://bucket/era5"}')
     ),
+    "authorize": SourceOption("authorize", _names),
     "starting-snapshot": SourceOption("starting_snapshot", _text),
     "max-commits-per-trigger": SourceOption("max_commits", _count),
     "max-bytes-per-trigger": SourceOption("max_bytes", _count),
@@ -229,7 +230,16 @@ WRITE: Final = (
 )
 """The options that only a write has. A view that rows are inserted into has them too."""
 # What a view may have that rows are inserted into, and which says nothing about where they go.
-_EITHER: Final = ("group", "branch", "virtual-containers", "variables", "nan", "on-empty", "lease")
+_EITHER: Final = (
+    "group",
+    "branch",
+    "virtual-containers",
+    "authorize",
+    "variables",
+    "nan",
+    "on-empty",
+    "lease",
+)
 _VERSIONS: Final = ("branch", "tag", "snapshot-id")
 # Of each of these, two or more contradict each other.
 _APART: Final[tuple[tuple[str, ...], ...]] = (
@@ -297,7 +307,7 @@ def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     reads = [name for name in texts if name in OPTIONS and name not in (*WRITE, *_EITHER)]
     if reads:
         raise InvalidArgumentError(f"this is a write, and {' and '.join(reads)} say what to read")
-    both = taken(arguments, ("group", "branch", "virtual-containers"))
+    both = taken(arguments, ("group", "branch", "virtual-containers", "authorize"))
     if "storage_options" in arguments:
         both["storage_options"] = arguments["storage_options"]
     return location, taken(arguments, WRITE) | both

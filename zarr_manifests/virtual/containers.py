@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
+from zarr_manifests.config.containers import SavedContainer
 from zarr_manifests.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -199,9 +200,13 @@ class Containers:
     ----------
     places : mapping of str to VirtualContainer
         The containers by name.
+    saved : mapping of str to str
+        URLs of containers that are saved with the repository and not authorized. They are only
+        named in errors.
     """
 
     places: Mapping[str, VirtualContainer] = field(default_factory=dict)
+    saved: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(given: Mapping[str, object] | None) -> Containers:
@@ -218,6 +223,32 @@ class Containers:
         """
         places = {check_container_name(name): container_of(v) for name, v in (given or {}).items()}
         return Containers(places)
+
+    def with_saved(self, saved: Sequence[SavedContainer], authorize: Iterable[str]) -> Containers:
+        """The same, with those saved containers that are authorized; one that was given wins.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If no container of an authorized name is saved or was given.
+        """
+        if isinstance(authorize, str) or not isinstance(authorize, Iterable):
+            raise InvalidArgumentError("authorize: a list of names of saved containers is due")
+        known, places = {one.name: one for one in saved}, dict(self.places)
+        for name in authorize:
+            if name in places:
+                continue
+            one = known.get(name)
+            if one is None:
+                raise InvalidArgumentError(
+                    f"authorize: no container {str(name)[:80]!r} is saved with this repository; "
+                    f"{'saved are ' + ', '.join(sorted(known)) if known else 'none is saved'}"
+                )
+            options: dict[str, Any] = {"region": one.region} if one.region else {}
+            options |= {"anonymous": True} if one.anonymous else {}
+            places[name] = VirtualContainer(one.url, **options)
+        others = {one.name: one.url for one in saved if one.name not in places}
+        return Containers(places, others)
 
     def locate(self, url: object) -> tuple[str, str]:
         """Return container (empty for none) and path of a location, as they are stored.
@@ -270,6 +301,13 @@ class Containers:
         """
         if source.container:
             container = self.places.get(source.container)
+            if container is None and source.container in self.saved:
+                raise VirtualContainerError(
+                    f"a chunk lies in the file {source.path!r} of the container "
+                    f"{source.container!r}, which the repository says is at "
+                    f"{plain_text(self.saved[source.container])}: open it with "
+                    f"authorize=[{source.container!r}] if you trust it to read there"
+                )
             if container is None:
                 raise VirtualContainerError(
                     f"a chunk lies in the file {source.path!r} of the container "

@@ -45,13 +45,20 @@ def _options(
     snapshot_id: str | None = None,
     as_of: datetime | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    virtual_containers: Mapping[str, Any] | None = None,
+    authorize: Iterable[str] = (),
     tune: bool = True,
     task_bytes: int = _TASK_BYTES,
 ) -> _Options:
     """The engine's options, by what they are for."""
     if type(task_bytes) is not int or task_bytes < 0:
         raise InvalidArgumentError(f"task_bytes is a number of bytes, not {task_bytes!r}")
-    repository = repository_of(filename_or_obj, storage_options)
+    repository = repository_of(
+        filename_or_obj,
+        storage_options,
+        virtual_containers=virtual_containers,
+        authorize=authorize,
+    )
     store = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
     decoding = {
         "mask_and_scale": mask_and_scale,
@@ -93,6 +100,7 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     - `task_bytes`: with `chunks={}`, stored chunks that lie beside each other are computed
       together, up to so many bytes; by default 32 MiB. With 0, each is by itself.
     - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
+    - `virtual_containers`, `authorize`: where virtual chunks may be read, as in `Repository.open`.
 
     The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
     those of `Repository.open` and `Repository.readonly_session`, and `NotFoundError` if there is

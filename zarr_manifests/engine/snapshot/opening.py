@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,12 +44,14 @@ def create_at(
     cache: Cache,
     runtime: Runtime,
     branch: str,
+    authorize: Iterable[str] = (),
 ) -> tuple[Context, RootAt]:
     """Make a repository with one empty snapshot on `branch`; it is open then."""
     storage = _counted(storage)
     saved = _overlaid(None, config)
     options = CacheOptions.of(cache, saved.cache)
     DiskCache.check(options)
+    containers = containers.with_saved(saved.virtual_containers, authorize)
     at = create_repository(storage, runtime, Objects(storage, runtime), saved, branch)
     roots = Roots(storage, runtime)
     where = at.root.repository_id, storage, runtime, roots, saved, containers, options
@@ -63,12 +65,13 @@ def open_at(
     cache: Cache,
     runtime: Runtime,
     *,
+    authorize: Iterable[str] = (),
     elsewhere: bool = False,
 ) -> tuple[Context, RootAt]:
     """The repository in that storage, and its root as it is now.
 
-    `elsewhere` says that the options come from another process: a cache directory that this one
-    cannot use is left out then.
+    `authorize` names the saved containers whose files may be read. `elsewhere` says that the
+    options come from another process: a cache directory that this one cannot use is left out then.
     """
     CacheOptions.of(cache)  # faults of an argument are said before anything is read
     storage = _counted(storage)
@@ -76,6 +79,7 @@ def open_at(
     at = roots.read()
     used = _overlaid(at.root.config, config)
     options = CacheOptions.of(cache, used.cache)
+    containers = containers.with_saved(used.virtual_containers, authorize)
     where = at.root.repository_id, storage, runtime, roots, used, containers, options
     return Context.of(*where, elsewhere=elsewhere), at
 
