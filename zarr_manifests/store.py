@@ -387,7 +387,7 @@ class ManifestStore(Store):
         source : int[n]
             Position of each chunk's file in `locations`.
         offset, length : int[n]
-            Where each chunk is in its file, in bytes.
+            Where each chunk is in its file, in bytes; at least one byte.
         etags : sequence of (str or None), optional
             ETags of the files.
         modified : int[len(locations)] or datetime64, optional

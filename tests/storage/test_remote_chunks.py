@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -27,6 +28,7 @@ from zarr_manifests.errors import (
     VirtualSourceChangedError,
 )
 from zarr_manifests.format.chunk_table import VirtualRef
+from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage, from_url
 from zarr_manifests.store import contents_of
 from zarr_manifests.virtual import containers as containers_module
@@ -567,3 +569,75 @@ def test_a_saved_configuration_comes_back(small_store: Any) -> None:
     config = zm.Repository.open(storage).config
     assert config.to_dict()["virtual-containers"] == [SAVED]
     assert zm.RepositoryConfig.from_yaml(config.to_yaml()) == config
+
+
+# --- many chunks at once ---------------------------------------------------------------------
+
+
+def test_neighbours_share_requests_wherever_chunks_are_read_at_once(small_store: Any) -> None:
+    repo = repository(small_store)
+    refer(repo, **facts(small_store))
+    session = repo.readonly_session()
+    small_store.requests.clear()
+    found = {at: bytes(data) for at, data in session.read_chunks("a")}
+    assert found == {(i,): bytes([i]) for i in range(64)}
+    assert small_store.requests == ["GET /bucket/raw/a.bin"]
+    refs = session.chunk_refs("a")
+    assert set(refs.locations) == {"virtual://raw/a.bin"}
+    small_store.requests.clear()
+    np.testing.assert_array_equal(zarr.open_array(session.store, path="a")[:], DATA)
+    assert len(small_store.requests) <= 7  # at Zarr's own concurrency of 10
+    small_store.objects["bucket/raw/a.bin"] = bytes(64)
+    with pytest.raises(VirtualSourceChangedError):
+        [*session.read_chunks("a")]
+
+
+def test_requests_to_several_files_run_side_by_side(small_store: Any) -> None:
+    """Also from a repository in memory, whose own chunks are read one after another."""
+    together = threading.Barrier(4, timeout=20)
+    repo = repository(small_store)
+    names = [f"{i}.bin" for i in range(4)]
+    for name in names:
+        small_store.objects[f"bucket/raw/{name}"] = DATA.tobytes()
+    with repo.transaction(message="refer") as store:
+        zarr.create_array(store, name="b", shape=(256,), chunks=(64,), dtype="u1", compressors=None)
+        at, locations = np.arange(4), [f"virtual://raw/{name}" for name in names]
+        store.set_virtual_refs("b", at[:, None], locations, at, at * 0, at * 0 + 64)
+
+    def meet(_: Any) -> None:
+        together.wait()
+
+    small_store.faults.append(meet)
+    chunks = [*repo.readonly_session().read_chunks("b")]
+    assert [bytes(data) for _, data in chunks] == [DATA.tobytes()] * 4
+
+
+def test_the_chunk_cache_keeps_remote_chunks_of_a_known_version(small_store: Any) -> None:
+    small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
+    known = facts(small_store)
+    checksums = {"checksums": [crc32c(bytes([i])) for i in range(64)]}
+    for some, kept in (
+        ({"etags": known["etags"]}, True),
+        ({"modified": known["modified"]}, True),
+        (checksums, True),
+        ({"sizes": [64]}, False),
+        ({}, False),
+    ):
+        repo = zm.Repository.create(
+            MemoryStorage(),
+            virtual_containers={"raw": container(small_store)},
+            cache={"chunk-bytes": 1 << 20},
+        )
+        refer(repo, **some)
+        session = repo.readonly_session()
+        a = zarr.open_array(session.store, path="a")
+        for read in (lambda a=a: a[5:7].tolist(), lambda s=session: len([*s.read_chunks("a")])):
+            first = read()
+            small_store.requests.clear()
+            assert read() == first
+            if read() == [5, 6]:
+                assert (small_store.requests == []) == kept
+        if kept:
+            other = zm.Repository.open(repo.storage, cache={"chunk-bytes": 1 << 20})
+            with pytest.raises(VirtualContainerError):
+                zarr.open_array(other.readonly_session().store, path="a")[5]

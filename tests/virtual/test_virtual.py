@@ -265,6 +265,7 @@ GOOD: dict[str, Any] = {
         ({"index": [[0], [0, 1]]}, "index"),
         ({"locations": ["file:///\ud800"]}, "Unicode"),
         ({"length": [-1, 1]}, "length"),
+        ({"length": [0, 1]}, "length"),
         ({"length": [2**50, 1]}, "length"),
         ({"length": ["1", "2"]}, "length"),
         ({"locations": []}, "source"),

@@ -88,7 +88,9 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
 
         requests = fetch.requests(rows[due])
         nbytes = math.prod(decoder.chunk_shape) * decoder.stored.itemsize
-        if not _all(contents, requests, take, threaded=nbytes >= _LARGE_BYTES):
+        inline = contents.inline and not fetch.is_remote(rows[due])
+        threaded = nbytes >= _LARGE_BYTES
+        if not _all(contents, requests, take, inline=inline, threaded=threaded):
             return None
     if len(due) == len(rows):
         return (_PRESENT,) * len(rows)
@@ -136,11 +138,12 @@ def _all(
     requests: Sequence[Request],
     take: Callable[[Request], bool],
     *,
+    inline: bool,
     threaded: bool,
 ) -> bool:
     """Whether `take` returns true for every request; in threads if a remote storage is asked."""
     parallel = contents.context.runtime.parallel
-    if not contents.inline:
+    if not inline:
         return all(parallel([partial(take, request) for request in requests]))
     threads = min(_resolve_max_workers(), len(requests))
     if threads <= 1 or not threaded:

@@ -1,7 +1,6 @@
 """The configuration of a repository: its options, and how manifests are planned."""
 
 from zarr_manifests.config.cache_options import Cache, CacheOptions
-from zarr_manifests.config.containers import SavedContainer
 from zarr_manifests.config.manifest_sets import (
     ChunkManifests,
     Interval,
@@ -16,6 +15,7 @@ from zarr_manifests.config.repository_config import (
     RepositoryConfig,
     config_schema,
 )
+from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.config.snapshots import Snapshots
 
 __all__ = [

@@ -93,8 +93,8 @@ class CacheOptions:
     directory_bytes : int
         Bytes of that folder, of which those read longest ago are dropped first.
     chunk_bytes : int
-        Bytes of memory for whole chunks as they are stored; 0 for none. Virtual chunks are not
-        kept.
+        Bytes of memory for whole chunks as they are stored; 0 for none. Virtual chunks are kept if
+        they are remote, and their refs record an etag, a time or a checksum.
 
     Raises
     ------

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.cache_options import Cache
-from zarr_manifests.config.containers import SavedContainer
 from zarr_manifests.config.kinds import ListOf, Number, Whole, Word, hyphened, spelled, under
 from zarr_manifests.config.manifest_sets import ChunkManifests
+from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.config.sections import (
     Nested,
     Option,

@@ -70,6 +70,11 @@ class VirtualSource:
     nbytes: int | None = None
 
     @property
+    def is_dated(self) -> bool:
+        """Whether it is known which version of the file is meant."""
+        return self.etag is not None or self.modified_ms is not None
+
+    @property
     def location(self) -> str:
         """The URL, or `virtual://<container>/<path>`."""
         return f"virtual://{self.container}/{self.path}" if self.container else self.path

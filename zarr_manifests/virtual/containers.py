@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
-from zarr_manifests.config.containers import SavedContainer
+from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.errors import (
     ConfigError,
     InvalidArgumentError,

@@ -113,7 +113,7 @@ def table_of(
     columns = {
         "source": _column("source", source, rows, 0, files - 1),
         "offset": _column("offset", offset, rows, 0, _MOST_OFFSET),
-        "length": _column("length", length, rows, 0, _MOST_LENGTH),
+        "length": _column("length", length, rows, 1, _MOST_LENGTH),
         "crc32c": _column("checksums", checksums, rows, -1, _MOST_CRC),
     }
     coords = _coords(index, rows, grid)

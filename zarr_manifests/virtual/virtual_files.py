@@ -97,6 +97,10 @@ class VirtualReader:
         data, version = self._read(ref.source, ref.offset + start, length)
         return self.checked(ref, data, length, version.nbytes)
 
+    def read_bytes(self, source: VirtualSource, start: int, length: int) -> bytes:
+        """Return bytes of a source, fewer only at its end. Errors are those of `read`."""
+        return self._read(source, start, length)[0]
+
     async def read_source(self, source: VirtualSource, start: int, length: int) -> bytes:
         """Return bytes of a remote source, fewer only at its end. Errors are those of `read`."""
         container, place = self._containers.resolve(source)

@@ -284,15 +284,17 @@ class ChunkFetch:
         self._source, _ = locate(table)
         self._gap_bytes = gap_bytes
         self._span_bytes = span_bytes
-        self._cache = contents.context.chunks if cached else None
+        self._cached = cached and contents.context.chunks is not None
 
     def requests(self, rows: IndexArray) -> list[Request]:
         """The requests that fetch these rows, each with the positions in `rows` that it fetches."""
         table, source = self._table, self._source[rows]
         found: list[Request] = []
         order = np.argsort(source, kind="stable")
-        if self._cache is not None:
-            kept = {at: data for at in order.tolist() if (data := self._kept(rows[at])) is not None}
+        if self._cached:
+            kept = {
+                at: data for at in order.tolist() if (data := self._kept(int(rows[at]))) is not None
+            }
             if kept:
                 found.append(Request(np.array([*kept]), lambda: [*kept.values()]))
                 order = order[[at not in kept for at in order.tolist()]]
@@ -329,25 +331,31 @@ class ChunkFetch:
         sound = _are_sound(table, rows, chunks)
         for at in np.flatnonzero(~sound).tolist():
             chunks[at] = self._alone(int(rows[at]))
-        if self._cache is not None:
+        if self._cached:
             for row, data in zip(rows.tolist(), chunks, strict=True):
                 ref = table.ref(row)
-                if isinstance(ref, NativeRef):
-                    self._cache.keep(ref, data)
+                if isinstance(ref, NativeRef | VirtualRef):
+                    self._reader.keep(ref, data)
         return chunks
+
+    def is_remote(self, rows: IndexArray) -> bool:
+        """Whether chunks of these rows are in files elsewhere that are read by requests."""
+        virtual = rows[self._table.kind[rows] == RefKind.VIRTUAL]
+        sources = np.unique(self._table.source[virtual]).tolist()
+        return any(self._reader.is_remote(self._table.virtual[source]) for source in sources)
 
     def _kept(self, row: int) -> bytes | None:
         """The chunk in the cache, if it is there."""
         ref = self._table.ref(row)
-        return self._cache.find(ref) if self._cache and isinstance(ref, NativeRef) else None
+        return self._reader.cached(ref) if isinstance(ref, NativeRef | VirtualRef) else None
 
     def _span(self, row: int, request: RangeRequest) -> bytes | None:
         """What the request gives; None if not all of it can be had."""
         ref = self._table.ref(row)
         try:
             if isinstance(ref, VirtualRef):
-                whole = VirtualRef(ref.source, request.start, request.length)
-                return self._reader.read(whole, 0, request.length)
+                span = self._reader.read_elsewhere(ref.source, request.start, request.length)
+                return span if len(span) == request.length else None
             assert isinstance(ref, NativeRef)
             return self._storage.get(ref.key, request.start, request.length)
         except (ObjectNotFoundError, MissingChunkError, CorruptObjectError):
@@ -427,7 +435,7 @@ class ChunkStream:
         requests = self._fetch.requests(rows)
         calls = [request.send for request in requests]
         try:
-            if self._context.storage.capabilities.inline:
+            if self._context.storage.capabilities.inline and not self._fetch.is_remote(rows):
                 fetched = [call() for call in calls]
             else:
                 fetched = self._context.runtime.parallel(calls)

@@ -2,10 +2,11 @@
 
 Invariants:
 
-- A chunk is identified by the range of its object and its checksum. So the cache never returns
-  another chunk, nor an older version of one.
-- Only whole chunks that match their checksums are kept. Virtual chunks are not, since it takes a
-  request to tell that their file is unchanged; nor are inline chunks, which are in the metadata.
+- A chunk is identified by the range of its object and its checksum, a virtual chunk by all that its
+  ref records. So the cache never returns another chunk, nor another version of one.
+- Only whole chunks that match their checksums are kept. A virtual chunk is kept if it is remote and
+  its ref records an etag, a time or a checksum. While it is kept, a change of its file is not
+  noticed. Inline chunks are not kept, since they are in the metadata.
 - The cache takes at most `chunk_bytes`; a larger chunk is not kept.
 - It is thread-safe and fork-safe like `DecodedCache`, and shared by all sessions of a repository
   object. It is not pickled: a copy in another process starts empty.
@@ -13,10 +14,12 @@ Invariants:
 
 from __future__ import annotations
 
+from typing import Any
+
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.decoded_cache import ENTRY_BYTES, DecodedCache
 from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
-from zarr_manifests.format.chunk_table import NativeRef
+from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 
@@ -24,7 +27,7 @@ __all__ = ["ChunkCache"]
 
 
 class ChunkCache:
-    """Chunk bytes by their `NativeRef`."""
+    """Chunk bytes by their `NativeRef` or `VirtualRef`."""
 
     def __init__(self, options: CacheOptions, runtime: Runtime, meter: Meter) -> None:
         bounds = CacheOptions(max_size=options.chunk_bytes, expire_ms=options.expire_ms)
@@ -36,13 +39,17 @@ class ChunkCache:
         """Bytes that the kept chunks take."""
         return self._kept.nbytes
 
-    def find(self, ref: NativeRef) -> bytes | None:
+    def find(self, ref: NativeRef | VirtualRef) -> bytes | None:
         """The chunk's bytes; None if they are not cached."""
-        data: bytes | None = self._kept.find(ref)
+        data: bytes | None = self._kept.find(_name(ref))
         self._meter.add("chunk_cache_misses" if data is None else "chunk_cache_hits")
         return data
 
-    def keep(self, ref: NativeRef, data: bytes) -> None:
+    def keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
         """Keep a whole chunk; the caller has compared its checksum."""
         if ENTRY_BYTES + decoded_bytes(data) <= self._kept.max_size:
-            self._kept.keep(ref, data)
+            self._kept.keep(_name(ref), data)
+
+
+def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
+    return ref if isinstance(ref, NativeRef) else ("elsewhere", ref)

@@ -19,6 +19,7 @@ from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.coalescing import CoalescedReads
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
+from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.object_store import REMOTE_CAPABILITIES
@@ -157,7 +158,11 @@ class ChunkReader:
         """
         if not isinstance(ref, NativeRef):
             if isinstance(ref, VirtualRef):
-                return self._virtual.read(ref, start, length)
+                if (kept := self.cached(ref)) is not None:
+                    return kept[start : start + length]
+                data = self._virtual.read(ref, start, length)
+                self.keep(ref, data)
+                return data
             return ref.data[start : start + length]
         if self._cache is not None and (kept := self._cache.find(ref)) is not None:
             return kept[start : start + length]
@@ -174,8 +179,11 @@ class ChunkReader:
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
         if isinstance(ref, VirtualRef) and length and self._virtual.is_remote(ref.source):
+            if (kept := self.cached(ref)) is not None:
+                return kept[start : start + length]
             data = await self._elsewhere.get(ref.source, ref.offset + start, length)
-            return self._virtual.checked(ref, data, length)
+            self.keep(ref, self._virtual.checked(ref, data, length))
+            return data
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
             return await asyncio.to_thread(self.read, ref, start, length)
         if self._cache is not None and (kept := self._cache.find(ref)) is not None:
@@ -186,6 +194,38 @@ class ChunkReader:
         except ObjectNotFoundError as error:
             raise self._missing(ref) from error
         return self._checked(ref, data, start, length)
+
+    def read_elsewhere(self, source: VirtualSource, start: int, length: int) -> bytes:
+        """Return bytes of a file elsewhere, fewer at its end. Errors are those of `read`."""
+        return self._virtual.read_bytes(source, start, length)
+
+    def is_remote(self, source: VirtualSource) -> bool:
+        """Whether it takes requests to read the source."""
+        return self._virtual.is_remote(source)
+
+    def cached(self, ref: NativeRef | VirtualRef) -> bytes | None:
+        """The chunk's bytes in the cache; None if they are not there, or there is no cache.
+
+        Raises
+        ------
+        VirtualContainerError
+            If the chunk is in a file elsewhere that the repository was not opened to read.
+        """
+        if self._cache is None or not self._is_kept(ref):
+            return None
+        return self._cache.find(ref)
+
+    def keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
+        """Keep a whole chunk, if there is a cache; the caller has compared its checksum."""
+        if self._cache is not None and len(data) == ref.length and self._is_kept(ref):
+            self._cache.keep(ref, data)
+
+    def _is_kept(self, ref: NativeRef | VirtualRef) -> bool:
+        """Whether the ref says which bytes are meant, and fetching them takes a request."""
+        if isinstance(ref, NativeRef):
+            return True
+        known = ref.crc32c is not None or ref.source.is_dated
+        return self._virtual.is_remote(ref.source) and known
 
     def _missing(self, ref: NativeRef) -> MissingChunkError:
         error = MissingChunkError(
