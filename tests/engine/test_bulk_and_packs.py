@@ -69,7 +69,7 @@ def test_refs_set_in_bulk_are_kept_in_parts_of_a_leaf(tmp_path: Path) -> None:
     for i in range(steps):
         rows = np.arange(i * step, (i + 1) * step)
         session.store.set_virtual_refs(
-            "a", rows[:, None], [f"virtual://raw/{i}"], rows * 0, rows % 1013, rows % 511
+            "a", rows[:, None], [f"virtual://raw/{i}"], rows * 0, rows % 1013, 1 + rows % 511
         )
     session.commit("bulk")
     peak = tracemalloc.get_traced_memory()[1]
