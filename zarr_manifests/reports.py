@@ -1084,6 +1084,9 @@ class VerifyReport:
         Chunk objects read, and the different ranges of them that chunks refer to.
     nbytes : int
         Bytes of these chunks.
+    unguarded : int
+        Different byte ranges of files elsewhere that virtual chunks refer to without an etag or a
+        time, so that a change of the file is not noticed. They are no problems.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -1091,6 +1094,7 @@ class VerifyReport:
     chunk_objects: int = 0
     chunks: int = 0
     nbytes: int = 0
+    unguarded: int = 0
 
     @property
     def ok(self) -> bool:

@@ -369,6 +369,7 @@ class ManifestStore(Store):
         modified: ArrayLike | None = None,
         sizes: ArrayLike | None = None,
         checksums: ArrayLike | None = None,
+        unchanged_since: ArrayLike | None = None,
     ) -> None:
         """Make chunks of an array byte ranges of files elsewhere, all or none.
 
@@ -397,6 +398,10 @@ class ManifestStore(Store):
             Bytes of the files; -1 where not known.
         checksums : int[n], optional
             crc32c of each chunk; -1 where not known.
+        unchanged_since : int[len(locations)] or datetime64, optional
+            Times after which the files must not have been modified, in milliseconds since 1970 UTC;
+            -1 or not-a-time where not known. For files whose exact time is not known, such as those
+            that were examined after that time.
 
         Raises
         ------
@@ -444,6 +449,7 @@ class ManifestStore(Store):
             modified=modified,
             sizes=sizes,
             checksums=checksums,
+            unchanged_since=unchanged_since,
         )
         if table is not None:
             workspace.put_table(node.path, node.array.grid, table)

@@ -566,6 +566,9 @@ BY_NAME = {
         ("virtual://raw/one", None, 5, [None], [5], [b"x"], object()),
     ),
     "etags": Values((None, ["a"], [None]), tuple([one] for one in _TEXTS), (5, [5], "a", [b"x"])),
+    "unchanged_since": Values(
+        (None, [5], [-1]), ([-2], [2**63 - 1], [2**70]), (5, ["x"], [None], [1.5], [5, 5])
+    ),
     "virtual_containers": Values(
         (None, {"raw": "memory://entrance-files"}),
         (

@@ -145,6 +145,52 @@ def test_a_changed_file_is_an_error_even_if_the_server_ignores_the_condition(
             a[7]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_file_must_not_have_changed_since_a_time(
+    small_store: Any, kind: str, hears: bool
+) -> None:
+    asked: list[Any] = []
+    small_store.faults.append(lambda request: asked.append(request.headers))
+    if not hears:
+        deaf(small_store)
+    repo = repository(small_store, kind)
+    since = facts(small_store)["modified"][0] + 60_000
+    a = refer(repo, unchanged_since=[since])
+    assert a[3] == 3
+    assert asked[-1]["If-Unmodified-Since"] == "Wed, 21 Oct 2015 07:29:01 GMT"
+    refs = a.store.get_virtual_refs("a")
+    assert (refs.unchanged_since.tolist(), refs.etags) == ([since], (None,))
+    small_store.modified -= timedelta(days=1)  # an older file passes: that is what is asked
+    assert a[3] == 3
+    small_store.modified += timedelta(days=1, seconds=62)
+    with pytest.raises(VirtualSourceChangedError):
+        a[3]
+
+
+def test_times_since_and_refs_without_a_version(small_store: Any) -> None:
+    repo = repository(small_store)
+    known = facts(small_store)
+    date = np.array([known["modified"][0]], "datetime64[ms]")
+    assert refer(repo, unchanged_since=date)[3] == 3
+    assert repo.verify().unguarded == 0
+    for wrong in ({"etags": ["<=5"]}, {"etags": known["etags"], "unchanged_since": [5]}):
+        with pytest.raises(InvalidArgumentError, match="unchanged_since"):
+            refer(repo, **wrong)
+    for some, guarded in (
+        ({"unchanged_since": [5]}, True),
+        ({"etags": known["etags"]}, True),
+        ({"modified": known["modified"]}, True),
+        ({"sizes": [64], "checksums": [1] * 64}, False),
+        ({}, False),
+    ):
+        fresh = repository(small_store)
+        refs = refer(fresh, **some).store.get_virtual_refs("a")
+        assert refs.guarded.tolist() == [guarded]
+        assert fresh.verify().unguarded == (0 if guarded else 64)
+        assert fresh.verify().ok
+
+
 def test_etags_are_compared_as_their_writers_meant_them(small_store: Any) -> None:
     repo = repository(small_store)
     etag = facts(small_store)["etags"][0]

@@ -493,6 +493,20 @@ def test_a_file_that_changed_is_an_error(repo: zm.Repository, folder: Path, know
         read_one(repo)
 
 
+def test_a_local_file_must_not_have_changed_since_a_time(repo: zm.Repository, folder: Path) -> None:
+    changed_ms = versions(folder)["modified"]
+    with repo.transaction(message="refer") as store:
+        make(store)
+        refer(store, folder, unchanged_since=changed_ms)
+    assert read_one(repo) == 0
+    was = (folder / "a.bin").stat()
+    os.utime(folder / "a.bin", ns=(was.st_atime_ns, was.st_mtime_ns + 1_000_000))
+    with pytest.raises(VirtualSourceChangedError, match="at most"):
+        read_one(repo)
+    os.utime(folder / "a.bin", ns=(was.st_atime_ns, was.st_mtime_ns - 1_000_000))
+    assert read_one(repo) == 0
+
+
 def test_short_missing_damaged_and_odd_files(repo: zm.Repository, folder: Path) -> None:
     session = repo.writable_session()
     a = make(session.store, chunk=4)

@@ -138,6 +138,9 @@ def run_verify(url: Url, option: Options = None) -> None:
         f"{count_text(report.chunks, 'chunk')} in {count_text(report.chunk_objects, 'object')}",
         bytes_text(report.nbytes),
     ]
+    if report.unguarded:
+        said = count_text(report.unguarded, "virtual chunk")
+        out.print(f"{said} without an etag or a time: a change of the file is not noticed")
     if _is_there(repo.storage, V3_DOCUMENT):
         out.print(f"{V3_DOCUMENT} is not part of the repository: zarr.open leaves one; delete it")
     found = "sound" if report.ok else count_text(len(report.problems), "problem")

@@ -11,6 +11,7 @@ segment); no path contains NUL.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -22,11 +23,33 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields
 
-__all__ = ["NO_SOURCES", "VirtualSource", "VirtualSources", "check_container_name"]
+__all__ = [
+    "NO_SOURCES",
+    "VirtualSource",
+    "VirtualSources",
+    "bound_etag",
+    "bound_of",
+    "check_container_name",
+]
 
 _MAX_NAME_CHARS: Final = 64
 _NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MOST: Final = 2**62
+_BOUND: Final = re.compile(r"<=(0|[1-9][0-9]{0,18})", re.ASCII)
+
+
+def bound_etag(unchanged_since_ms: int) -> str:
+    """What stands in the place of an etag if only a bound of the modification time is known.
+
+    It equals no etag of a file, so who does not know it reads nothing.
+    """
+    return f"<={unchanged_since_ms}"
+
+
+def bound_of(etag: str) -> int | None:
+    """The time that `bound_etag` wrote; None for a real etag."""
+    found = _BOUND.fullmatch(etag)
+    return int(found[1]) if found else None
 
 
 def check_container_name(name: object) -> str:
@@ -56,7 +79,7 @@ class VirtualSource:
     path : str
         Path or URL of the file.
     etag : str or None
-        Etag when it was referenced, if known.
+        Etag when it was referenced, if known; or `<=` and a time, see `unchanged_since_ms`.
     modified_ms : int or None
         Modification time then, in milliseconds since 1970 UTC, if known.
     nbytes : int or None
@@ -68,6 +91,16 @@ class VirtualSource:
     etag: str | None = None
     modified_ms: int | None = None
     nbytes: int | None = None
+
+    @property
+    def tag(self) -> str | None:
+        """The etag, if it is one."""
+        return None if self.unchanged_since_ms is not None else self.etag
+
+    @property
+    def unchanged_since_ms(self) -> int | None:
+        """The time since which it must not have changed, in milliseconds, if that is known."""
+        return bound_of(self.etag) if self.etag is not None else None
 
     @property
     def is_dated(self) -> bool:

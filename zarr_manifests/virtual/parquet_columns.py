@@ -16,7 +16,7 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import MAX_ROWS, Column
-from zarr_manifests.format.virtual_sources import VirtualSources
+from zarr_manifests.format.virtual_sources import VirtualSources, bound_etag, bound_of
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.virtual.containers import Containers
 
@@ -48,6 +48,9 @@ class VirtualRefs:
         unknown.
     checksums : int64[n]
         crc32c of each chunk; -1 if unknown.
+    unchanged_since : int64[len(locations)]
+        Times since which the files must not have changed (milliseconds since 1970 UTC); -1 if
+        unknown.
     """
 
     index: IndexArray
@@ -59,6 +62,13 @@ class VirtualRefs:
     modified: Column
     sizes: Column
     checksums: Column
+    unchanged_since: Column
+
+    @property
+    def guarded(self) -> npt.NDArray[np.bool_]:
+        """Whether a change of each file is noticed, because an etag or a time is known of it."""
+        tagged = np.array([etag is not None for etag in self.etags], np.bool_)
+        return tagged | (self.modified >= 0) | (self.unchanged_since >= 0)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -68,7 +78,8 @@ class VirtualRefs:
         """Build it from the virtual rows of a table."""
         none = np.zeros(0, np.int64)
         if table is None:
-            return VirtualRefs(none.reshape(0, ndim), (), none, none, none, (), none, none, none)
+            empty = none.reshape(0, ndim)
+            return VirtualRefs(empty, (), none, none, none, (), none, none, none, none)
         rows = table.kind == RefKind.VIRTUAL
         files = table.virtual
         known = [files[i] for i in range(len(files))]
@@ -78,10 +89,14 @@ class VirtualRefs:
             table.source[rows],
             table.offset[rows],
             table.length[rows],
-            tuple(file.etag for file in known),
+            tuple(file.tag for file in known),
             files.modified_ms.copy(),
             files.nbytes.copy(),
             np.where(table.number[rows] == 1, table.crc32c[rows], -1),
+            np.array(
+                [-1 if (since := file.unchanged_since_ms) is None else since for file in known],
+                np.int64,
+            ),
         )
 
 
@@ -98,6 +113,7 @@ def table_of(
     modified: npt.ArrayLike | None = None,
     sizes: npt.ArrayLike | None = None,
     checksums: npt.ArrayLike | None = None,
+    unchanged_since: npt.ArrayLike | None = None,
 ) -> ChunkTable | None:
     """Return the chunk table of virtual refs into an array with that grid; None if empty.
 
@@ -117,7 +133,7 @@ def table_of(
         "crc32c": _column("checksums", checksums, rows, -1, _MOST_CRC),
     }
     coords = _coords(index, rows, grid)
-    found = _files(containers, locations, etags, modified, sizes)
+    found = _files(containers, locations, etags, modified, sizes, unchanged_since)
     if not rows:
         return None
     box = Box.around_coords(coords) if grid.ndim else grid
@@ -196,6 +212,7 @@ def _files(
     etags: Sequence[object] | None,
     modified: npt.ArrayLike | None,
     sizes: npt.ArrayLike | None,
+    unchanged_since: npt.ArrayLike | None,
 ) -> VirtualSources:
     if isinstance(locations, str):
         raise InvalidArgumentError("locations: a sequence of URLs is due, not one string")
@@ -206,9 +223,11 @@ def _files(
     texts = tuple(tag for tag in tags if isinstance(tag, str) and tag.isprintable())
     if len(texts) != len(tags):
         raise InvalidArgumentError("etags: strings without control characters, or None, are due")
-    if modified is not None and np.asarray(modified).dtype.kind == "M":
-        # "Not a time" is the smallest int64.
-        modified = np.maximum(np.asarray(modified).astype("datetime64[ms]").astype(np.int64), -1)
+    if any(bound_of(tag) is not None for tag in texts):
+        raise InvalidArgumentError("etags: one begins with <=; give the time as unchanged_since")
+    texts = _with_bounds(
+        texts, _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET)
+    )
     names: dict[str, int] = {}
     container, paths = np.empty(n, np.int64), []
     for i, location in enumerate(locations):
@@ -219,7 +238,27 @@ def _files(
         tuple(names),
         container,
         tuple(paths),
-        _column("modified", modified, n, -1, _MOST_OFFSET),
+        _column("modified", _ms(modified), n, -1, _MOST_OFFSET),
         _column("sizes", sizes, n, -1, _MOST_OFFSET),
         texts if any(texts) else (),
     )
+
+
+def _ms(times: npt.ArrayLike | None) -> npt.ArrayLike | None:
+    """Times as milliseconds; "not a time" is the smallest int64."""
+    if times is None or np.asarray(times).dtype.kind != "M":
+        return times
+    return np.maximum(np.asarray(times).astype("datetime64[ms]").astype(np.int64), -1)
+
+
+def _with_bounds(etags: tuple[str, ...], since: Column) -> tuple[str, ...]:
+    """The etags, with the times since which other files must not have changed."""
+    if not (since >= 0).any():
+        return etags
+    both = zip(etags or [""] * len(since), since.tolist(), strict=True)
+    found = [(etag, bound_etag(ms) if ms >= 0 else "") for etag, ms in both]
+    if any(etag and bound for etag, bound in found):
+        raise InvalidArgumentError(
+            "unchanged_since: the etag of a file is known, which says more; give -1 there"
+        )
+    return tuple(etag or bound for etag, bound in found)

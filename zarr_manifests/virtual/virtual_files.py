@@ -161,7 +161,9 @@ class VirtualReader:
 
 
 def _known(source: VirtualSource) -> Version:
-    return Version(source.etag, source.modified_ms, source.nbytes)
+    since_ms = source.unchanged_since_ms
+    modified_ms = since_ms if source.modified_ms is None else source.modified_ms
+    return Version(source.tag, modified_ms, source.nbytes)
 
 
 def _remote(
@@ -182,15 +184,20 @@ def _check_version(
     place: VirtualLocation, known: VirtualSource, found: Version, *, remote: bool = False
 ) -> None:
     changes: list[tuple[str, object, object]] = []
-    if known.etag is not None and (
-        found.etag is None or plain_etag(found.etag) != plain_etag(known.etag)
+    if known.tag is not None and (
+        found.etag is None or plain_etag(found.etag) != plain_etag(known.tag)
     ):
-        changes.append(("etag", found.etag, known.etag))
+        changes.append(("etag", found.etag, known.tag))
     unit_ms = 1000 if remote else 1  # HTTP gives times in seconds
     if known.modified_ms is not None and (
         found.modified_ms is None or found.modified_ms // unit_ms != known.modified_ms // unit_ms
     ):
         changes.append(("time of modification (ms)", found.modified_ms, known.modified_ms))
+    since_ms = known.unchanged_since_ms
+    if since_ms is not None and (
+        found.modified_ms is None or found.modified_ms // unit_ms > since_ms // unit_ms
+    ):
+        changes.append(("time of modification (ms)", found.modified_ms, f"at most {since_ms}"))
     if known.nbytes is not None and found.nbytes != known.nbytes:
         changes.append(("size", found.nbytes, known.nbytes))
     if changes:
@@ -222,7 +229,7 @@ def _read_memory(
     try:
         data = storage.get(place.path, start, length)
         info, token = storage.head(place.path), ""
-        if known.etag is not None:
+        if known.tag is not None:
             token = storage.get_tagged(place.path).token
     except ObjectNotFoundError as error:
         raise _missing(place) from error

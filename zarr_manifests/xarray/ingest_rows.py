@@ -518,6 +518,7 @@ def _refer(
             refs.offset,
             refs.length,
             etags=refs.etags,
+            unchanged_since=refs.unchanged_since,
             modified=refs.modified,
             sizes=refs.sizes,
             checksums=refs.checksums,

@@ -6,7 +6,8 @@ compared. Beyond single objects it checks: snapshots agree with their deltas, di
 leaves of a base do not overlap; counters are right; pages have the expected names; archives have
 the expected versions, and no archive of an operation is missing.
 
-Problems are collected, not raised. Virtual chunks are stored elsewhere and not checked.
+Problems are collected, not raised. Virtual chunks are stored elsewhere and not checked; those in
+files of no known version are counted.
 
 Others may write and collect concurrently. The root is read first, so everything it needs existed
 then. Objects that a collection has deleted since are not needed by any later root. So if there are
@@ -80,6 +81,8 @@ class _Findings:
     ranges: dict[str, set[_Range]] = field(default_factory=dict)
     sound: dict[str, set[_Range]] = field(default_factory=dict)
     """Ranges that were read and match their checksums."""
+    unguarded: set[tuple[str, int, int]] = field(default_factory=set)
+    """Location, offset and length of virtual chunks in files of no known version."""
     patient: bool = True
     """Whether storage errors are recorded, not raised; they say nothing about an object."""
     run: Run = map
@@ -102,7 +105,7 @@ def verify(
     found = _Findings(run=run)
     root = _root(context, found)
     counts = _look(context, root, found, progress)
-    problems = found.problems
+    problems, unguarded = found.problems, found.unguarded
     for _ in range(_MOST_LOOKS):
         if not problems:
             break
@@ -115,12 +118,12 @@ def verify(
             break
         counts = _look(context, newer, again, progress)
         twice = {key: what for key, what in again.problems.items() if key in problems}
-        problems, root = again.problems, newer
+        problems, root, unguarded = again.problems, newer, again.unguarded
         if len(twice) == len(problems):
             break
     else:
         problems = twice
-    return VerifyReport(tuple(problems.values()), found.objects, *counts)
+    return VerifyReport(tuple(problems.values()), found.objects, *counts, len(unguarded))
 
 
 def _has_changed(root: Root, newer: Root) -> bool:
@@ -505,6 +508,14 @@ def _add_ranges(found: _Findings, table: ChunkTable) -> None:
     for source, number, *span in np.stack([c[rows] for c in columns], axis=1).tolist():
         key = object_key("chunks", table.sources[source], number)
         found.ranges.setdefault(key, set()).add((span[0], span[1], span[2]))
+    files = [table.virtual[i] for i in range(len(table.virtual))]
+    loose = np.array([not file.is_dated for file in files], np.bool_)
+    if loose.any():
+        rows = np.flatnonzero(table.kind == RefKind.VIRTUAL)
+        rows = rows[loose[table.source[rows]]]
+        places = (table.source[rows], table.offset[rows], table.length[rows])
+        for source, offset, length in np.stack(places, axis=1).tolist():
+            found.unguarded.add((files[source].location, offset, length))
 
 
 def _check_chunks(
