@@ -23,6 +23,7 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     ConfigError,
     ConflictError,
+    FencedError,
     InvalidArgumentError,
     NotARepositoryError,
     NotFoundError,
@@ -663,3 +664,45 @@ def test_what_a_recovery_would_do_can_be_asked_where_nothing_can_be_swapped() ->
         Repository.recover(_WithoutSwap(storage))
     told = Repository.recover(_WithoutSwap(storage), dry_run=True)
     assert told.recovered == Repository.recover(storage).recovered
+
+
+def test_a_transaction_may_start_from_what_is_known() -> None:
+    """It lands on top of what others have committed meanwhile, or conflicts with it."""
+    storage = MemoryStorage()
+    repo, other = Repository.create(storage), Repository.open(storage)
+    with repo.transaction(message="two arrays") as store:
+        for name in ("a", "b"):
+            zarr.create_array(store, name=name, shape=(2,), chunks=(1,), dtype="i4")
+
+    def write(repo: Repository, name: str, at: int, value: int, **how: Any) -> None:
+        with repo.transaction(message=f"{name} is {value}", **how) as store:
+            zarr.open_array(store, path=name)[at] = value
+
+    write(other, "a", 0, 1)
+    write(repo, "b", 0, 2, fresh=False)  # it does not know of the other commit
+    messages = [info.message for info in other.ancestry(limit=2)]
+    assert messages == ["b is 2", "a is 1"]
+    write(repo, "b", 1, 3, fresh=False)  # its own last commit
+    write(other, "b", 1, 4)
+    with pytest.raises(ConflictError):
+        write(repo, "b", 1, 5, fresh=False)
+    write(repo, "b", 1, 5, fresh=False)  # the conflict has told it of the new head
+    arrays = zarr.open_group(repo.readonly_session().store, mode="r")
+    assert [list(arrays[name][:]) for name in ("a", "b")] == [[1, 0], [2, 5]]
+
+    other.create_branch("trial")
+    with repo.transaction("trial", message="on a branch it has not heard of", fresh=False) as store:
+        zarr.open_array(store, path="a")[1] = 7
+    other.delete_branch("trial")
+    for refused in (ConflictError, NotFoundError):  # the conflict has told it
+        with (
+            pytest.raises(refused, match="trial"),
+            repo.transaction("trial", message="gone", fresh=False) as store,
+        ):
+            zarr.open_array(store, path="a")[1] = 8
+    other.expire_snapshots(1)
+    other.garbage_collect(timedelta(0))
+    with pytest.raises(FencedError):  # the collection came after the root that it knows
+        write(repo, "b", 0, 9, fresh=False)
+    write(repo, "b", 0, 9, fresh=False)
+    assert repo.verify().ok

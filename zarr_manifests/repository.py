@@ -557,8 +557,8 @@ class Repository:
         commits = SessionCommits.resumed(self._context, data)
         return Session(commits.writer.pin, commits)
 
-    def _commits(self, branch: str) -> SessionCommits:
-        start, view = self._refs.begin(branch, claim=False)
+    def _commits(self, branch: str, *, fresh: bool = True) -> SessionCommits:
+        start, view = self._refs.begin(branch, fresh=fresh)
         return SessionCommits(SessionWriter(self._context, view, branch, start))
 
     @contextmanager
@@ -569,6 +569,7 @@ class Repository:
         message: str,
         metadata: Mapping[str, Any] | None = None,
         txn: Txn | tuple[str, int] | None = None,
+        fresh: bool = True,
     ) -> Iterator[ManifestStore]:
         """A store whose changes are committed at the end of the block, or not at all.
 
@@ -578,8 +579,13 @@ class Repository:
         With `txn`, as of `Session.commit`, a commit is made also if the block changes nothing. If
         the step was committed before, `TransactionAlreadyCommitted` is raised before the block
         runs; or after it, if somebody else has committed the step meanwhile.
+
+        With `fresh=False` the block starts at the newest head that this object knows, such as that
+        of its last commit, and no request looks for a newer one. What others have committed since
+        is not seen by the block; the commit is placed on top of it, or conflicts with it, as usual.
+        A branch that only this process writes to takes one request less for each commit.
         """
-        commits = self._commits(branch)
+        commits = self._commits(branch, fresh=fresh)
         session = Session(commits.writer.pin, commits)
         try:
             step = commits.begin(txn)

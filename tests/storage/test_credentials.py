@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.storage.metered import metered, place_of
 
 
 @pytest.fixture
@@ -112,6 +113,30 @@ def test_faults_of_the_function_are_told_without_its_words(given: Any, says: str
     with pytest.raises(StorageError, match=says) as raised:
         _open(given).get("a")
     assert accounts.SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def test_what_is_shared_tells_accounts_apart(signed: list[Any]) -> None:
+    alice, again, bob = _open(accounts.alice), _open(accounts.alice), _open(accounts.bob)
+    assert place_of(metered(alice)) == place_of(alice) == place_of(again) != place_of(bob)
+    assert place_of(alice) != place_of(_open(accounts.alice, region="eu-west-3"))
+    repo = zm.Repository.create(alice)
+    with repo.transaction(message="two values") as store:
+        zarr.create_array(store, name="t", data=np.array([1.0, 2.0]))
+    for storage, who in ((alice, "ALICE"), (bob, "BOB")):
+        with zm.Repository.open(storage).writable_session() as session:
+            fork = pickle.loads(pickle.dumps(session.fork()))
+            signed.clear()
+            zarr.open_array(fork.store, path="t")[0] = 5.0
+            assert set(_who(signed)) <= {who}
+            zarr.open_array(fork.store, path="t", mode="r")[:]
+            assert set(_who(signed)) <= {who}
+
+
+def test_arguments_of_a_partial_are_not_shown(signed: list[Any]) -> None:
+    storage = _open(partial(dict, access_key_id="A", secret_access_key=accounts.SECRET))
+    storage.put("a", b"1")
+    assert accounts.SECRET not in repr((storage, storage.place))
+    assert _who(signed) == ["A"]
 
 
 @pytest.mark.parametrize("given", [{"secret_access_key": accounts.SECRET}, accounts.SECRET, 5])

@@ -106,6 +106,35 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
     assert asked == ["PUT current", "PUT deltas", "PUT root", "PUT root", "PUT snapshots"]
 
 
+def test_a_warm_commit_is_two_rounds(small_store: Any) -> None:
+    import zarr
+
+    repo = zm.Repository.create(_storage())
+    with repo.transaction(message="a group") as store:
+        zarr.create_group(store, path="g")
+
+    def commit(**how: Any) -> list[str]:
+        small_store.requests.clear()
+        with repo.transaction(message="an attribute", **how) as store:
+            zarr.open_group(store, path="g").attrs["a"] = time.monotonic()
+        until = small_store.requests.index("PUT /bucket/prefix/current")
+        return [f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests[: until + 1]]
+
+    first, *uploads, last = commit()
+    assert (first, last) == ("GET current", "PUT current")
+    *uploads, last = commit(fresh=False)
+    assert last == "PUT current"
+    assert (
+        {"PUT deltas", "PUT snapshots"}
+        <= set(uploads)
+        <= {
+            "PUT deltas",
+            "PUT snapshots",
+            "PUT root",
+        }
+    )
+
+
 def test_a_range_is_asked_for_as_a_range(small_store: Any) -> None:
     asked: list[str | None] = []
     small_store.faults.append(lambda request: asked.append(request.headers.get("Range")))

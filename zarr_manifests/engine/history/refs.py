@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
@@ -32,8 +33,10 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
+    CorruptObjectError,
     HistoryExpiredError,
     InvalidArgumentError,
+    MissingChunkError,
     NotFoundError,
     SnapshotExpiredError,
     UnsupportedStorageError,
@@ -133,10 +136,13 @@ class Refs:
             return Branch(snapshot_ref(self._context, point.snapshot_id), None)
         return self._in(self._first_root() if first else self._root(), point)
 
-    def begin(self, branch: str, *, claim: bool) -> tuple[int, SnapshotView]:
+    def begin(
+        self, branch: str, *, claim: bool = False, fresh: bool = True
+    ) -> tuple[int, SnapshotView]:
         """The head of a branch to write on, and the version of the root that names it.
 
-        With `claim`, this writer claims the branch.
+        With `claim`, this writer claims the branch. Without `fresh`, it is the head in the newest
+        root that is known, without a request.
 
         Raises
         ------
@@ -151,11 +157,13 @@ class Refs:
                 f"{storage.url} cannot compare-and-swap; the repository is read-only there"
             )
 
-        def at_head() -> tuple[int, SnapshotView]:
-            at = claim_branch(roots, branch) if claim else roots.read()
+        def head_in(at: RootAt) -> tuple[int, SnapshotView]:
             return at.root.version, self._context.open_branch(roots.branch(at.root, branch))
 
-        return opened(at_head)
+        if not fresh:
+            with suppress(NotFoundError, CorruptObjectError, MissingChunkError):  # since then
+                return head_in(roots.latest)
+        return opened(lambda: head_in(claim_branch(roots, branch) if claim else roots.read()))
 
     def marks(self, branch: str) -> dict[str, int]:
         """All marks of the branch's head, by application.
