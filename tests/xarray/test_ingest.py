@@ -1,13 +1,10 @@
-"""Files that become rows of a group, with Spark's tasks run one after another in this process.
-
-Each call and its argument go through a pickle, as on their way to a task.
-"""
+"""Files that become rows of a group, with Spark's tasks run one after another in this process."""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +13,25 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from pyspark.serializers import CloudPickleSerializer
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnsupportedStorageError
-from zarr_manifests.spark import ingest, ingest_run
+from tasks_here import Tasks, run_here
+from zarr_manifests.engine.root.deferred_create import Unmade
+from zarr_manifests.errors import (
+    ConflictError,
+    InvalidArgumentError,
+    StorageError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.spark import ingest
 from zarr_manifests.spark.ingest_report import IngestProgress
-from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.xarray import scan_files
-
-PICKLE: Any = CloudPickleSerializer()
-
-
-class Tasks:
-    """Runs tasks here; `before` is called once before the first task of a kind."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-        self.before: dict[str, Any] = {}
-
-    def run(self, spark: object, call: Any, items: Any) -> Iterator[Any]:
-        kind = call.func.__name__
-        self.kinds += [kind] * len(items)
-        hook = self.before.pop(kind, None)
-        if hook is not None:
-            hook()
-        for item in items:
-            moved, own = PICKLE.loads(PICKLE.dumps((call, item)))
-            yield PICKLE.loads(PICKLE.dumps(moved(own)))
-
-    @property
-    def writes(self) -> int:
-        return self.kinds.count("_write")
+from zarr_manifests.xarray.ingest_records import FileRecord, add_records
 
 
 @pytest.fixture(autouse=True)
 def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    tasks = Tasks()
-    monkeypatch.setattr(ingest_run, "run_tasks", tasks.run)
-    monkeypatch.setattr(SparkFacts, "of", lambda spark: SparkFacts(parallelism=2))
-    return tasks
+    return run_here(monkeypatch)
 
 
 SPARK: Any = None
@@ -294,7 +270,7 @@ def test_a_file_that_fails_while_it_is_written(files, tmp_path, tasks, how):
     tasks.before["_write"] = fails
     with pytest.raises(InvalidArgumentError, match=r"2\.nc: "):
         ingest(SPARK, files, tmp_path / "r", append_dim="time")
-    assert messages(tmp_path / "r") == []
+    assert not zm.Repository.exists(tmp_path / "r")
     save(day(2), files[2])
     tasks.before["_write"] = fails
     report = ingest(SPARK, files, tmp_path / "r", append_dim="time", on_error="report")
@@ -323,7 +299,7 @@ def test_times_that_the_array_cannot_hold_are_told_with_their_file(tmp_path):
     paths = [save(whole, tmp_path / "whole.nc"), save(half, tmp_path / "half.nc")]
     with pytest.raises(InvalidArgumentError, match=r"half\.nc: 2024-01-03T06.*'time' cannot be"):
         ingest(SPARK, paths, tmp_path / "r", append_dim="time")
-    assert messages(tmp_path / "r") == []
+    assert not zm.Repository.exists(tmp_path / "r")
 
 
 def test_times_in_parts_of_hours_are_stored_as_near_as_the_array_can(tmp_path):
@@ -476,27 +452,23 @@ def test_another_append_in_the_meantime_is_found(files, tmp_path, tasks):
 
 
 def test_it_gives_up_when_others_are_always_faster(files, tmp_path, tasks):
+    """Each time it writes, somebody else ingests a file of another place before it can commit."""
     place = zm.Repository.create(tmp_path / "r", {"commits": {"attempts": 2}})
     ingest(SPARK, files[:1], place, append_dim="time")
-    made = iter(range(10, 100))
 
-    def append() -> None:
-        tasks.before["_write"] = append
-        file = save(day(next(made)), tmp_path / "other.nc")
-        zm.write(xr.open_dataset(file), place, message="other", append_dim="time", sort="keep")
-        place_of = zm.Repository.open(tmp_path / "r")
-        place_of.reset_branch("main", place_of.list_branches()["main"], force=True)
-        session = place_of.writable_session("main")
-        for name in ("t", "time"):
-            array = zarr.open_array(session.store, path=name)
-            array.resize((2 * len(made_sizes) + 2, *array.shape[1:]))
-        made_sizes.append(1)
-        session.commit("cut")
+    def change() -> None:
+        tasks.before["_write"] = change
+        session = place.writable_session()
+        add_records(session.store, "", [FileRecord("s3://b/x.nc", 1, "", "", 0, 1)], 3)
+        session.commit("other")
 
-    made_sizes = [1]
-    tasks.before["_write"] = append
-    with pytest.raises((ConflictError, InvalidArgumentError)):
-        ingest(SPARK, files[1:2], place, append_dim="time")
+    tasks.before["_write"] = change
+    with pytest.raises(ConflictError):
+        ingest(SPARK, files[1:], place, append_dim="time")
+    assert messages(tmp_path / "r") == ["ingest 1 files"] + ["other"] * 3
+    tasks.before.clear()
+    assert len(ingest(SPARK, files, place, append_dim="time").added) == 4
+    xr.testing.assert_equal(head(place), days(*range(5)))
 
 
 # --- other files -----------------------------------------------------------------------------
@@ -617,6 +589,9 @@ def test_references_have_to_fit(tmp_path):
 def test_what_is_not_installed_is_named(tmp_path, head_bytes, kind, monkeypatch):
     file = tmp_path / "a"
     file.write_bytes(head_bytes + bytes(100))
+    for name in ("kerchunk.hdf", "kerchunk.grib2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("xarray.backends.plugins.list_engines", dict)
     with pytest.raises(ImportError, match=r"zarr-manifests\[kerchunk\].*h5py.*cfgrib"):
         scan_files.scan(str(file), kind, {})
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
@@ -633,12 +608,13 @@ def test_messages_of_a_grib_file_are_put_together(monkeypatch):
         "kerchunk.grib2",
         type("Module", (), {"scan_grib": staticmethod(lambda path: grib)}),
     )
+    x = {"x/.zarray": '{"shape": [1]}', "x/0": "1"}
     grib = [
-        {"refs": {".zgroup": "{}", "t/.zarray": "a", "t/0.0": ["f", 0, 9], "x/0": "1"}},
-        {"refs": {".zgroup": "{}", "u/.zarray": "b", "u/0.0": ["f", 9, 9], "x/0": "1"}},
+        {"refs": {".zgroup": "{}", "t/.zarray": "a", "t/0.0": ["f", 0, 9], **x}},
+        {"refs": {".zgroup": "{}", "u/.zarray": "b", "u/0.0": ["f", 9, 9], **x}},
     ]
     found = scan_files._messages("f")["refs"]
-    assert set(found) == {".zgroup", "t/.zarray", "t/0.0", "x/0", "u/.zarray", "u/0.0"}
+    assert set(found) == {".zgroup", "t/.zarray", "t/0.0", "u/.zarray", "u/0.0", *x}
     grib.append({"refs": {"t/0.0": ["f", 18, 9]}})
     with pytest.raises(InvalidArgumentError, match="several messages of 't'"):
         scan_files._messages("f")
@@ -683,6 +659,41 @@ def test_progress_and_report_say_what_goes_where(files, tmp_path):
 def test_arguments_that_make_no_sense(files, tmp_path, options, told):
     with pytest.raises(InvalidArgumentError, match=told):
         ingest(SPARK, files, tmp_path / "r", append_dim="time", **options)
+
+
+@pytest.mark.parametrize("when", ["looking", "writing", "committing"])
+def test_a_first_ingest_that_fails_leaves_nothing(tmp_path, tasks, monkeypatch, when):
+    noise = np.random.default_rng(0).random((10, 30, 400), "f4")  # too much for chunks in refs
+    whole = xr.Dataset({"t": (("time", "y", "x"), noise)}, {"time": np.arange(10)})
+    parts = [whole.isel(time=slice(first, first + 2)) for first in range(0, 10, 2)]
+    files = [save(part, tmp_path / f"{number}.nc") for number, part in enumerate(parts)]
+    wrong = parts[3].rename(t="u")
+    place = tmp_path / "r"
+    with monkeypatch.context() as patch:
+        if when == "looking":
+            save(wrong, files[3])
+        elif when == "writing":
+            tasks.before["_write"] = lambda: save(wrong, files[3])
+        else:
+            patch.setattr(Unmade, "cas", broken)
+        with pytest.raises((InvalidArgumentError, StorageError), match=r"3\.nc: |is away"):
+            ingest(SPARK, files, place, append_dim="time", files_per_commit=4)
+    assert not zm.Repository.exists(place)
+    assert not [path for path in place.rglob("*") if path.is_file() and "lock" not in path.name]
+    save(parts[3], files[3])
+    assert len(ingest(SPARK, files, place, append_dim="time").added) == 5
+    xr.testing.assert_equal(head(place), whole)
+    assert zm.Repository.open(place).verify().ok
+
+
+def broken(storage: Unmade, key: str, *options: Any, **more: Any) -> Any:
+    """A swap that fails, but for the one that stays in memory."""
+    if storage._root is None:
+        return UNBROKEN(storage, key, *options, **more)
+    raise StorageError("the disk is away")
+
+
+UNBROKEN = Unmade.cas
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(files, tmp_path):

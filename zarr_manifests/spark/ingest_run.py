@@ -42,6 +42,7 @@ from zarr_manifests.spark.ingest_report import (
 )
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
+from zarr_manifests.storage.url import storage_of
 from zarr_manifests.xarray.ingest_records import FileRecord, add_records, read_records
 from zarr_manifests.xarray.ingest_rows import (
     Template,
@@ -55,6 +56,7 @@ from zarr_manifests.xarray.ingest_rows import (
     write_axis,
     write_parts,
 )
+from zarr_manifests.xarray.making import let_others_open, write_into
 from zarr_manifests.xarray.source_files import FailedFileError, SourceFiles, stamp_of
 
 __all__ = ["Ingestion", "listed"]
@@ -183,10 +185,12 @@ class Ingestion:
                 "variables or options differ. Give on_changed='replace' to write the rows again"
             )
         if new or changed:
-            if repository is None:
-                self._agreeing(new, None)  # before there is a repository
-                repository = Repository.open_or_create(url)
-            unchanged += self._write_all(repository, new, changed)
+            write = partial(self._write_all, new=new, changed=changed)
+            if repository is not None:
+                unchanged += write(repository)
+            else:
+                self._agreeing(new, None)  # before anything is written
+                unchanged += write_into(storage_of(url), None, write, make=True)
         return IngestReport(
             tuple(self.snapshot_ids),
             tuple(self.added),
@@ -275,6 +279,7 @@ class Ingestion:
         began, total, attempts = time.monotonic(), len(waiting), 0
         while waiting:
             session = repository.writable_session(self.branch)
+            let_others_open(session)
             known = read_records(session.store, self.group)
             others += self._drop_known(waiting, again, known)
             there = there_is(session.store, self.group, self.source)

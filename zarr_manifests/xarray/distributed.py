@@ -23,15 +23,14 @@ import zarr
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive
-from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.ids import object_key
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.encoding import DatasetWriter, begin_write
 from zarr_manifests.xarray.fit import Fit
+from zarr_manifests.xarray.making import let_others_open
 
 __all__ = ["computed_elsewhere", "write_elsewhere"]
 
@@ -64,11 +63,8 @@ def write_elsewhere(
 
     Takes the arguments of `begin_write`, and what `dask.compute` takes as a scheduler.
     """
-    workspace = workspace_of(session.store)
-    storage, keys = workspace.storage, workspace.keys
-    _check_reachable(storage, scheduler)
-    if isinstance(storage, Unmade):  # other processes need the objects it holds back
-        storage.begin(object_key("chunks", keys.session_id, 0))
+    _check_reachable(workspace_of(session.store).storage, scheduler)
+    let_others_open(session)
     writer = begin_write(ds, session.store, options, region, encoding, fits, statistics=statistics)
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)

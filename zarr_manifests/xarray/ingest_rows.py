@@ -526,7 +526,7 @@ def _refer(
     virtual = {tuple(at) for at in refs.index.tolist()}
     others = [at for at in session.initialized_chunks(name).tolist() if tuple(at) not in virtual]
     if others:
-        for at, data in session.read_chunks(name, coords=others):
+        for at, data in session.read_chunks(name, coords=np.array(others, np.int64)):
             place = np.pad(np.array(at, np.int64), (width, 0)) + shift
             key = array.metadata.encode_chunk_key(tuple(place.tolist()))
             workspace_of(store).set(join(path, key), data)

@@ -84,14 +84,19 @@ def _messages(path: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for message in scan_grib(path):
-        for key, ref in message["refs"].items():
-            if key.partition("/")[2][:1].isdigit() and found.setdefault(key, ref) != ref:
+        refs = message["refs"]
+        for key, ref in refs.items():
+            name, _, rest = key.partition("/")
+            if rest == "0":  # where kerchunk puts the only chunk of any array that it copies
+                axes = len(json.loads(refs[f"{name}/.zarray"])["shape"])
+                key = f"{name}/{'.'.join('0' * max(axes, 1))}"
+            if rest[:1].isdigit() and found.setdefault(key, ref) != ref:
                 raise InvalidArgumentError(
-                    f"there are several messages of {key.partition('/')[0]!r} in it: split the "
-                    "file, or copy it with open=<a function that makes a dataset of it>"
+                    f"there are several messages of {name!r} in it: split the file, or copy it "
+                    "with open=<a function that makes a dataset of it>"
                 )
             found.setdefault(key, ref)
-    return {"version": 1, "refs": found}
+    return {"version": 1, "templates": {"u": path}, "refs": found}
 
 
 def array_document(store: ManifestStore, path: str) -> tuple[str, dict[str, Any]]:

@@ -205,6 +205,8 @@ class SourceFiles:
             how["engine"] = engine
         if engine == "zarr":
             how["consolidated"] = False
+        if engine == "cfgrib":
+            how["indexpath"] = ""  # else it writes a file beside each one that it opens
         place: Any = path or url
         if path is None and self.kind in ("netcdf", "hdf5"):
             import fsspec
@@ -246,9 +248,11 @@ class SourceFiles:
         if self.dim in ds.variables:  # one row, whose label is a scalar
             found: dict[Any, Any] = dict(ds.variables)
             fixed = {n for v in found.values() for n in str(v.attrs.get("coordinates", "")).split()}
+            of_times = _is_time(ds.variables[self.dim])
             for key, variable in ds.variables.items():
                 values = variable.ndim and variable.dims != (key,) and key not in fixed
-                if key == self.dim or values:
+                other_time = of_times and not variable.ndim and _is_time(variable)
+                if key == self.dim or values or other_time:  # such as `valid_time` of GRIB
                     found[key] = found[key].set_dims({self.dim: 1, **variable.sizes})
             made = xr.Dataset(found, attrs=ds.attrs)
             made.set_close(ds.close)
@@ -268,6 +272,10 @@ class SourceFiles:
         axis = {name: variable.values for name, variable in decoded.items()}
         layout = layout_of(ds, decoded, self.dim, codecs)
         return FileFacts(url, *stamp, layout, ds.sizes[self.dim], axis)
+
+
+def _is_time(stored: xr.Variable) -> bool:
+    return " since " in str(stored.attrs.get("units"))
 
 
 def _encoded(ds: xr.Dataset) -> xr.Dataset:

@@ -15,7 +15,6 @@ import xarray as xr
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.engine.commit.request import TipCheck
-from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -29,7 +28,6 @@ from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExistin
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, commits_of
-from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement
@@ -38,6 +36,7 @@ from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
 from zarr_manifests.xarray.fit import Fit
+from zarr_manifests.xarray.making import write_into
 from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
 
 __all__ = ["write", "zarr_format_at"]
@@ -217,37 +216,7 @@ def write(
         return into(location)
     storage = storage_of(location, storage_options)
     only_there = region is not None or mode == "r+" or branch != "main"
-    return _into(storage, config, into, make=not only_there)
-
-
-def _into(
-    storage: Storage,
-    config: RepositoryConfig | Mapping[str, Any] | None,
-    write_into: Callable[[Repository], str],
-    *,
-    make: bool,
-) -> str:
-    """Write into an existing repository, or into one that the first commit makes."""
-    if make and not Repository.exists(storage):
-        unmade = Unmade(storage)
-        try:
-            written = write_into(Repository.create(unmade, config))
-            unmade.make()
-            return written
-        except BaseException as error:
-            if not _made_by_others(unmade, error):
-                raise
-    return write_into(Repository.open(storage, config))
-
-
-def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
-    """Withdraw what was written; return whether somebody else has made a repository."""
-    try:
-        others = unmade.withdraw() or isinstance(error, AlreadyExistsError)
-        return others and isinstance(error, ManifestsError) and Repository.exists(unmade.storage)
-    except ManifestsError as another:
-        error.add_note(f"what was written to {unmade.url} may be left there: {another}")
-        return False
+    return write_into(storage, config, into, make=not only_there)
 
 
 def _append(

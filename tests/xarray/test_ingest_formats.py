@@ -1,0 +1,163 @@
+"""Files of every format that `ingest` knows, copied and referred to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import eccodes
+import numpy as np
+import pytest
+import xarray as xr
+
+import zarr_manifests as zm
+from tasks_here import run_here
+from zarr_manifests.spark import ingest
+
+SPARK: Any = None
+FIRST = np.datetime64("2024-01-01", "ns")
+SHAPE = (20, 30)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+
+
+def day(number: int, *, rows: int = 2) -> xr.Dataset:
+    """Values that halves can pack, some of them missing, and times since the file's own day."""
+    time = FIRST + (number * rows + np.arange(rows)) * np.timedelta64(1, "D")
+    values = np.arange(rows * 600).reshape(rows, *SHAPE) / 2 + 1000 * number
+    values[0, 3, 4:6] = np.nan
+    axes = {"lat": np.arange(20.0), "lon": np.arange(30.0)}
+    ds = xr.Dataset({"t": (("time", "lat", "lon"), values, {"units": "K"})}, {"time": time, **axes})
+    ds.time.encoding = {"units": f"hours since {str(time[0])[:10]}", "dtype": "i4"}
+    return ds
+
+
+def days(number: int) -> xr.Dataset:
+    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
+    return xr.concat([day(n) for n in range(number)], "time", join="override", **how)
+
+
+def save(kind: str, ds: xr.Dataset, place: Path) -> Path:
+    packing = {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1000.0, "_FillValue": -32768}
+    if kind == "zarr":
+        ds.to_zarr(place, consolidated=False, encoding={"t": {**packing, "chunks": (1, 10, 15)}})
+    else:
+        how = {"zlib": True, "shuffle": True, "chunksizes": (1, 10, 15), **packing}
+        ds.to_netcdf(place, engine="h5netcdf", unlimited_dims=["time"], encoding={"t": how})
+    return place
+
+
+@pytest.mark.parametrize("mode", ["copy", "virtual"])
+@pytest.mark.parametrize("kind", ["netcdf", "hdf5", "zarr"])
+def test_compressed_and_packed_files(tmp_path: Path, kind: str, mode: Any) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    files = [save(kind, day(number), raw / f"{number}") for number in range(3)]
+    repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    how: Any = {"append_dim": "time", "open": kind, "mode": mode}
+    ingest(SPARK, files[:2], repo, **how)
+    report = ingest(SPARK, files, repo, **how)
+    assert (len(report.added), report.unchanged) == (1, 2)
+    assert ingest(SPARK, files, repo, **how).snapshot_ids == ()
+    found = xr.open_dataset(repo, engine="zarr_manifests")
+    xr.testing.assert_equal(found.load(), days(3))
+    assert found.t.encoding["scale_factor"] == 0.5
+    refs = repo.readonly_session().chunk_refs("t")
+    assert len(refs) == 6 * 2 * 2
+    kinds = {zm.ChunkKind(each).name for each in refs.kind}
+    assert (kinds == {"VIRTUAL"}) == (mode == "virtual")
+    assert repo.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["netcdf", "hdf5"])
+def test_a_difference_of_a_netcdf4_file_is_named(tmp_path: Path, kind: Any) -> None:
+    files = [save(kind, day(0), tmp_path / "0.nc"), tmp_path / "1.nc"]
+    other = day(1)
+    other.t.attrs["units"] = "degC"
+    save(kind, other, files[1])
+    with pytest.raises(zm.errors.InvalidArgumentError, match=r"1\.nc: 't' has units 'degC'"):
+        ingest(SPARK, files, tmp_path / "r", append_dim="time", open=kind)
+    files[1].write_bytes(files[1].read_bytes()[:2000])
+    with pytest.raises(zm.errors.InvalidArgumentError, match=r"1\.nc: OSError"):
+        ingest(SPARK, files, tmp_path / "r", append_dim="time", open=kind)
+
+
+def test_a_function_opens_a_group_of_an_hdf5_file(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.h5" for number in range(2)]
+    for number, file in enumerate(files):
+        day(number).to_netcdf(file, engine="h5netcdf", group="inner")
+
+    def inner(path: str) -> xr.Dataset:
+        return xr.open_dataset(path, engine="h5netcdf", group="inner")
+
+    ingest(SPARK, files, tmp_path / "r", append_dim="time", open=inner)
+    how: Any = {"append_dim": "time", "open": "hdf5", "open_options": {"group": "inner"}}
+    ingest(SPARK, files, tmp_path / "s", **how)
+    for place in (tmp_path / "r", tmp_path / "s"):
+        xr.testing.assert_equal(xr.load_dataset(place, engine="zarr_manifests"), days(2))
+
+
+# --- GRIB ------------------------------------------------------------------------------------
+
+
+def save_grib(place: Path, number: int, shape: tuple[int, int], names: tuple[str, ...]) -> Path:
+    """A message for each name, all of one day."""
+    with place.open("wb") as file:
+        for offset, name in enumerate(names):
+            message = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
+            for key, value in {
+                "Nj": shape[0],
+                "Ni": shape[1],
+                "latitudeOfFirstGridPointInDegrees": shape[0] - 1,
+                "latitudeOfLastGridPointInDegrees": 0,
+                "longitudeOfFirstGridPointInDegrees": 0,
+                "longitudeOfLastGridPointInDegrees": shape[1] - 1,
+                "iDirectionIncrementInDegrees": 1,
+                "jDirectionIncrementInDegrees": 1,
+                "dataDate": 20240101 + number,
+                "shortName": name,
+            }.items():
+                eccodes.codes_set(message, key, value)
+            eccodes.codes_set_values(message, grib_values(number, shape).ravel() + offset)
+            eccodes.codes_write(message, file)
+            eccodes.codes_release(message)
+    return place
+
+
+def grib_values(number: int, shape: tuple[int, int]) -> Any:
+    return np.arange(float(shape[0] * shape[1])).reshape(shape) + 1000 * number
+
+
+@pytest.mark.parametrize("mode", ["copy", "virtual"])
+@pytest.mark.parametrize("shape", [(3, 4), SHAPE], ids=["small", "large"])
+def test_grib_messages(tmp_path: Path, shape: tuple[int, int], mode: Any) -> None:
+    """Kerchunk copies the values of a small message; each file is one row."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    names = ("2t", "2d")
+    files = [save_grib(raw / f"{number}", number, shape, names) for number in range(3)]
+    repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    how: Any = {"append_dim": "time", "open": "grib", "mode": mode}
+    ingest(SPARK, files[:2], repo, **how)
+    assert len(ingest(SPARK, files, repo, **how).added) == 1
+    assert ingest(SPARK, files, repo, **how).snapshot_ids == ()
+    found = xr.load_dataset(repo, engine="zarr_manifests")
+    expected = np.stack([grib_values(number, shape) for number in range(3)])
+    np.testing.assert_allclose(found.t2m, expected)
+    np.testing.assert_allclose(found.d2m, expected + 1)
+    noons = FIRST + np.arange(3) * np.timedelta64(1, "D") + np.timedelta64(12, "h")
+    assert (found.time.values == noons).all()
+    assert (found.valid_time.values == noons).all()
+    assert found.latitude.values.tolist() == list(range(shape[0]))[::-1]
+    assert repo.verify().ok
+    assert len([*raw.iterdir()]) == 3  # cfgrib has left no index beside them
+
+
+def test_several_messages_of_a_variable_need_a_function(tmp_path: Path) -> None:
+    file = save_grib(tmp_path / "0", 0, SHAPE, ("2t", "2t"))
+    repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    with pytest.raises(zm.errors.InvalidArgumentError, match="several messages of 't2m'"):
+        ingest(SPARK, [file], repo, append_dim="time", open="grib", mode="virtual")
