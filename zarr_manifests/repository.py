@@ -583,7 +583,8 @@ class Repository:
         With `fresh=False` the block starts at the newest head that this object knows, such as that
         of its last commit, and no request looks for a newer one. What others have committed since
         is not seen by the block; the commit is placed on top of it, or conflicts with it, as usual.
-        A branch that only this process writes to takes one request less for each commit.
+        A branch that only this process writes to takes one request less for each commit. After a
+        collection by somebody else the first such transaction may raise `FencedError`.
         """
         commits = self._commits(branch, fresh=fresh)
         session = Session(commits.writer.pin, commits)

@@ -25,7 +25,7 @@ _BLOCK = re.compile(
 def test_the_code_of_the_page_runs_in_a_bucket(
     server_named: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = server_named("moto")
+    server = server_named("ministack")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -35,6 +35,7 @@ def test_the_code_of_the_page_runs_in_a_bucket(
     assert [block["why"] for block in found].count(here) == 2
     code = "\n".join(block["code"] for block in found if block["why"] in (None, here))
     code = code.replace("s3://winds/", f"s3://{server.url.split('/')[2]}/page/")
+    code = code.replace("eu-central-1", "us-east-1")
     exec(compile(code, str(PAGE), "exec"), {"__name__": "page", "ENDPOINT": server.endpoint})  # noqa: S102
     place = f"s3://{server.url.split('/')[2]}/page/ours"
     here = {"endpoint": server.endpoint, "allow_http": True}
