@@ -242,6 +242,24 @@ def test_what_was_read_longest_ago_is_dropped_first(tmp_path: Path, runtime: Run
     assert len(kept) > 48
 
 
+def test_chunks_are_within_the_same_bound_and_verified(tmp_path: Path, runtime: Runtime) -> None:
+    cache, two = opened(tmp_path, runtime, 64 * 4096), opened(tmp_path, runtime, 64 * 4096)
+    for n in range(200):
+        cache.put(*encoded(n))
+        two.put_chunk(b"chunk %d" % n, bytes([n]) * 1000)
+        assert cache.get_chunk(b"chunk %d" % n, 1000) == bytes([n]) * 1000
+        assert sum(1 for _ in files(tmp_path)) <= 64 + 8, "a sixteenth more for each at most"
+    assert cache.get_chunk(b"chunk 0", 1000) is None, "dropped"
+    assert cache.get_chunk(b"chunk 199", 999) is None, "another length"
+    two.put_chunk(b"chunk 1", b"abc")
+    (file,) = (one for one in files(tmp_path) if one.stat().st_size == 7)
+    for damaged in (b"abd" + file.read_bytes()[3:], b"", b"abc", file.read_bytes() + b"x"):
+        two.put_chunk(b"chunk 1", b"abc")
+        file.write_bytes(damaged)
+        assert cache.get_chunk(b"chunk 1", 3) is None
+        assert not file.exists()
+
+
 def test_the_bound_is_the_folders_not_a_repositorys(tmp_path: Path, runtime: Runtime) -> None:
     options = CacheOptions(directory=str(tmp_path), directory_bytes=16 * 4096)
     for repository in range(5):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from email.message import Message
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -687,3 +688,27 @@ def test_the_chunk_cache_keeps_remote_chunks_of_a_known_version(small_store: Any
             other = zm.Repository.open(repo.storage, cache={"chunk-bytes": 1 << 20})
             with pytest.raises(VirtualContainerError):
                 zarr.open_array(other.readonly_session().store, path="a")[5]
+
+
+def test_a_folder_keeps_remote_chunks_for_later_processes(small_store: Any, tmp_path: Path) -> None:
+    cache = {"directory": tmp_path / "cache", "chunks": True, "directory-bytes": 1 << 20}
+    places = {"raw": container(small_store)}
+    small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
+    storage = MemoryStorage()
+    refer(zm.Repository.create(storage, virtual_containers=places), chunk=64, **facts(small_store))
+
+    def opened(**options: Any) -> Any:
+        repo = zm.Repository.open(storage, cache=cache, **options)
+        return zarr.open_array(repo.readonly_session().store, path="a")
+
+    assert opened(virtual_containers=places)[3] == 3
+    np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
+    small_store.requests.clear()
+    np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
+    assert small_store.requests == []
+    with pytest.raises(VirtualContainerError):
+        opened()[3]
+    (file,) = (tmp_path / "cache").rglob("chunk+*")
+    file.write_bytes(bytes(64) + file.read_bytes()[64:])  # damaged: dropped, and fetched again
+    np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
+    assert small_store.requests == ["GET /bucket/raw/a.bin"]

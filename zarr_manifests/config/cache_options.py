@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
-from zarr_manifests.config.kinds import Kind, Whole, shown
+from zarr_manifests.config.kinds import Kind, Whole, YesNo, shown
 from zarr_manifests.config.sections import check_options
 
 __all__ = ["Cache", "CacheOptions"]
@@ -55,7 +55,7 @@ class Cache:
     ] = _EXPIRE_MS
 
     misplaced: ClassVar = dict.fromkeys(
-        ("directory", "directory-bytes", "chunk-bytes"),
+        ("directory", "directory-bytes", "chunk-bytes", "chunks"),
         "is not saved with a repository, since it is about one machine; give it as cache= to "
         "Repository.open",
     )
@@ -96,6 +96,9 @@ class CacheOptions:
         Bytes of memory for whole chunks as they are stored; 0 for none. Virtual chunks are kept if
         they are remote, and their refs record an etag, a time or a checksum.
 
+    chunks : bool
+        Whether `directory` also keeps whole chunks, those that `chunk_bytes` would keep.
+
     Raises
     ------
     ConfigError
@@ -117,6 +120,7 @@ class CacheOptions:
     ] = None
     directory_bytes: Annotated[int, Whole(0, _MAX), "bytes of that folder"] = 1 << 30
     chunk_bytes: Annotated[int, Whole(0, _MAX), "bytes of memory for chunks; 0 for none"] = 0
+    chunks: Annotated[bool, YesNo(), "whether the folder also keeps chunks"] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", _Folder().read(self.directory))

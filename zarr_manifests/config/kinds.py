@@ -29,6 +29,7 @@ __all__ = [
     "Text",
     "Whole",
     "Word",
+    "YesNo",
     "hyphened",
     "known_as",
     "shown",
@@ -107,6 +108,16 @@ class Whole(Kind):
             yield f": expected a whole number{null}, got {shown(value)}"
         elif not self.low <= value <= self.high:
             yield f": {shown(value)} is not within {self.low} to {self.high}"
+
+
+class YesNo(Kind):
+    """True or false."""
+
+    schema: Mapping[str, Any] = {"type": "boolean"}
+
+    def faults(self, value: object) -> Iterator[str]:
+        if type(value) is not bool:
+            yield f": expected true or false, got {shown(value)}"
 
 
 class Number(Kind):

@@ -5,11 +5,11 @@ They contain no secrets, and allow nothing: a reader decides which of them are u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from zarr_manifests.config.kinds import Kind, Text, shown
+from zarr_manifests.config.kinds import Text, YesNo
 from zarr_manifests.config.sections import check_options
 
 __all__ = ["SavedContainer"]
@@ -22,16 +22,6 @@ class _Url(Text):
 
     def faults(self, value: object) -> Iterator[str]:
         yield from (f": expected {self.meaning}" for _ in super().faults(value))
-
-
-class _YesNo(Kind):
-    """True or false."""
-
-    schema: Mapping[str, Any] = {"type": "boolean"}
-
-    def faults(self, value: object) -> Iterator[str]:
-        if type(value) is not bool:
-            yield f": expected true or false, got {shown(value)}"
 
 
 _URL: Final = _Url(
@@ -76,7 +66,7 @@ class SavedContainer:
     region: Annotated[
         str | None, Text(r"[A-Za-z0-9-]{1,64}", "the name of a region"), "the region of a bucket"
     ] = None
-    anonymous: Annotated[bool, _YesNo(), "whether it is read without credentials"] = False
+    anonymous: Annotated[bool, YesNo(), "whether it is read without credentials"] = False
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -19,6 +19,7 @@ from typing import Any
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.decoded_cache import ENTRY_BYTES, DecodedCache
 from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
+from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
@@ -29,7 +30,10 @@ __all__ = ["ChunkCache"]
 class ChunkCache:
     """Chunk bytes by their `NativeRef` or `VirtualRef`."""
 
-    def __init__(self, options: CacheOptions, runtime: Runtime, meter: Meter) -> None:
+    def __init__(
+        self, options: CacheOptions, runtime: Runtime, meter: Meter, disk: DiskCache | None = None
+    ) -> None:
+        self._disk = disk if options.chunks else None
         bounds = CacheOptions(max_size=options.chunk_bytes, expire_ms=options.expire_ms)
         self._kept = DecodedCache(bounds, runtime, meter)
         self._meter = meter
@@ -43,12 +47,31 @@ class ChunkCache:
         """The chunk's bytes; None if they are not cached."""
         data: bytes | None = self._kept.find(_name(ref))
         self._meter.add("chunk_cache_misses" if data is None else "chunk_cache_hits")
+        if data is None and self._disk is not None:
+            data = self._disk.get_chunk(_identity(ref), ref.length)
+            if data is not None:
+                self._keep(ref, data)
         return data
 
     def keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
         """Keep a whole chunk; the caller has compared its checksum."""
+        self._keep(ref, data)
+        if self._disk is not None:
+            self._disk.put_chunk(_identity(ref), data)
+
+    def _keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
         if ENTRY_BYTES + decoded_bytes(data) <= self._kept.max_size:
             self._kept.keep(_name(ref), data)
+
+
+def _identity(ref: NativeRef | VirtualRef) -> bytes:
+    """What identifies the chunk's bytes: all that its ref records."""
+    if isinstance(ref, NativeRef):
+        return repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode()
+    source = ref.source
+    version = source.etag, source.modified_ms, source.nbytes
+    place = source.container, source.path, ref.offset, ref.length, ref.crc32c
+    return repr((*place, *version)).encode()
 
 
 def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:

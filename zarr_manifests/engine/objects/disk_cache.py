@@ -1,7 +1,8 @@
-"""A cache of metadata objects in a local folder, shared by all processes of one user.
+"""A cache of metadata objects and chunks in a local folder, shared by all processes of one user.
 
 A file is `<folder>/<repository id>/<2 hex digits>/<key, / as +>+<length>+<crc32c>`. It holds just
-the object's bytes, so its name says what its content must be. Invariants:
+the object's bytes, so its name says what its content must be. A chunk's file is named by a digest
+of all that its ref records, and ends with a checksum. Invariants:
 
 - Never wrong: length and checksum are compared on every read, and a file that differs is deleted.
   Never an error: a file that cannot be read counts as missing, and a write that fails (no room, no
@@ -22,16 +23,18 @@ the object's bytes, so its name says what its content must be. Invariants:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import is_sound
+from zarr_manifests.ids import crc32c
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 from zarr_manifests.storage.disk import Disk, PosixDisk
@@ -43,6 +46,7 @@ _LOG = logging.getLogger(__name__)
 
 _BLOCK_BYTES: Final = 4096
 _LOOK_AFTER: Final = 16
+_SUM_BYTES: Final = 4
 _TEMP: Final = ".tmp-"
 _TEMP_KEPT_MS: Final = 3_600_000
 
@@ -122,17 +126,31 @@ class DiskCache:
 
     def get(self, ref: BlobRef) -> bytes | None:
         """The object's verified bytes; None if they are not cached."""
-        path = self._path(ref)
+        return self._get(
+            self._path(ref), ref.length, lambda data: is_sound(data, ref.length, ref.crc32c)
+        )
+
+    def get_chunk(self, identity: bytes, length: int) -> bytes | None:
+        """The verified bytes of the chunk with that identity; None if they are not cached."""
+
+        def is_whole(data: bytes) -> bool:
+            chunk, sum_ = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
+            return len(chunk) == length and _sum_of(identity, chunk) == sum_
+
+        found = self._get(self._chunk_path(identity), length + _SUM_BYTES, is_whole)
+        return None if found is None else found[:-_SUM_BYTES]
+
+    def _get(self, path: str, length: int, is_whole: Callable[[bytes], bool]) -> bytes | None:
         try:
             fd = open_regular(path)
             with os.fdopen(fd, "rb") as file:
-                data = file.read(ref.length + 1)
+                data = file.read(length + 1)
                 now_ns = self._runtime.now_ms() * 1_000_000
                 os.utime(fd, ns=(now_ns, now_ns))
         except OSError:  # missing, just deleted, or unreadable: the caller fetches the object
             self._meter.add("disk_cache_misses")
             return None
-        if not is_sound(data, ref.length, ref.crc32c):
+        if not is_whole(data):
             self._meter.add("disk_cache_damaged_files")
             self._meter.add("disk_cache_misses")
             with contextlib.suppress(OSError):
@@ -143,11 +161,18 @@ class DiskCache:
 
     def put(self, ref: BlobRef, data: bytes) -> None:
         """Keep the object's bytes, which the caller has verified, if there is room."""
+        self._put(self._path(ref), data)
+
+    def put_chunk(self, identity: bytes, data: bytes) -> None:
+        """Keep a chunk's bytes, which the caller has verified, if there is room."""
+        self._put(self._chunk_path(identity), data + _sum_of(identity, data))
+
+    def _put(self, path: str, data: bytes) -> None:
         nbytes = _on_disk(len(data))
         if nbytes > self._max_bytes // 4:
             return
         try:
-            self._write(self._path(ref), data)
+            self._write(path, data)
         except OSError as error:
             self._failed(error)
             return
@@ -164,6 +189,10 @@ class DiskCache:
         crc = f"{ref.crc32c:08x}"
         name = f"{ref.key.replace('/', '+')}+{ref.length}+{crc}"
         return os.path.join(self._folder, crc[-2:], name)
+
+    def _chunk_path(self, identity: bytes) -> str:
+        name = hashlib.blake2b(identity, digest_size=20).hexdigest()
+        return os.path.join(self._folder, name[:2], f"chunk+{name}")
 
     def _write(self, path: str, data: bytes) -> None:
         folder = os.path.dirname(path)
@@ -235,6 +264,11 @@ def _refusal(folder: str) -> InvalidArgumentError:
 def _make_private(folder: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
+
+
+def _sum_of(identity: bytes, data: bytes) -> bytes:
+    """The checksum of a chunk's file, which is at its end."""
+    return crc32c(identity + data).to_bytes(_SUM_BYTES, "little")
 
 
 def _on_disk(nbytes: int) -> int:

@@ -150,7 +150,8 @@ class Context(ReadContext):
             disk = None
         objects = Objects(storage, runtime, cache, disk)
         roots.share(objects, repository_id)
-        chunks = ChunkCache(cache, runtime, meter) if cache.chunk_bytes else None
+        kept = cache.chunk_bytes or (cache.chunks and disk is not None)
+        chunks = ChunkCache(cache, runtime, meter, disk) if kept else None
         where = repository_id, storage, runtime, objects, roots
         return cls(*where, config, containers, cache, chunks=chunks)
 
