@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -169,7 +170,7 @@ class SourceFiles:
     options: Mapping[str, Any] = field(default_factory=dict)
     containers: Mapping[str, VirtualContainer] | None = None
 
-    @property
+    @cached_property
     def text(self) -> str:
         """What is known of it when a file is found again; the same means the same values."""
         kind = self.kind
