@@ -108,6 +108,7 @@ NOT_CALLED = {
                 "WriteReport",
                 "Metrics",
                 "ObjectInfo",
+                "StorageReport",
                 "Tagged",
             ),
         ),

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 import zarr_manifests
 from zarr_manifests.cli import (
+    check,
     compact,
     config,
     demo,
@@ -73,6 +74,7 @@ app.command(name="log")(log.run)
 app.command(name="tree")(tree.run)
 app.command(name="info")(info.run)
 app.command(name="du")(du.run)
+app.command(name="check")(check.run)
 app.command(name="explain")(layout.run_explain)
 app.command(name="manifests")(layout.run_explain)
 app.command(name="plan")(layout.run_plan)

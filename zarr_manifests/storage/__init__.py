@@ -4,6 +4,7 @@ A backend knows nothing of Zarr. `from_url` opens one by its URL; `zarr_manifest
 wrappers that count, delay and break the calls of any of them.
 """
 
+from zarr_manifests.storage.checking import StorageReport, check
 from zarr_manifests.storage.fsspec_store import FsspecStorage, from_fsspec
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
@@ -29,8 +30,10 @@ __all__ = [
     "ObjectInfo",
     "ObjectStorage",
     "Storage",
+    "StorageReport",
     "Tagged",
     "Token",
+    "check",
     "check_key",
     "check_prefix",
     "check_range",

@@ -133,6 +133,11 @@ class FsspecStorage:
         return self._files.url
 
     @property
+    def mode(self) -> FsspecMode:
+        """Who decides about conditions."""
+        return self._mode
+
+    @property
     def capabilities(self) -> Capabilities:
         writes = self._mode != "read" and not (self._writers and self._writers[1].failed)
         shared = self._files.protocol != "memory"

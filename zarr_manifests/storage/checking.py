@@ -1,0 +1,206 @@
+"""Trying out what a place can be used for."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import batched
+from typing import Any, Final, Literal
+
+from zarr_manifests.errors import ManifestsError, ObjectNotFoundError, StorageError
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage.fsspec_store import FsspecStorage
+from zarr_manifests.storage.protocol import Storage
+from zarr_manifests.storage.url import Location, storage_of
+
+__all__ = ["StorageReport", "check"]
+
+_ROUNDS: Final = 3
+_RACERS: Final = 16
+_LISTED: Final = 1100  # more than a page of most stores
+_AT_ONCE: Final = 50
+_LARGE_BYTES: Final = 4 << 20
+_LARGE: Final = 4
+_READS: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class StorageReport:
+    """What a place can be used for, and why not for more.
+
+    Parameters
+    ----------
+    url : str
+        The place.
+    usable_for : {"nothing", "reading", "writing by one process", "everything"}
+        What a repository can do there.
+    problems : tuple of str
+        Each begins with what was tried: `reading`, `ranges`, `listing`, `conditions`, `paging`,
+        `deletes`, or `processes`.
+    latency_ms : float, optional
+        Median time of a small read; None if nothing could be read.
+    read_mb_per_s, write_mb_per_s : float, optional
+        Bandwidth of four objects of 4 MiB at once; None if nothing could be written.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import check
+    >>> check("memory://check-example").usable_for
+    'writing by one process'
+    """
+
+    url: str
+    usable_for: Literal["nothing", "reading", "writing by one process", "everything"]
+    problems: tuple[str, ...] = ()
+    latency_ms: float | None = None
+    read_mb_per_s: float | None = None
+    write_mb_per_s: float | None = None
+
+
+def check(
+    location: Location, *, storage_options: Mapping[str, object] | None = None
+) -> StorageReport:
+    """Try out what a place can be used for: conditions, ranges, paging, deletes, speed.
+
+    It writes about 1,200 small objects and 16 MiB under a name of its own, and deletes them. Where
+    nothing can be written, it only reads. A repository that is there is not changed.
+
+    Parameters
+    ----------
+    location : str, os.PathLike, Storage, or a store of obstore, zarr or fsspec
+        The place.
+    storage_options : mapping, optional
+        Options of `from_url`.
+
+    Raises
+    ------
+    InvalidArgumentError, ConfigError, UnsupportedStorageError
+        As for `from_url`. What the place itself does wrong is in the report.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage import check
+    >>> check("memory://check-example").problems
+    ('processes: others cannot see what is written, and it ends with this process',)
+    """
+    return _Check(storage_of(location, storage_options)).report()
+
+
+class _Check:
+    """Tries one thing after another, and notes what fails."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._folder = f"check-{SYSTEM.random_bytes(8).hex()}"
+        self._problems: list[str] = []
+        self._speed: dict[str, float] = {}
+
+    def report(self) -> StorageReport:
+        storage = self._storage
+        readable = self._try("reading", self._read)
+        listed = readable and self._try("listing", lambda: next(iter(storage.list()), None))
+        if not (listed and self._try("conditions", self._race)):
+            usable: Any = "reading" if readable else "nothing"
+        else:
+            tried = [self._try(*one) for one in self._written()]
+            usable = self._writers() if all(tried) else "reading" if tried[0] else "nothing"
+        return StorageReport(storage.url, usable, tuple(self._problems), **self._speed)
+
+    def _try(self, what: str, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except ManifestsError as error:
+            self._problems.append(f"{what}: {error}")
+            return False
+        return True
+
+    def _written(self) -> list[tuple[str, Callable[[], object]]]:
+        return [
+            ("ranges", self._ranges),
+            ("paging", self._pages),
+            ("bandwidth", self._bandwidth),
+            ("deletes", self._deletes),
+        ]
+
+    def _writers(self) -> str:
+        storage = self._storage
+        if not storage.capabilities.shared:
+            why = "others cannot see what is written, and it ends with this process"
+        elif isinstance(storage, FsspecStorage) and storage.mode == "single-writer":
+            why = "one may write at a time, in the mode 'single-writer'"
+        else:
+            return "everything"
+        self._problems.append(f"processes: {why}")
+        return "writing by one process"
+
+    def _read(self) -> None:
+        took = []
+        for _ in range(_READS):
+            start_s = SYSTEM.monotonic_s()
+            try:
+                self._storage.get(f"{self._folder}/absent", 0, 1)
+            except ObjectNotFoundError:
+                took.append(SYSTEM.monotonic_s() - start_s)
+            else:
+                raise StorageError("an object that does not exist was read")
+        self._speed["latency_ms"] = statistics.median(took) * 1000
+
+    def _race(self) -> None:
+        storage = self._storage
+        for number in range(_ROUNDS):
+            key = f"{self._folder}/race-{number}"
+            made = SYSTEM.parallel(
+                [partial(storage.create, key, b"%d" % i) for i in range(_RACERS)]
+            )
+            if sum(made) != 1:
+                raise StorageError(f"{sum(made)} of {_RACERS} writers created the same object")
+            token = storage.get_tagged(key).token
+            swapped = SYSTEM.parallel(
+                [partial(storage.cas, key, b"again %d" % i, token) for i in range(_RACERS)]
+            )
+            won = sum(new is not None for new in swapped)
+            if won != 1:
+                raise StorageError(f"{won} of {_RACERS} writers replaced the same version")
+
+    def _ranges(self) -> None:
+        key, data = f"{self._folder}/ranges", bytes(range(256)) * 4096
+        self._storage.create(key, data)
+        far = [(0, 3), (len(data) - 3, 9), (500_000, 7)]
+        found = [
+            self._storage.get(key),
+            self._storage.get(key, 1000, 5),
+            self._storage.get(key, len(data), 5),
+            *self._storage.get_ranges(key, far),
+        ]
+        if found != [data, data[1000:1005], b"", *(data[a : a + n] for a, n in far)]:
+            raise StorageError("a range came back with other bytes than were written")
+
+    def _pages(self) -> None:
+        keys = [f"{self._folder}/page/{i:05}" for i in range(_LISTED)]
+        for some in batched(keys, _AT_ONCE):
+            SYSTEM.parallel([partial(self._storage.create, key, b"x") for key in some])
+        for after in ("", keys[_LISTED // 2]):
+            listed = [info.key for info in self._storage.list(f"{self._folder}/page/", after)]
+            if listed != [key for key in keys if key > after]:
+                raise StorageError(f"a listing of {_LISTED} objects is not complete or in order")
+
+    def _bandwidth(self) -> None:
+        keys = [f"{self._folder}/large-{i}" for i in range(_LARGE)]
+        data, mb = SYSTEM.random_bytes(_LARGE_BYTES), _LARGE * _LARGE_BYTES / 1e6
+        start_s = SYSTEM.monotonic_s()
+        SYSTEM.parallel([partial(self._storage.create, key, data) for key in keys])
+        written_s = SYSTEM.monotonic_s()
+        read = SYSTEM.parallel([partial(self._storage.get, key) for key in keys])
+        self._speed["write_mb_per_s"] = mb / max(written_s - start_s, 1e-9)
+        self._speed["read_mb_per_s"] = mb / max(SYSTEM.monotonic_s() - written_s, 1e-9)
+        if any(one != data for one in read):
+            raise StorageError("an object came back with other bytes than were written")
+
+    def _deletes(self) -> None:
+        keys = [info.key for info in self._storage.list(f"{self._folder}/")]
+        self._storage.delete_many([*keys, f"{self._folder}/absent"])
+        left = sum(1 for _ in self._storage.list(f"{self._folder}/"))
+        if left:
+            raise StorageError(f"{left} of {len(keys)} objects are there after they were deleted")
