@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.cells import Bins, Lookup, common_unit, default_chunks
+from zarr_manifests.planning.cells import Bins, Lookup, common_unit, default_chunks, ordered
 
 
 @st.composite
@@ -131,3 +131,12 @@ def test_default_chunks_are_bounded(shape: list[int], itemsize: int) -> None:
     chunks = default_chunks(tuple(shape), itemsize)
     assert math.prod(chunks) * itemsize <= 4 * 1024**2
     assert all(1 <= n <= max(size, 1) for n, size in zip(chunks, shape, strict=True))
+
+
+@given(st.lists(st.integers(0, 2**62), max_size=20), st.sampled_from([1, 2**40, 2**61]))
+def test_keys_are_put_in_order_however_large_they_are(numbers: list[int], beyond: int) -> None:
+    keys = np.array([number % beyond for number in numbers] * 2, np.int64)
+    order, in_order = ordered(keys)
+    expected = np.argsort(keys, kind="stable")
+    assert order.tolist() == expected.tolist()
+    assert in_order.tolist() == keys[expected].tolist()

@@ -21,7 +21,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 
-__all__ = ["Bins", "Lookup", "common_unit", "default_chunks"]
+__all__ = ["Bins", "Lookup", "common_unit", "default_chunks", "ordered"]
 
 _NOWHERE: Final = -1
 _MOST_BINS: Final = 2**40
@@ -254,6 +254,28 @@ def common_unit(units: Sequence[Coords], shape: Coords) -> Coords:
     sides = zip(*units, strict=True)
     lengths = [math.lcm(*(max(n, 1) for n in side)) for side in sides]
     return tuple(min(length, max(n, 1)) for length, n in zip(lengths, shape, strict=True))
+
+
+def ordered(keys: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """The stable order of keys from 0 on, and the keys in that order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.cells import ordered
+    >>> ordered(np.array([30, 10, 20, 10]))
+    (array([1, 3, 2, 0]), array([10, 10, 20, 30]))
+    """
+    places = max(len(keys) - 1, 0).bit_length()
+    if int(keys.max(initial=0)).bit_length() + places > 63:
+        order = np.argsort(keys, kind="stable")
+        return order, keys[order]
+    # Sorting numbers takes a sixth of the time of sorting places by them.
+    order = (keys << places) | np.arange(len(keys))
+    order.sort()
+    in_order = order >> places
+    order &= (1 << places) - 1
+    return order, in_order
 
 
 def default_chunks(shape: Coords, itemsize: int, nbytes: int = 4 * 1024**2) -> Coords:

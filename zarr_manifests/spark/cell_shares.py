@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import IndexArray
+from zarr_manifests.planning.cells import ordered
 from zarr_manifests.spark.cell_values import shown
 from zarr_manifests.spark.write_plan import WritePlan
 from zarr_manifests.xarray.fit import MisfitError
@@ -214,20 +215,19 @@ def _misfit(plan: WritePlan, places: Sequence[IndexArray], error: MisfitError) -
 def _shared(plan: WritePlan, waiting: Sequence[_Columns]) -> Iterator[pa.RecordBatch]:
     """Share out gathered cells, ordered by their keys."""
     columns = [np.concatenate(parts) for parts in zip(*waiting, strict=True)]
-    keys = columns[0]
     if plan.order_by is None:
-        order = np.argsort(keys)
+        order, keys = ordered(columns[0])
     else:
-        order = np.lexsort((columns[-1], keys))
-    keys = keys[order]
+        order = np.lexsort((columns[-1], columns[0]))
+        keys = columns[0][order]
     same = keys[1:] == keys[:-1]
     if same.any():
         order = _without_repeats(plan, columns, order, same)
         keys = columns[0][order]
     numbers, offsets = plan.bins.parted(keys)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    starts = np.append(0, np.flatnonzero(numbers[1:] != numbers[:-1]) + 1)
     ends = [*starts[1:].tolist(), len(keys)]
-    values = [column[order] for column in columns[1:]]
+    values = [column.take(order) for column in columns[1:]]
     ready: list[tuple[int, int, bytes]] = []
     nbytes = 0
     tasks = plan.bins.task_of(numbers[starts], plan.tasks).tolist()
