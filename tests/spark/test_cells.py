@@ -335,6 +335,21 @@ def test_a_region_is_one_run(repo: Repository) -> None:
         over(repo, rows_of(-winds(), DIMS), region={"lat": (70, 80)})
 
 
+def test_attempts_that_lose_leave_only_garbage(tmp_path: Path) -> None:
+    """Tasks that Spark has run three times: what the last attempts wrote is committed, once."""
+    repo = Repository.create(tmp_path, zm.RepositoryConfig(inline_chunk_bytes=0))
+    encoding = {"u": {"chunks": (2, 3, 4)}}
+    zm.write(winds(), repo, message="half a year", encoding=encoding)
+    over(repo, rows_of(-winds(), DIMS), buffer_bytes=1, attempts=3)
+    xr.testing.assert_equal(opened(repo), -winds())
+    assert len(list(repo.ancestry())) == 3
+    objects = len(list(repo.storage.list("chunks/")))
+    repo.garbage_collect(timedelta(0))
+    report = repo.verify()
+    assert report.ok
+    assert objects > len(list(repo.storage.list("chunks/"))) == report.chunk_objects
+
+
 # --- two rows of one cell ------------------------------------------------------------------------
 
 

@@ -44,13 +44,19 @@ def rows_of(ds: xr.Dataset, dims: list[str], seed: int | None = 0) -> pa.Table:
 
 
 def write_table(
-    repo: Repository, table: pa.Table, *, parallelism: int = 2, batch: int = 50, **asked: Any
+    repo: Repository,
+    table: pa.Table,
+    *,
+    parallelism: int = 2,
+    batch: int = 50,
+    attempts: int = 1,
+    **asked: Any,
 ) -> int:
     """Write rows and commit; the number of cells."""
     options = WriteOptions(**asked)
     with repo.writable_session() as session:
         begun, plan = _planned(session, table, options, parallelism, batch)
-        cells = run_tasks(session, plan, table, batch)
+        cells = run_tasks(session, plan, table, batch, attempts=attempts)
         if session.has_uncommitted_changes:
             commits_of(session).commit("rows", check_tip=begun.check_tip)
     return cells
@@ -81,8 +87,13 @@ def _labels(table: pa.Table, dims: tuple[str, ...], batch: int) -> Mapping[str, 
     return {dim: np.unique(to_numpy(found[dim].combine_chunks().drop_null())) for dim in dims}
 
 
-def run_tasks(session: Session, plan: WritePlan, table: pa.Table, batch: int = 50) -> int:
-    """Run both steps of a plan, merge what tasks give, and return the number of cells."""
+def run_tasks(
+    session: Session, plan: WritePlan, table: pa.Table, batch: int = 50, *, attempts: int = 1
+) -> int:
+    """Run both steps of a plan, merge what tasks give, and return the number of cells.
+
+    Of several attempts of a task the last one counts, as where Spark speculates.
+    """
     plan = pickle.loads(pickle.dumps(plan))
     half = table.num_rows // 2  # two tasks of the first step
     parts = [table.slice(0, half), table.slice(half)]
@@ -95,7 +106,9 @@ def run_tasks(session: Session, plan: WritePlan, table: pa.Table, batch: int = 5
         mark = pa.table([[task], [None], [None], [None]], schema=SHARES)
         mine = pa.concat_tables([whole.filter(pa.array(whole["task"].to_numpy() == task)), mark])
         mine = mine.sort_by("bin")
-        for row in write_cells(plan, pickle.loads(fork), mine.to_batches()):
+        for _ in range(attempts):
+            reported = list(write_cells(plan, pickle.loads(fork), mine.to_batches()))
+        for row in reported:
             if row["failure"][0].is_valid:
                 raise InvalidArgumentError(row["failure"][0].as_py())
             cells += row["cells"][0].as_py()
