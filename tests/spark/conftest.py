@@ -15,7 +15,16 @@ __all__ = ["small_store", "spark"]
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        # Queries are small and few: the second compiler takes more time than it gives.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # On a busy machine an answer may take minutes.
+        "spark.network.timeout": "900s",
+        "spark.executor.heartbeatInterval": "60s",
+        "spark.python.authenticate.socketTimeout": "900s",
+    }
     # A task may fail twice before its job does.
-    started = session(master="local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
+    started = session(master="local[2,3]", config=settings)
     yield started
     started.stop()
