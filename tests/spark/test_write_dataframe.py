@@ -11,6 +11,7 @@ import pytest
 import xarray as xr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
@@ -150,6 +151,43 @@ def test_wrong_rows_are_told_once(
     xr.testing.assert_equal(opened(url), winds())
 
 
+def test_the_driver_collects_labels_and_forks_but_no_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[tuple[list[str], int, int]] = []
+
+    def noted(name: str) -> None:
+        own = getattr(ClassicDataFrame, name)
+
+        def call(frame: Any, *args: Any) -> Any:
+            found = own(frame, *args)
+            rows = found.to_pylist() if name == "toArrow" else [row.asDict() for row in found]
+            nbytes = sum(len(bytes(row.get("fork") or b"")) for row in rows)
+            collected.append((frame.columns, len(rows), nbytes))
+            return found
+
+        monkeypatch.setattr(ClassicDataFrame, name, call)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("collects rows")
+
+    for name in ("collect", "toArrow"):
+        noted(name)
+    for name in ("toPandas", "toLocalIterator", "take", "head"):
+        monkeypatch.setattr(ClassicDataFrame, name, refuse)
+    repo = Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0})
+    rows = spark.range(200_000).selectExpr("id div 1000 AS t", "id % 1000 AS x", "id AS a")
+    encoding = {"a": {"chunks": (1, 250)}}
+    how: Any = {"dims": ["t", "x"], "mode": "create", "encoding": encoding}
+    report = write_dataframe(rows, repo, "a", **how, buffer_bytes=400_000)
+    assert report.cells == 200_000
+    (labels, many, _), (reports, tasks, nbytes) = collected
+    assert (labels[:2], many) == (["t", "x"], 1_200)
+    assert (reports, tasks) == (["fork", "cells", "failure"], report.tasks)
+    assert 1 < tasks < 10
+    assert nbytes < 200_000  # of 800 chunks with 1.6 MB of values
+
+
 def test_null_among_new_labels(spark: SparkSession, url: str) -> None:
     rows = later(spark, url).withColumn("time", f.when(f.col("lon") > 0, f.col("time")))
     with pytest.raises(InvalidArgumentError, match="NULL in 'time'"):
@@ -229,10 +267,23 @@ def test_dates_and_times_without_zone_are_of_the_session(spark: SparkSession, ur
     np.testing.assert_array_equal(opened(url).u[1], -winds().u[1])
 
 
-def test_there_has_to_be_a_repository(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    rows = read(spark, url)
-    with pytest.raises(NotARepositoryError):
-        write_dataframe(rows, tmp_path / "none", "/", dims=DIMS, mode="create")
+def test_a_first_write_makes_the_repository(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """With its commit: where rows are wrong, there is none."""
+    rows, place = read(spark, url), tmp_path / "new"
+    for wrong in ({"append_dim": "time"}, {"mode": "overwrite-region"}):
+        with pytest.raises(NotARepositoryError):
+            write_dataframe(rows, place, "/", dims=DIMS, **wrong)  # type: ignore[arg-type]
+    how: Any = {"dims": DIMS, "mode": "create"}
+    with pytest.raises(InvalidArgumentError, match="two rows are of the cell"):
+        write_dataframe(rows.union(rows), place, "/", **how)
+    assert not Repository.exists(place)
+    report = write_dataframe(rows, str(place), "/", **how, message="from rows")
+    repo = Repository.open(place)
+    assert next(info.message for info in repo.ancestry()) == "from rows"
+    assert repo.list_branches() == {"main": report.snapshot_id}
+    xr.testing.assert_equal(opened(str(place)), winds().sortby("lat"))  # labels ascend
+    assert repo.verify().ok
     here = Repository.create("memory://write-dataframe")
-    with pytest.raises(UnsupportedStorageError, match="memory of this process"):
-        write_dataframe(rows, here, "/", dims=DIMS, mode="create")
+    for unshared in (here, "memory://write-dataframe-new"):
+        with pytest.raises(UnsupportedStorageError, match="memory of this process"):
+            write_dataframe(rows, unshared, "/", **how)

@@ -45,6 +45,8 @@ from zarr_manifests.spark.worker import PANDAS_WARNING
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Begun, Target, begin
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.url import storage_of
+from zarr_manifests.xarray.making import let_others_open, write_into
 
 __all__ = [
     "CountedCells",
@@ -170,7 +172,8 @@ def write_dataframe(
     Raises
     ------
     NotARepositoryError
-        If there is no repository.
+        If there is no repository. With `create` the commit makes one, unless `branch` is another
+        than "main".
     NotFoundError
         If there is no such branch or variable, and it is not to be created.
     AlreadyExistsError
@@ -212,8 +215,15 @@ def write_dataframe(
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidArgumentError("txn_app_id and txn_version go together")
     txn = None if txn_app_id is None else txn_of((txn_app_id, txn_version))
-    repository = repository_of(url, storage_options)
-    return write_rows(df, repository, options, branch, message, metadata, txn)
+
+    def into(repository: Repository) -> WriteReport:
+        return write_rows(df, repository, options, branch, message, metadata, txn)
+
+    if isinstance(url, Repository):
+        return into(repository_of(url, storage_options))
+    storage = storage_of(url, storage_options)
+    check_shared(storage)
+    return write_into(storage, None, into, make=mode == "create" and branch == "main")
 
 
 def write_rows(
@@ -294,6 +304,7 @@ def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipC
     if not len(plan.bins):
         return begun.check_tip, CountedCells()
     chosen = frame.select(*(f"`{name}`" for name in plan.columns))
+    let_others_open(session)
     rows = _checked(_written(spark, chosen, plan, session.fork()))
     forks: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
     session.merge(*(forks.loads(bytes(row.fork)) for row in rows))

@@ -265,7 +265,8 @@ def _dims_of(source: Source, target: Target, options: WriteOptions) -> list[str]
         if set(found) != set(options.dims):
             raise InvalidArgumentError(
                 f"{name!r} has the dimensions ({', '.join(found)}), and dims are "
-                f"({', '.join(options.dims)}): rows say the cells of variables that have them all"
+                f"({', '.join(options.dims)}): rows say the cells of variables that have them all. "
+                "Write other variables in calls of their own, each with its dims"
             )
     return [str(dim) for dim in source.encoded(target.names[0]).dims]
 
