@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
@@ -16,40 +14,39 @@ import pytest
 from on_cluster.answers import Driver
 from s3_server import ObjectServer, object_server, server_named
 
-__all__ = ["object_server", "server_named"]
+__all__ = ["Drivers", "object_server", "server_named"]
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = "local-cluster[2,1,1024]"
+LOCAL = "local[2,3]"
 
 
-@pytest.fixture(scope="session")
-def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Spark's scripts expect, which the package has in other places."""
-    home = tmp_path_factory.mktemp("spark-home")
-    for name in ("bin", "sbin", "jars", "python"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
-    return home
+class Drivers:
+    """Drivers that tests share, since each takes seconds to start; who kills one gets another."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[tuple[str, Driver]] = []
 
-type Start = Callable[..., Driver]
+    def living(self, master: str, number: int = 1) -> list[Driver]:
+        """So many drivers of that master."""
+        living = [one for kind, one in self._started if kind == master and one.lives]
+        while len(living) < number:
+            living.append(self._start(master))
+        return living[:number]
 
-
-@pytest.fixture(scope="session")
-def start(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts a driver with a master and settings; it ends with the tests."""
-
-    @contextmanager
-    def driver(master: str, config: dict[str, str]) -> Iterator[Driver]:
-        folder = tmp_path_factory.mktemp("driver")
+    def _start(self, master: str) -> Driver:
+        folder = self._folder / str(len(self._started))
+        folder.mkdir()
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")]),
             "SPARK_LOCAL_DIRS": str(folder),
         }
-        if master.startswith("local-cluster"):
-            environment["SPARK_HOME"] = str(spark_home)
+        if master == CLUSTER:
+            environment["SPARK_HOME"] = str(_spark_home(folder / "home"))
         with (folder / "log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "on_cluster.driver", master, json.dumps(config)],
+                [sys.executable, "-m", "on_cluster.driver", master],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -57,24 +54,46 @@ def start(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 stderr=log,
                 text=True,
             )
-        try:
-            yield Driver(process)
-        finally:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            process.stdout.close()
+        self._started.append((master, Driver(process, folder / "log")))
+        return self._started[-1][1]
 
-    with ExitStack() as drivers:
-        yield lambda master=CLUSTER, **config: drivers.enter_context(driver(master, config))
+    def end(self) -> None:
+        """End those that live."""
+        for _, driver in self._started:
+            driver.end()
+
+
+def _spark_home(home: Path) -> Path:
+    """What Spark's scripts expect, which the package has in other places."""
+    home.mkdir()
+    for name in ("bin", "sbin", "jars", "python"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return home
 
 
 @pytest.fixture(scope="session")
-def cluster(start: Start, object_server: ObjectServer) -> Driver:
-    """A driver that the tests share, which do not kill it."""
-    return start()
+def drivers(
+    object_server: ObjectServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Drivers]:
+    # They inherit the environment that points to the server.
+    started = Drivers(tmp_path_factory.mktemp("drivers"))
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def cluster(drivers: Drivers) -> Driver:
+    """A driver on the cluster, which tests do not kill."""
+    return drivers.living(CLUSTER)[0]
+
+
+@pytest.fixture
+def victim(drivers: Drivers) -> Driver:
+    """A driver that the test kills."""
+    return drivers.living(LOCAL)[0]
+
+
+@pytest.fixture
+def three(drivers: Drivers) -> list[Driver]:
+    """Three drivers, one of them on the cluster."""
+    return [*drivers.living(CLUSTER), *drivers.living(LOCAL, 2)]

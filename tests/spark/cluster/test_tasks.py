@@ -66,14 +66,14 @@ def test_an_executor_is_killed_while_it_writes_to_an_object_store(
 
 @pytest.mark.parametrize(("after", "times"), [(False, 0), (True, 1)], ids=["before", "after"])
 def test_the_driver_is_killed_at_its_commit(
-    after: bool, times: int, start: Any, cluster: Any, tmp_path: Path
+    after: bool, times: int, victim: Any, cluster: Any, tmp_path: Path
 ) -> None:
     url = str(tmp_path / "repo")
     made(url)
     trouble = {"what": "kill driver", "where": "driver", "op": "cas", "key": "current"}
     trouble |= {"after": after, "tickets": str(tmp_path / "tickets")}
     with pytest.raises(DriverDied):
-        start("local[2,3]").run("fill", url=url, value=1.0, troubles=[trouble])
+        victim.run("fill", url=url, value=1.0, troubles=[trouble])
     assert landed(url, "fill with 1.0") == times
     cluster.run("fill", url=url, value=2.0)
     assert landed(url, "fill with 2.0") == 1

@@ -74,10 +74,42 @@ def test_an_object_store_fails_and_an_executor_is_killed(
     xr.testing.assert_equal(found(Repository.open(url)), hours(12))
 
 
+def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
+    cluster, *_ = three
+    url, files = str(tmp_path / "repo"), tmp_path / "in"
+    made(url)
+    put_file(hours(6, 4), files, 0)
+    asked = {"url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
+    query_id = cluster.run("stream", how="format", **asked)
+    for number in range(1, 5):
+        put_file(hours(6 + number, 5 + number), files, number)
+    copy = shutil.copytree(tmp_path / "c", tmp_path / "copy")
+    own = [asked, asked, asked | {"checkpoint": str(copy)}]
+    hows = ["format", "foreach_batch", "format"]
+
+    def run(number: int) -> str:
+        try:
+            return str(three[number].run("stream", how=hows[number], **own[number]))
+        except JobError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as threads:
+        ids = [*threads.map(run, range(3))]
+    # Spark may notice that two drivers write one log; this package has nothing to object.
+    assert query_id in ids
+    assert not [each for each in ids if "zarr_manifests.errors" in each]
+    cluster.run("stream", how="format", **asked)
+    repo = Repository.open(url)
+    assert repo.txn_versions() == {f"spark:{query_id}": 4}
+    assert len(list(repo.ancestry())) == 2 + 5
+    assert landed(url, "first hours") == 1
+    xr.testing.assert_equal(found(repo), hours(10))
+
+
 @pytest.mark.parametrize("how", STREAMS)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_the_driver_is_killed_at_the_commit_of_a_batch(
-    how: str, after: bool, start: Any, cluster: Any, tmp_path: Path
+    how: str, after: bool, victim: Any, cluster: Any, tmp_path: Path
 ) -> None:
     url, files = str(tmp_path / "repo"), tmp_path / "in"
     made(url)
@@ -87,7 +119,7 @@ def test_the_driver_is_killed_at_the_commit_of_a_batch(
     # The second batch dies.
     kill = SWAP | {"what": "kill driver", "after": after, "skip": 1, "tickets": str(tmp_path / "t")}
     with pytest.raises(DriverDied):
-        start("local[2,3]").run("stream", **asked, troubles=[kill])
+        victim.run("stream", **asked, troubles=[kill])
     history = [info.message for info in Repository.open(url).ancestry()]
     assert len(history) == (4 if after else 3)
     query_id = cluster.run("stream", **asked)
@@ -113,35 +145,3 @@ def test_tasks_of_a_stream_fail_and_its_executor_is_killed(
     assert len(list(Repository.open(url).ancestry())) == 4
     assert landed(url, "first hours") == 1
     xr.testing.assert_equal(found(Repository.open(url)), hours(9))
-
-
-def test_two_drivers_on_one_checkpoint(start: Any, cluster: Any, tmp_path: Path) -> None:
-    url, files = str(tmp_path / "repo"), tmp_path / "in"
-    made(url)
-    put_file(hours(6, 4), files, 0)
-    asked = {"url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
-    query_id = cluster.run("stream", how="format", **asked)
-    for number in range(1, 5):
-        put_file(hours(6 + number, 5 + number), files, number)
-    copy = shutil.copytree(tmp_path / "c", tmp_path / "copy")
-    drivers = [cluster, start("local[2,3]"), start("local[2,3]")]
-    own = [asked, asked, asked | {"checkpoint": str(copy)}]
-    hows = ["format", "foreach_batch", "format"]
-
-    def run(number: int) -> str:
-        try:
-            return str(drivers[number].run("stream", how=hows[number], **own[number]))
-        except JobError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(3) as threads:
-        ids = [*threads.map(run, range(3))]
-    # Spark may notice that two drivers write one log; this package has nothing to object.
-    assert query_id in ids
-    assert not [each for each in ids if "zarr_manifests.errors" in each]
-    cluster.run("stream", how="format", **asked)
-    repo = Repository.open(url)
-    assert repo.txn_versions() == {f"spark:{query_id}": 4}
-    assert len(list(repo.ancestry())) == 2 + 5
-    assert landed(url, "first hours") == 1
-    xr.testing.assert_equal(found(repo), hours(10))

@@ -15,10 +15,25 @@ from on_cluster.trouble import DRIVER
 from zarr_manifests.spark import register, session
 from zarr_manifests.spark.java import find_java, spark_java_home
 
+# These processes live for seconds: what the second compiler and the threads of the garbage
+# collector take is half of all processor time, and never comes back.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CONFIG = {
     "spark.task.maxFailures": "3",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16",
+    "spark.driver.extraJavaOptions": _JAVA,
+    "spark.executor.extraJavaOptions": _JAVA,
+    # On a busy machine an answer may take minutes. Who is killed is noticed by what it held open.
+    "spark.network.timeout": "900s",
+    "spark.executor.heartbeatInterval": "60s",
+    "spark.worker.timeout": "900",
+    "spark.python.authenticate.socketTimeout": "900s",
+    # An executor may be killed as often as tests like, and what it held need not be asked for.
+    "spark.deploy.maxExecutorRetries": "-1",
+    "spark.shuffle.io.maxRetries": "1",
+    "spark.shuffle.io.retryWait": "100ms",
+    "spark.locality.wait": "0",
 }
 
 
@@ -29,7 +44,7 @@ def main() -> None:
     os.environ[DRIVER] = str(os.getpid())
     # Executors start when they like, so the launcher has to stay.
     with spark_java_home(find_java()) as home:
-        config = _CONFIG | {"spark.executorEnv.JAVA_HOME": str(home)} | json.loads(sys.argv[2])
+        config = _CONFIG | {"spark.executorEnv.JAVA_HOME": str(home)}
         spark = session(master=sys.argv[1], config=config)
         register(spark)
         spark.dataSource.register(jobs.TroubledDataSource)

@@ -36,6 +36,7 @@ class Trouble:
     """What goes wrong, at which calls of a storage, and how often.
 
     `what` is `fail`, `wait`, `kill executor` or `kill driver`; `after` is after the call's effect.
+    A process whose executor or driver was killed does nothing more, and ends when Spark ends it.
     The first `skip` calls that match go well, and so do all after `times` more.
     """
 
@@ -63,6 +64,7 @@ class Trouble:
             raise StorageError("trouble that the test has made")
         if self.what == "kill executor":
             os.kill(_executor(), signal.SIGKILL)
+            signal.pause()
         elif self.what == "kill driver":
             os.kill(int(os.environ[DRIVER]), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
