@@ -593,6 +593,7 @@ def test_a_repository_does_not_lead_its_readers_to_this_machine() -> None:
     [
         ({"url": "s3://key:PLANTED-SECRET@bucket"}, "url: expected a URL"),
         ({"url": "https://data.org/a?sig=PLANTED-SECRET"}, "url: expected a URL"),
+        ({"url": "s3://k:hunter2@b"}, "url: expected a URL"),
         ({"url": "bucket"}, "url: expected a URL"),
         ({"name": "a/b"}, "name: expected a name"),
         ({"anonymous": "yes"}, "anonymous: expected true or false"),
@@ -604,6 +605,7 @@ def test_what_is_saved_has_no_secrets(change: dict[str, Any], match: str) -> Non
     with pytest.raises(ConfigError, match=match) as caught:
         zm.RepositoryConfig.from_dict({"virtual-containers": [SAVED | change]})
     assert PLANTED not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match="there twice"):
         zm.RepositoryConfig.from_dict({"virtual-containers": [SAVED, SAVED]})
 
@@ -706,8 +708,12 @@ def test_a_folder_keeps_remote_chunks_for_later_processes(small_store: Any, tmp_
     small_store.requests.clear()
     np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
     assert small_store.requests == []
-    with pytest.raises(VirtualContainerError):
-        opened()[3]
+    closed = contents_of(opened().store)
+    ref = closed.find("a/c/0")
+    assert ref is not None
+    for read in (lambda: opened()[3], lambda: closed.reader.read(ref, 0, 64)):
+        with pytest.raises(VirtualContainerError):
+            read()
     (file,) = (tmp_path / "cache").rglob("chunk+*")
     file.write_bytes(bytes(64) + file.read_bytes()[64:])  # damaged: dropped, and fetched again
     np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
