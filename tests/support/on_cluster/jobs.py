@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructType
 from grids import DIMS, SCHEMA, hours
 from on_cluster.trouble import Troubles, storage_at, troubled
 from zarr_manifests import Repository
-from zarr_manifests.spark import foreach_batch, write_dataframe
+from zarr_manifests.spark import foreach_batch, ingest, write_dataframe
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.data_source import ManifestsDataSource
 
@@ -114,3 +115,18 @@ def stream(
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return str(query.id)
+
+
+def ingest_files(
+    spark: SparkSession, url: str, files: str, per_commit: int, troubles: Troubles = ()
+) -> list[int]:
+    """Ingest the files of a folder; how many were added, and how many were there already."""
+    report = ingest(
+        spark,
+        Path(files).glob("*.nc"),
+        storage_at(url, troubles),
+        append_dim="time",
+        files_per_commit=per_commit,
+        message="files",
+    )
+    return [len(report.added), report.unchanged]
