@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zarr_manifests.config import ManifestSet, Preload, RepositoryConfig, Rule
-from zarr_manifests.config.kinds import Kind, Number, Whole, Word
+from zarr_manifests.config.kinds import Kind, ListOf, Number, Whole, Word
 from zarr_manifests.config.sections import Nested, Option, Section, options_of
 
 HERE = Path(__file__).parent
@@ -44,6 +44,8 @@ def span(kind: Kind) -> str:
             return f"{kind.low:,} to {'2^62' if kind.high == 2**62 else f'{kind.high:,}'}"
         case Nested():
             return "see below"
+        case ListOf():
+            return "a list of [containers](virtual.md#save-containers)"
     return "`30d`, `24h`, `10m`, `0s` up to 36,525 days"
 
 
