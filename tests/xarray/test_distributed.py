@@ -28,7 +28,7 @@ def client():
             threads_per_worker=2,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # any free port
         ) as cluster,
         Client(cluster) as client,
     ):
