@@ -464,7 +464,7 @@ def pending_refs(refs: int, commits: int) -> MemoryStorage:
     for rows in np.split(np.arange(refs), commits):
         index = np.stack([rows // 100, rows % 100], axis=1)
         files = [f"file:///{rows[0]}/{i}" for i in range(len(rows) // 1_000)]
-        where = (rows - rows[0]) // 1_000, rows % 1_013 * 7_919, rows % 509
+        where = (rows - rows[0]) // 1_000, rows % 1_013 * 7_919, rows % 509 + 1
         session.store.set_virtual_refs("b", index, files, *where)
         session.commit("refs")
     return storage
