@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -252,3 +253,26 @@ def test_no_lease_is_left_where_nothing_can_be_written(
 
 def test_workers_do_not_renew_at_the_same_moment() -> None:
     assert 0.5 <= lease._RENEWED <= 0.8
+
+
+HOLDER = """
+import atexit, sys
+
+atexit.register(lambda: print("at exit:", len(lease._held)))  # runs after those registered later
+
+from zarr_manifests import Repository
+from zarr_manifests.spark import lease
+
+repo = Repository.open(sys.argv[1])
+lease.keep_readable(repo, repo.list_branches()["main"], 3600, repo)
+"""
+
+
+def test_leases_are_given_up_before_the_interpreter_ends(tmp_path: Path) -> None:
+    """Threads that renew leases still run then, so that none of them can keep the lock file."""
+    ds = xr.Dataset({"a": ("t", np.arange(4.0))})
+    zm.write(ds, tmp_path / "r", message="m")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path / "r")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "at exit: 0\n"), done.stderr
+    assert leases(Repository.open(tmp_path / "r")) == 0

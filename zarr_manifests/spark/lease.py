@@ -13,6 +13,7 @@ to last:
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -97,7 +98,9 @@ def _look_again(key: _Key, delay_s: float) -> None:
 def _end_if_done(key: _Key) -> None:
     """Give up a lease that is not needed any more, or look again later."""
     with _lock:
-        lease = _held[key]
+        lease = _held.get(key)
+        if lease is None:  # the process is at its end
+            return
         if lease.is_needed:
             _look_again(key, max(lease.until_s - time.monotonic(), lease.duration_s))
             return
@@ -107,6 +110,25 @@ def _end_if_done(key: _Key) -> None:
     except ManifestsError:
         # Nobody renews it now, so a collection may remove it when its time is up.
         _LOG.warning("the lease on snapshot %s was not given up", key[-1], exc_info=True)
+
+
+def _end_all() -> None:
+    """Give up the leases of this process at its end.
+
+    Later they would be given up too, by their generators, but a thread that renews them may be
+    gone by then, and the lock file with it.
+    """
+    with _lock:
+        mine = [key for key in _held if key[0] == os.getpid()]
+        leases = [_held.pop(key) for key in mine]
+    for lease in leases:
+        try:
+            lease.stack.close()
+        except ManifestsError:
+            _LOG.info("a lease was not given up at exit", exc_info=True)
+
+
+atexit.register(_end_all)
 
 
 def with_lease(job: Job, duration: timedelta | None) -> Job:
