@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,9 +29,14 @@ BLOCK = 4096
 
 
 def used(root: Path) -> int:
-    """The bytes of all files, in whole blocks."""
-    sizes = [path.lstat().st_size for path in root.rglob("*") if path.is_file()]
-    return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+    """The bytes of all files, in whole blocks; other threads rename and delete meanwhile."""
+    total = 0
+    for path in root.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            there = path.lstat()
+            if stat.S_ISREG(there.st_mode):
+                total += -(-there.st_size // BLOCK) * BLOCK
+    return total
 
 
 class SmallDisk(PosixDisk):

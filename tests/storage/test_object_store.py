@@ -118,21 +118,14 @@ def test_a_warm_commit_is_two_rounds(small_store: Any) -> None:
         with repo.transaction(message="an attribute", **how) as store:
             zarr.open_group(store, path="g").attrs["a"] = time.monotonic()
         until = small_store.requests.index("PUT /bucket/prefix/current")
-        return [f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests[: until + 1]]
+        asked = [f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests[: until + 1]]
+        return [a for a in asked if a != "PUT root"]  # archives go up in the background
 
     first, *uploads, last = commit()
     assert (first, last) == ("GET current", "PUT current")
     *uploads, last = commit(fresh=False)
     assert last == "PUT current"
-    assert (
-        {"PUT deltas", "PUT snapshots"}
-        <= set(uploads)
-        <= {
-            "PUT deltas",
-            "PUT snapshots",
-            "PUT root",
-        }
-    )
+    assert set(uploads) == {"PUT deltas", "PUT snapshots"}
 
 
 def test_a_range_is_asked_for_as_a_range(small_store: Any) -> None:
