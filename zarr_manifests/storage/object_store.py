@@ -44,6 +44,7 @@ from zarr_manifests.storage.object_clients import (
 from zarr_manifests.storage.object_errors import Failure, storage_error
 from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.object_requests import Requests
+from zarr_manifests.storage.object_trial import Trial
 from zarr_manifests.storage.object_versions import Version, check_name, conditional, version_of
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
@@ -73,11 +74,6 @@ _NO_BULK: Final = (400, 405, 501)
 _REMEMBERED: Final = 200_000
 _VERSION_TRIES: Final = 5
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
-_PROOF_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
-_PROOF: Final = (
-    b"Here it was tried whether this store heeds conditions. Leave it: it saves a request.\n"
-)
-_NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
 
 
 class ObjectStorage:
@@ -101,6 +97,7 @@ class ObjectStorage:
         self._place = place
         self._proof = Proof(place)  # also fixes the endpoint of requests
         self._requests = Requests(place, self._proof)
+        self._trial = Trial(self._requests, self._put, self._stale, place.url)
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, None] = {}
         self._deletes_many = True
@@ -347,7 +344,7 @@ class ObjectStorage:
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
-        self._prove()
+        self.end_proof()
         found = self._requests.repeated(partial(self._put, key, data, "create"))
         return self._created(found, key, durable=durable)
 
@@ -371,7 +368,7 @@ class ObjectStorage:
         check_key(key)
         if then_create is not None:
             check_key(then_create[0])
-        self._prove()
+        self.end_proof()
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
@@ -452,7 +449,7 @@ class ObjectStorage:
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         check_key(key)
         if self._proof.due:
-            await asyncio.to_thread(self._prove)
+            await asyncio.to_thread(self.end_proof)
         self._refuse_unproven()
 
         def put() -> Awaitable[Any]:
@@ -492,13 +489,26 @@ class ObjectStorage:
         version, _, etag = token.partition(" ")
         return {"version": version, "e_tag": etag} if version.isdigit() and etag else None
 
+    def _stale(self, etag: str) -> Any:
+        return self._version(f"1 {etag}" if self._place.kind == "gs" else etag)
+
     # --- whether the store respects conditions -------------------------------------------------
 
-    def _prove(self) -> None:
+    def begin_proof(self) -> None:
+        """Send the first request of the proof, if one is due; its failure decides nothing."""
+        if self._proof.due and not self._place.read_only:
+            self._trial.begin()
+
+    def end_proof(self) -> None:
+        """Raise `UnsupportedStorageError` if the store ignores conditions."""
         self._refuse_read_only()
         if self._proof.due:
-            self._proof.make(self._try_conditions)
+            self._proof.make(self._trial.ignored)
         self._refuse_unproven()
+
+    def withdraw_proof(self) -> None:
+        """Delete what `begin_proof` has written."""
+        self._trial.withdraw(self._delete_one)
 
     def _refuse_read_only(self) -> None:
         if self._place.read_only and self._place.kind != "http":
@@ -516,26 +526,6 @@ class ObjectStorage:
                 "so commits could be lost there without a word. Use a store, or a version of it, "
                 "that has conditional writes"
             )
-
-    def _try_conditions(self) -> str:
-        """The header that the store ignores; empty if it respects them."""
-        for _ in range(2):  # the object may not exist at the first attempt
-            found = self._requests.repeated(partial(self._put, _PROOF_KEY, _PROOF, "create"))
-            if isinstance(found, Failure):
-                break
-        if not isinstance(found, Failure):
-            return "If-None-Match"
-        if found.status == 501:
-            return "If-None-Match"
-        if found.kind != "exists" or self._requests.is_contended(found):
-            raise storage_error(found, "write", _PROOF_KEY, self.url)
-        stale = self._version("1 " + _NO_SUCH_ETAG if self._place.kind == "gs" else _NO_SUCH_ETAG)
-        found = self._requests.repeated(partial(self._put, _PROOF_KEY, _PROOF, stale))
-        if not isinstance(found, Failure) or found.status == 501:
-            return "If-Match"
-        if found.kind not in ("changed", "exists") or self._requests.is_contended(found):
-            raise storage_error(found, "write", _PROOF_KEY, self.url)
-        return ""
 
 
 # --- keys and ranges -------------------------------------------------------------------------

@@ -30,6 +30,7 @@ __all__ = [
     "KeepsRoom",
     "KeepsTemporaryFiles",
     "ObjectInfo",
+    "ProvesConditions",
     "ReadableStorage",
     "Storage",
     "Tagged",
@@ -327,6 +328,27 @@ class KeepsReserve(Protocol):
     @property
     def reserve(self) -> KeepsRoom:
         """The reserved space."""
+        ...
+
+
+@runtime_checkable
+class ProvesConditions(Protocol):
+    """A storage that finds out by itself whether the place respects conditions.
+
+    It does so before the first conditional write. Who knows that one is coming can save rounds of
+    requests: `begin_proof` and `end_proof` are one round each, and can run beside other requests.
+    """
+
+    def begin_proof(self) -> None:
+        """Send the first request; a failure decides nothing."""
+        ...
+
+    def end_proof(self) -> None:
+        """Raise `UnsupportedStorageError` if the place ignores conditions."""
+        ...
+
+    def withdraw_proof(self) -> None:
+        """Delete what `begin_proof` has written."""
         ...
 
 

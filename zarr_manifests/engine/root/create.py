@@ -2,10 +2,16 @@
 
 The repository exists once the root is written. Objects of a create that was killed before that are
 recognized by their names, and do not keep the next create from succeeding.
+
+On an object store it takes three rounds of requests. The place is listed while the proof of its
+conditions begins. The snapshot is written while the proof ends: under a random name, so that no
+condition is needed. The root comes last. A store that ignores conditions keeps neither.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,15 +25,17 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     ObjectNotFoundError,
+    StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import new_session_id, object_key, session_of, session_start, snapshot_id_of
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import ProvesConditions
 
 __all__ = ["create_repository"]
 
@@ -49,9 +57,15 @@ def create_repository(
             f"{storage.url} cannot put-if-absent and compare-and-swap, so a repository there "
             "could lose commits; choose a local disk or a storage that can"
         )
-    _check_empty(storage)
+    proof = _proof(storage)
+    _begin(storage, runtime, proof)
     repository_id = runtime.random_bytes(16).hex()
-    head = _first_snapshot(objects, runtime, repository_id)
+    log, snapshot = _first_snapshot(runtime, repository_id)
+    if proof is None:
+        runtime.parallel([partial(objects.create, u.key, u.data) for u in (log, snapshot)])
+    else:
+        _put_beside(proof, storage, runtime, (log, snapshot))
+    head = replace(snapshot.ref, copy=snapshot.data)
     now_ms = runtime.now_ms()
     root = Root(
         repository_id,
@@ -74,22 +88,65 @@ def create_repository(
     return at
 
 
-def _check_empty(storage: Storage) -> None:
-    """Refuse a place that holds anything but leftovers of writers that never made a repository.
+def _proof(storage: Storage) -> ProvesConditions | None:
+    """The storage if it proves its conditions, and the repository is to be made at once."""
+    bare = unmetered(storage)
+    return bare if isinstance(bare, ProvesConditions) and not isinstance(storage, Unmade) else None
 
-    A repository that has had a commit has archives of its root, from which it can be recovered.
-    """
+
+def _begin(storage: Storage, runtime: Runtime, proof: ProvesConditions | None) -> None:
+    """Refuse a place that is not empty; where that takes requests, begin the proof beside it."""
+    _check_outside(storage)
+    checks: list[Callable[[], None]] = [
+        partial(_check_no_stray, storage),
+        partial(_check_no_objects, storage),
+    ]
+    if proof is None:
+        one_by_one(checks)
+        return
+    try:
+        runtime.parallel([*checks, proof.begin_proof])
+    except BaseException:
+        with contextlib.suppress(StorageError):  # the first error says more
+            proof.withdraw_proof()
+        raise
+
+
+def _put_beside(
+    proof: ProvesConditions, storage: Storage, runtime: Runtime, uploads: Sequence[Upload]
+) -> None:
+    """Write objects while the proof ends; delete them if the store ignores conditions."""
+    try:
+        puts: list[Callable[[], None]] = [partial(storage.put, u.key, u.data) for u in uploads]
+        runtime.parallel([proof.end_proof, *puts])
+    except UnsupportedStorageError:
+        with contextlib.suppress(StorageError):  # the first error says more
+            storage.delete_many([upload.key for upload in uploads])
+        raise
+
+
+def _check_outside(storage: Storage) -> None:
     outer = around(storage)
     if outer is not None:
         raise AlreadyExistsError(
             f"{storage.url} lies inside the repository {outer}, whose groups are not folders: "
             "write to that with group=, or choose a place outside"
         )
+
+
+def _check_no_stray(storage: Storage) -> None:
     stray = storage.stray()
     if stray is not None:
         raise AlreadyExistsError(
             f"{storage.url} is not empty (it holds {stray!r}); choose an empty place"
         )
+
+
+def _check_no_objects(storage: Storage) -> None:
+    """Refuse objects other than leftovers of writers that never made a repository.
+
+    A repository that has had a commit has archives of its root, from which it can be recovered.
+    """
     for info in storage.list():
         if not _is_abandoned(info.key):
             _refuse_repository(storage)
@@ -121,7 +178,8 @@ def _refuse_repository(storage: Storage) -> None:
     )
 
 
-def _first_snapshot(objects: Objects, runtime: Runtime, repository_id: str) -> BlobRef:
+def _first_snapshot(runtime: Runtime, repository_id: str) -> tuple[Upload, Upload]:
+    """The empty log and the empty snapshot."""
     session = new_session_id(0, runtime.random_bytes(12))
     commit_id = runtime.random_bytes(COMMIT_ID_BYTES)
     log = Upload(object_key("deltas", session, 0), Delta(commit_id).encode())
@@ -139,6 +197,4 @@ def _first_snapshot(objects: Objects, runtime: Runtime, repository_id: str) -> B
         (),
         log.ref,
     )
-    head = Upload(key, snapshot.encode())
-    runtime.parallel([partial(objects.create, u.key, u.data) for u in (log, head)])
-    return replace(head.ref, copy=head.data)
+    return log, Upload(key, snapshot.encode())

@@ -1,0 +1,122 @@
+"""Creating a repository in an object store: in three rounds of requests, and nowhere it should not.
+
+A round is counted by holding its requests back until all of them have come: were one of them sent
+only after another is answered, none would be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import zarr_manifests as zm
+from zarr_manifests.errors import AlreadyExistsError, UnsupportedStorageError
+from zarr_manifests.storage import from_url
+from zarr_manifests.storage.object_proof import Proof
+
+URL = "s3://bucket/prefix"
+LISTINGS = ["GET /bucket"] * 2
+PROBE = "PUT /bucket/prefix/.probe"
+
+
+def _kind(request: Any) -> str:
+    """What is asked for, without names that are random."""
+    parts = f"{request.method} {request.path}".split("/")
+    return "/".join(parts[:4]) if parts[-1] != ".probe" else "/".join(parts)
+
+
+@contextmanager
+def _rounds(store: Any, *rounds: list[str]) -> Iterator[None]:
+    """Answer requests of a round once all of it have come; check that there are no others."""
+    due = [sorted(one) for one in rounds]
+    come: list[str] = []
+    changed = threading.Condition()
+    done = 0
+
+    def hold(request: Any) -> None:
+        nonlocal done
+        kind = _kind(request)
+        if kind == "PUT /bucket/prefix/root":  # an archive, which goes up in the background
+            return
+        with changed:
+            mine = done
+            come.append(kind)
+            if mine < len(due) and len(come) == len(due[mine]):
+                assert sorted(come) == due[mine]
+                come.clear()
+                done += 1
+                changed.notify_all()
+            assert changed.wait_for(lambda: done > mine, timeout=20), (mine, come)
+
+    store.faults.append(hold)
+    yield
+    store.faults.remove(hold)
+    assert (done, come) == (len(due), [])
+
+
+def test_creating_takes_three_rounds(small_store: Any) -> None:
+    objects = ["PUT /bucket/prefix/deltas", "PUT /bucket/prefix/snapshots"]
+    root = ["PUT /bucket/prefix/current"]
+    with _rounds(small_store, [*LISTINGS, PROBE], [*objects, PROBE, PROBE], root):
+        zm.Repository.create(URL)
+    assert zm.Repository.open(URL).verify().ok
+
+
+def test_creating_takes_three_rounds_where_conditions_are_promised(
+    small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proof, "due", False)
+    objects = ["PUT /bucket/prefix/deltas", "PUT /bucket/prefix/snapshots"]
+    with _rounds(small_store, LISTINGS, objects, ["PUT /bucket/prefix/current"]):
+        zm.Repository.create(URL)
+
+
+@pytest.mark.parametrize("there", ["thesis.pdf", "holiday photo.jpg", "current"])
+def test_a_place_that_is_not_empty_is_left_as_it_was(small_store: Any, there: str) -> None:
+    small_store.objects[f"bucket/prefix/{there}"] = b"mine"
+    with pytest.raises(AlreadyExistsError):
+        zm.Repository.create(URL)
+    assert small_store.objects == {f"bucket/prefix/{there}": b"mine"}
+
+
+def test_the_probe_of_others_is_left_where_it_is(small_store: Any) -> None:
+    zm.Repository.create(URL)
+    Proof._made.clear()
+    before = set(small_store.objects)
+    with pytest.raises(AlreadyExistsError, match="there is a repository"):
+        zm.Repository.create(URL)
+    assert set(small_store.objects) >= before
+
+
+@pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])
+def test_a_store_that_ignores_conditions_keeps_no_snapshot(small_store: Any, ignored: str) -> None:
+    small_store.heeds -= {ignored}
+    with pytest.raises(UnsupportedStorageError, match=f"takes no notice of {ignored}"):
+        zm.Repository.create(URL)
+    assert list(small_store.objects) == ["bucket/prefix/.probe"]
+    assert not any("/current" in request for request in small_store.requests)
+
+
+def test_a_probe_that_somebody_withdraws_is_no_bad_sign(small_store: Any) -> None:
+    """Another process has made it, found the place occupied, and removes it."""
+    small_store.objects["bucket/prefix/.probe"] = b""
+
+    def withdraw(request: Any) -> None:
+        if request.headers.get("If-Match"):
+            small_store.objects.pop("bucket/prefix/.probe", None)
+
+    small_store.faults.append(withdraw)
+    assert from_url(URL).create("a", b"1")
+    assert list(small_store.objects) == ["bucket/prefix/a"]
+
+
+def test_who_may_not_write_hears_what_is_there(small_store: Any) -> None:
+    zm.Repository.create(URL)
+    Proof._made.clear()
+    small_store.refuse({"PUT", "DELETE"}, 403, "AccessDenied")
+    with pytest.raises(AlreadyExistsError, match="there is a repository"):
+        zm.Repository.create(URL)
