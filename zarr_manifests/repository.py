@@ -1330,8 +1330,8 @@ class Repository:
         AlreadyExistsError
             If there is something at the path.
         InvalidArgumentError
-            If a reference is malformed, a location is a relative path or has a user or a password
-            in it, or there is more than `max_bytes` or `max_references`.
+            If a reference is malformed, is no chunk of an array, or names a relative path or one
+            with a user or a password in it; or there is more than `max_bytes` or `max_references`.
         UnsupportedFormatError
             If there is a template or metadata that is not understood.
         UnsupportedStorageError
@@ -1345,7 +1345,9 @@ class Repository:
         found = read_kerchunk(
             references, trusted, max_bytes=max_bytes, max_references=max_references
         )
-        return self._import(found, path, trusted, message, branch, False, max_bytes)
+        return self._import(
+            found, path, trusted, message, branch, False, max_bytes, only_chunks=True
+        )
 
     def _import(
         self,
@@ -1356,10 +1358,19 @@ class Repository:
         branch: str,
         copy: bool,
         max_bytes: int,
+        *,
+        only_chunks: bool = False,
     ) -> str:
         commits = self._commits(branch)
-        workspace = commits.writer.workspace
-        import_references(workspace, path, references, trusted, copy=copy, max_bytes=max_bytes)
+        import_references(
+            commits.writer.workspace,
+            path,
+            references,
+            trusted,
+            copy=copy,
+            max_bytes=max_bytes,
+            only_chunks=only_chunks,
+        )
         return commits.commit(message)
 
     # --- maintenance -------------------------------------------------------------------------

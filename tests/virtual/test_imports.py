@@ -197,7 +197,7 @@ def test_kerchunk_references(repo: zm.Repository, kerchunk: dict[str, Any], tmp_
         ({"refs": {"a": ["ftp://bucket/a", 1, 5]}}, UnsupportedStorageError),
         ({"refs": {"a": "base64:!"}}, InvalidArgumentError),
         ({"refs": {"a": ["file:///a"]}}, VirtualContainerError),
-        ({"refs": {"a": ["file:///a", 1, 5]}}, VirtualContainerError),
+        ({"refs": {"a": ["file:///a", 1, 5]}}, InvalidArgumentError),
         ({"refs": {".zarray": "{}"}}, UnsupportedFormatError),
     ],
 )
@@ -207,6 +207,33 @@ def test_references_that_are_refused(
     with pytest.raises(error):
         repo.import_kerchunk(kerchunk | change)
     assert len(list(repo.ancestry())) == 1
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["t/c/3/0", "t/c/0/1", "t/c/00/0", "t/c/0", "t/0.0", "t/c/0/0/0", "i/c/2", "elsewhere/c/0"],
+)
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_reference_that_no_array_would_read_is_refused(
+    repo: zm.Repository, kerchunk: dict[str, Any], key: str, inline: bool
+) -> None:
+    """It was kept as an opaque entry, and Zarr read fill value where its bytes were meant."""
+    kerchunk["refs"][key] = "a" if inline else ["{{u}}", 4, 64]
+    if inline and key.startswith("elsewhere"):
+        repo.import_kerchunk(kerchunk)  # what is below no array may be anything
+        assert contents_of(repo.readonly_session().store).find(key) is not None
+        return
+    with pytest.raises(InvalidArgumentError, match=f"1 of the references.*the first being '{key}'"):
+        repo.import_kerchunk(kerchunk)
+    assert len(list(repo.ancestry())) == 1
+
+
+def test_the_first_of_many_such_references_are_named(
+    repo: zm.Repository, kerchunk: dict[str, Any]
+) -> None:
+    kerchunk["refs"] |= {f"t/c/{i}/0": ["{{u}}", 4, 64] for i in range(3, 9)}
+    with pytest.raises(InvalidArgumentError, match=r"6 of .*'t/c/3/0', 't/c/4/0', 't/c/5/0':"):
+        repo.import_kerchunk(kerchunk)
 
 
 def test_files_that_hold_no_references(repo: zm.Repository, tmp_path: Path) -> None:

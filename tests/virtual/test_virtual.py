@@ -30,6 +30,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
+from zarr_manifests.virtual import parquet_columns
 from zarr_manifests.virtual import virtual_files as files
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import file_version
@@ -80,6 +81,29 @@ def versions(folder: Path) -> dict[str, Any]:
         "modified": [v.modified_ms for v in found],
         "sizes": [v.nbytes for v in found],
     }
+
+
+def test_a_stored_ref_of_no_bytes_is_refused(
+    repo: zm.Repository, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting one is refused, but another writer may have stored it."""
+    checked = parquet_columns._column
+
+    def lax(name: str, values: Any, n: int, least: int, most: int) -> Any:
+        return checked(name, values, n, least if name != "length" else 0, most)
+
+    monkeypatch.setattr(parquet_columns, "_column", lax)
+    session = repo.writable_session()
+    make(session.store)
+    location = (folder / "a.bin").as_uri()
+    session.store.set_virtual_refs("a", [[0], [1], [2]], [location], [0] * 3, [0, 1, 2], [1, 0, 1])
+    session.commit("as another writer would")
+    reader = repo.readonly_session()
+    a = zarr.open_array(reader.store, path="a", mode="r")
+    assert a[0] == DATA[0]
+    for read in (lambda: a[1], lambda: a[:3], lambda: list(reader.read_chunks("a"))):
+        with pytest.raises(CorruptObjectError, match="no bytes"):
+            read()
 
 
 # --- setting and giving back -----------------------------------------------------------------

@@ -123,11 +123,17 @@ class VirtualReader:
         CorruptObjectError
             If they do not.
         """
-        if len(data) == length and not (
-            length == ref.length and ref.crc32c is not None and crc32c(data) != ref.crc32c
+        if (
+            len(data) == length
+            and ref.length
+            and not (length == ref.length and ref.crc32c is not None and crc32c(data) != ref.crc32c)
         ):
             return data
         url = self._containers.resolve(ref.source)[1].url
+        if not ref.length:
+            raise CorruptObjectError(
+                f"a chunk in {url} is said to have no bytes, which none has; reference it anew"
+            )
         if len(data) != length:
             end = "" if nbytes is None else f" at byte {nbytes}"
             raise CorruptObjectError(

@@ -461,7 +461,9 @@ def _are_sound(
 ) -> npt.NDArray[np.bool_]:
     """Which chunks are whole, and what their checksums say, if these are known."""
     number = len(chunks)
-    whole = np.fromiter(map(len, chunks), np.int64, number) == table.length[rows]
-    known = (table.kind[rows] == RefKind.NATIVE) | (table.number[rows] == 1)
+    native, length = table.kind[rows] == RefKind.NATIVE, table.length[rows]
+    whole = np.fromiter(map(len, chunks), np.int64, number) == length
+    whole &= native | (length > 0)
+    known = native | (table.number[rows] == 1)
     sound = ~known | (crc32c_of_each(chunks) == table.crc32c[rows])
     return np.asarray(whole & sound)

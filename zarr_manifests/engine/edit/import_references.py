@@ -39,6 +39,7 @@ _GROUPS: Final = {
     V3_DOCUMENT: b'{"zarr_format":3,"node_type":"group","attributes":{}}',
     V2_GROUP: b'{"zarr_format":2}',
 }
+_DOCUMENTS: Final = frozenset({V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES})
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,6 +51,7 @@ def import_references(
     *,
     copy: bool,
     max_bytes: int,
+    only_chunks: bool = False,
 ) -> None:
     """Put what `references` say below `path`.
 
@@ -67,6 +69,9 @@ def import_references(
         Whether chunks are copied, and not referred to.
     max_bytes : int
         That a chunk which is copied may have.
+    only_chunks : bool
+        Whether to refuse keys that are neither documents nor chunks of an array. Otherwise they
+        are kept as they are, as other files in a Zarr store.
 
     Raises
     ------
@@ -83,6 +88,8 @@ def import_references(
     _write_values(workspace, path, references)
     source = _Source(VirtualReader(trusted), trusted, references, max_bytes)
     rows_of, others = _by_array(workspace, path, references)
+    if only_chunks:
+        _refuse_others(workspace, path, references, others)
     for place, parts in rows_of.items():
         node = workspace.contents.array_at(place)
         assert node.array is not None
@@ -120,6 +127,26 @@ class _Source:
                 f"{self.max_bytes}: pass a larger max_bytes="
             )
         return self.reader.read(ref, 0, ref.length)
+
+
+def _refuse_others(
+    workspace: Workspace, path: str, references: References, others: Sequence[int]
+) -> None:
+    """Refuse what no array would read: fill value would take its place without a word."""
+    keys = [references.keys[row] for row in others]
+    for key in references.values:
+        folder, name = split(key)
+        if name in _DOCUMENTS or _array_above(workspace, join(path, folder)) is None:
+            continue
+        if workspace.contents.chunk_at(join(path, key)) is None:
+            keys.append(key)
+    if keys:
+        first = ", ".join(repr(key[:80]) for key in keys[:3])
+        raise InvalidArgumentError(
+            f"{len(keys)} of the references are no chunk of an array, the first being {first}: "
+            "fill value would be read in their place. Correct the keys, or the shape and chunks "
+            "in the array's metadata"
+        )
 
 
 type _Parts = dict[str, list[tuple[IndexArray, IndexArray]]]
@@ -223,9 +250,7 @@ def _make_room(workspace: Workspace, path: str, document: str) -> None:
 def _write_values(workspace: Workspace, path: str, references: References) -> None:
     # Parents before what is in them, documents before chunks.
     order = sorted(references.values, key=lambda key: (key.count("/"), key))
-    documents = [
-        k for k in order if split(k)[1] in (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
-    ]
+    documents = [key for key in order if split(key)[1] in _DOCUMENTS]
     taken = set(documents)
     for key in (*documents, *(k for k in order if k not in taken)):
         workspace.set(join(path, key), references.values[key])
