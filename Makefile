@@ -2,6 +2,7 @@
 
 MINUTES ?= 10
 FIRST ?= 100000
+QUICK = not servers and not spark and not cluster and not simulation and not faults and not benchmarks
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
@@ -19,22 +20,23 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run lint and all tests but those of Spark and the sweeps
-	.venv/bin/pytest -m "not servers and not spark and not cluster and not simulation and not faults and not benchmarks" -n auto
-	.venv/bin/pytest -m simulation --seeds 400 -n auto tests/simulation
+	.venv/bin/pytest -m "not sweep and $(QUICK)" -n auto
+	.venv/bin/pytest -m "simulation and not sweep" --seeds 200 -n auto tests/simulation
 
 servers: setup  ## run the tests of each server of object stores, as CI does after make test
 	@.ci/setup-servers
 	.venv/bin/pytest -m servers -n auto tests/storage
 
 spark: setup  ## run the tests that start Spark, as CI does after make servers
-	.venv/bin/pytest -m spark
+	.venv/bin/pytest -m spark --hypothesis-profile sweep
 
 cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark
 	.venv/bin/pytest -m cluster
 
-sweep: setup  ## run what CI runs at last: each benchmark once, more seeds, all faults of the network
+sweep: setup  ## run what CI runs at last: each benchmark once, all seeds, examples, crashes and faults
 	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py
 	.venv/bin/pytest -m faults -n auto tests/storage
+	.venv/bin/pytest -m "(sweep or hypothesis) and $(QUICK)" --hypothesis-profile sweep -n auto
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
 simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -201,7 +202,7 @@ def test_whole_chunks_are_not_touched() -> None:
     assert opened(storage).time.values.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(1, 6),
     st.integers(1, 4),

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import ChunkKind, Repository, ResolvedChunks, Session
 from zarr_manifests.engine.edit.bulk_chunks import _are_sound
 from zarr_manifests.errors import (
@@ -187,7 +188,7 @@ BOUND = st.none() | st.integers(-3, LENGTH + 3)
 BOX = st.tuples(st.builds(slice, BOUND, BOUND), st.builds(slice, BOUND, BOUND)).map(list)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(TURNS, BOX), min_size=3, max_size=14), st.sampled_from([8, 10_000]))
 def test_it_says_what_lookups_of_each_chunk_say(
     turns: list[tuple[tuple[Any, ...], list[slice]]], spill_refs: int

@@ -21,6 +21,7 @@ from zarr.core.codec_pipeline import FusedCodecPipeline
 from zarr.storage import MemoryStore
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests.bulk import BulkCodecPipeline, reading, use_bulk
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -150,7 +151,7 @@ def _indexed(array: Any, how: str) -> Any:
     return {"basic": array, "orthogonal": array.oindex, "points": array.vindex}[how]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> None:
     given_, draw = data.draw(options()), data.draw

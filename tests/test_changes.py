@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from inside import change_root
 from zarr_manifests import Change, Operation, Repository, Session
 from zarr_manifests.errors import (
@@ -271,7 +272,7 @@ def do(session: Session, step: tuple[str, str, int, int]) -> None:
         session.store.delete_sync(f"{name}/c/{i}/{j}")
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(
     st.lists(st.lists(_STEPS, min_size=1, max_size=5), min_size=1, max_size=8),
     st.data(),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 
 import zarr_manifests as zm
+from effort import examples
 from inside import context_of
 from zarr_manifests.demo import open_relief
 from zarr_manifests.engine.edit.record_zones import record_zones
@@ -261,7 +262,7 @@ class World:
             self.session.commit("a step")
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(120), suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
     world = World(data)
@@ -284,7 +285,7 @@ def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
         assert matching_chunks(session, [missing]) <= selected(found)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_recorded_bounds_never_leave_out_a_match(data: st.DataObject) -> None:
     """One array with statistics of all chunks, and one change at most."""

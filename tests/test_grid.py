@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, grid_shape
 
@@ -34,7 +35,7 @@ def test_grid_shape() -> None:
         grid_shape((1, 2), (1,))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(boxes())
 def test_coordinates_and_linear_indexes(box: Box) -> None:
     coords = all_coords(box)
@@ -46,7 +47,7 @@ def test_coordinates_and_linear_indexes(box: Box) -> None:
     assert all(c in box for c in coords)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_linear_indexes_carried_to_another_box(data: st.DataObject) -> None:
     ndim = data.draw(st.integers(0, 4))
@@ -75,7 +76,7 @@ def test_linear_indexes_carried_from_far_outside() -> None:
     assert two.carried(np.array([0, 4]), one).tolist() == [5000, 5004]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_containment_and_overlap(data: st.DataObject) -> None:
     ndim = data.draw(st.integers(0, 3))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.presence_index import Presence, index_leaves
@@ -474,7 +475,7 @@ _STEP = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(_STEP, min_size=5, max_size=60),
     st.tuples(st.integers(0, 9), st.integers(0, 3)),

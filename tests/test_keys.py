@@ -10,6 +10,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import (
     ArrayMeta,
@@ -47,7 +48,7 @@ def test_chunk_keys_round_trip(keys: ChunkKeys, coords: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("keys", ENCODINGS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(rest=st.text(st.sampled_from("c/.0123+- \n٣"), max_size=8), ndim=st.integers(0, 3))
 def test_only_the_canonical_key_is_a_chunk(keys: ChunkKeys, rest: str, ndim: int) -> None:
     coords = keys.decode(rest, ndim)
@@ -243,7 +244,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.dictionaries(
         st.sampled_from(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import (
     Conflict,
@@ -398,7 +399,7 @@ def test_either_order_has_the_same_result(row: tuple[Any, ...]) -> None:
     assert both(base(), one, two) == both(base(), two, one)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=3),
     st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=3),

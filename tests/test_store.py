@@ -21,6 +21,7 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachi
 from zarr.testing.store import StoreTests
 from zarr.testing.strategies import arrays
 
+from effort import examples
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
@@ -29,7 +30,7 @@ from zarr_manifests.testing import LatencyStorage
 
 _MACHINES = settings(
     deadline=None,
-    max_examples=20,
+    max_examples=examples(20),
     stateful_step_count=20,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
@@ -133,12 +134,14 @@ def _storages(tmp_path: Path, kind: str) -> Storage:
 
 
 @_any_data_type
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_zarr_hierarchy_machine(tmp_path: Path, kind: str) -> None:
     store = _store(_storages(tmp_path, kind))
     run_state_machine_as_test(lambda: ZarrHierarchyStateMachine(store), settings=_MACHINES)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_zarr_store_machine(tmp_path: Path, kind: str) -> None:
     store = _store(_storages(tmp_path, kind))
@@ -146,6 +149,7 @@ def test_zarr_store_machine(tmp_path: Path, kind: str) -> None:
 
 
 @_any_data_type
+@pytest.mark.hypothesis
 def test_zarr_hierarchy_machine_with_commits_between() -> None:
     """What Zarr has built so far is the same after every commit, also through folds."""
 
@@ -170,7 +174,7 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
 
 
 @_any_data_type
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_arrays_of_format_2_that_zarr_draws(data: st.DataObject) -> None:
     """The keys and values are those of another store, and none is opaque."""

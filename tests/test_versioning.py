@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from effort import examples
 from inside import change_root
 from zarr_manifests import Repository, Session, commits
 from zarr_manifests.errors import (
@@ -268,7 +269,7 @@ def shifted(padded: np.ndarray, offset: tuple[int, ...]) -> np.ndarray:
     return moved
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
     ndim = data.draw(st.integers(1, 3))
@@ -312,7 +313,7 @@ def test_shift_and_reindex_upload_no_chunks() -> None:
     assert read[:].tolist() == [0, 1, 0, 0, 0, 0, 0, 0, *range(2, 32), 0, 0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.permutations(range(6)), st.sets(st.integers(0, 5)), st.sampled_from(["map", "call", "array"])
 )
@@ -521,7 +522,7 @@ def start() -> Repository:
     return repo
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS, STEPS, st.sets(st.integers(0, 3)))
 def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: set[int]) -> None:
     repository = start()
@@ -572,7 +573,7 @@ def test_a_group_that_is_picked_beside_one_like_it_is_not_that_one(
     assert len({node.node_id for node in nodes.values()}) == len(nodes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS, STEPS, st.booleans())
 def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], fold: bool) -> None:
     repository = start()
@@ -600,7 +601,7 @@ def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], f
         assert at(repository) == expected[-1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS, STEPS, st.booleans())
 def test_amending_is_one_commit_of_both(first: list[Any], second: list[Any], fold: bool) -> None:
     repository = start()

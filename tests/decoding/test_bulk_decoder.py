@@ -16,6 +16,7 @@ from zarr import codecs as v3
 from zarr.codecs import numcodecs as numcodecs_v3
 from zarr.storage import MemoryStore
 
+from effort import examples
 from zarr_manifests import decoding
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import CorruptObjectError
@@ -177,7 +178,7 @@ def test_any_region_is_what_zarr_reads(written: Written, data: Any, batch: int) 
 
 
 @given(arrays(most_axes=2), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_damaged_chunks_are_left_to_zarr(written: Written, data: Any) -> None:
     chunks = written.chunks()
     assume(chunks)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
+from effort import examples
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.nodes import Base
@@ -149,7 +150,7 @@ def collected(names: Any) -> list[str]:
 
 
 @given(st.lists(steps(), min_size=1, max_size=25), st.lists(keys, min_size=1, max_size=6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_base_in_pages_answers_as_one_without(
     changes: list[tuple[str, ...]], wanted: list[str]
 ) -> None:

@@ -12,6 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from inside import context_of
 from zarr_manifests import ArrayShape, CellChanges, Operation, Repository, Session
 from zarr_manifests.engine.history.changed_cells import compared_cells
@@ -98,7 +99,7 @@ def make_again(session: Session, shape: Coords, chunks: Coords) -> None:
     )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(st.lists(_STEPS, min_size=1, max_size=3), min_size=1, max_size=7), st.data())
 def test_cells_are_told_as_reading_both_snapshots_shows(
     commits: list[list[tuple[str, str, int]]], data: st.DataObject

@@ -14,6 +14,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from inside import context_of, root_of, short_pages
 from zarr_manifests import Repository
 from zarr_manifests.engine.history.ancestry import ancestors
@@ -244,7 +245,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whatever_is_done_pages_tell_what_a_walk_finds(steps: list[tuple[str, int]]) -> None:
     storage = MemoryStorage()
     with short_pages():

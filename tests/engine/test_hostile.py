@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.by_id import snapshot_ref
@@ -360,7 +361,7 @@ wild = st.one_of(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.errors import FencedError
@@ -201,7 +202,7 @@ def test_rules_go_by_the_chunks_that_there_are() -> None:
     assert repository.totals()["air"].total.refs_exact
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_the_index_says_what_manifests_say(data: st.DataObject) -> None:
     storage = MemoryStorage()

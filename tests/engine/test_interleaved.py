@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, FencedError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
@@ -319,7 +320,7 @@ TURNS = st.one_of(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1), st.lists(TURNS, min_size=15, max_size=30))
 def test_every_snapshot_equals_the_model(seed: int, turns: list[tuple[Any, ...]]) -> None:
     world = World(seed)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import Repository, RepositoryConfig, Session
 from zarr_manifests.config import ChunkManifests
 from zarr_manifests.engine.compact import merge_leaves as repack_module
@@ -397,7 +398,7 @@ def contents(session: Session) -> dict[str, bytes]:
     return {key: value.to_bytes() for key, value in found.items() if value is not None}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.lists(operations, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_rewriting_after_each_commit_changes_nothing_but_the_layout(
     commits: list[list[tuple[Any, ...]]],

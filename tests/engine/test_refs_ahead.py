@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.snapshot import read_ahead as ahead
@@ -332,7 +333,7 @@ STEPS = st.tuples(
 RUNS = st.lists(st.tuples(st.integers(0, 143), st.integers(1, 144)), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(STEPS, max_size=6), RUNS)
 def test_every_chunk_is_what_it_is_looked_up_to_be(
     steps: list[tuple[str, int, int]], runs: list[tuple[int, int]]

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import Fork, ManifestStore, Repository
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
@@ -343,7 +344,9 @@ END = st.one_of(COMMIT, COMMIT, st.just(("rebase",)), st.just(("discard",)))
 ROUND = st.tuples(st.lists(AMID, min_size=4, max_size=12), END).map(lambda of: [*of[0], of[1]])
 
 
-@settings(max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(100), derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(st.lists(ROUND, min_size=1, max_size=3))
 @example([[("copy",), ("write", 0, b"2"), ("copy",), ("write_in_copy", 2, 0, b"3, in a pack")]])
 @example([[("write", 0, None), ("copy",), ("write", 0, b"2"), ("write_in_copy", 1, 0, None)]])

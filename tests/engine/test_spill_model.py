@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.errors import ConflictError, ManifestsError
@@ -211,7 +212,7 @@ def done(call: Callable[[], None]) -> str:
     return "done"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(TURNS, min_size=4, max_size=16))
 def test_what_is_spilled_makes_no_difference(turns: list[tuple[Any, ...]]) -> None:
     sides = Side(BUDGET), Side(1_000_000)

@@ -16,6 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from zarr_manifests import Amount, Repository, Session, Totals
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.snapshot import totals as totals_module
@@ -199,7 +200,7 @@ class World:
             event("nothing to do again")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_what_is_called_exact_is(data: st.DataObject) -> None:
     world, exact = World(), 0

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+from effort import examples
 from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -172,7 +173,7 @@ def laid_over(
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(said, max_size=6), st.tuples(st.integers(0, 6), st.integers(0, 6)), st.data())
 def test_one_chunk_many_and_all_are_found_alike(
     says: list[dict[str, Any]], upto: tuple[int, int], data: st.DataObject
@@ -323,7 +324,7 @@ def any_tables(draw: st.DrawFn) -> ChunkTable:
 node_ids = st.sampled_from([A, B])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -12,6 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
@@ -186,7 +187,7 @@ def test_a_branch_beside_a_busy_one_is_not_held_up() -> None:
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=40))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_far_away_or_not_history_is_the_same(steps: list[tuple[int, int]]) -> None:
     storage = MemoryStorage()
     repository = Repository.create(storage, QUIET)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -16,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from effort import examples
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.keys import (
     DOCUMENTS,
@@ -276,11 +278,12 @@ def test_a_deleted_root_is_no_member_of_itself() -> None:
     assert contents_of(session.store).children("") == {"c"}
 
 
+@pytest.mark.hypothesis
 def test_random_operations_against_a_dict() -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=150,
+            max_examples=examples(150),
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -18,6 +18,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.blobs import BlobRef
@@ -426,7 +427,9 @@ wild = st.recursive(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 def test_any_directory(data: st.DataObject, whole: bytes) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import blosc
 
+from effort import examples
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ManifestsError
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import (
@@ -48,7 +49,7 @@ def forged(table: ChunkTable, **changes: Any) -> ChunkTable:
 # --- columns ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.one_of(
         st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=40),
@@ -142,7 +143,7 @@ refs: st.SearchStrategy[StoredRef] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_lookup_after_a_round_trip(data: st.DataObject) -> None:
     ndim = data.draw(st.integers(0, 4))
@@ -252,7 +253,7 @@ def test_a_table_beyond_what_is_read_is_not_written(monkeypatch: pytest.MonkeyPa
         ChunkTable.of({(i,): UNSET for i in range(4)}).pack()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_whatever_passes_for_a_table_can_be_used(data: st.DataObject) -> None:
     """Columns of forged bytes: refused, or a table that merges and folds without a fault."""

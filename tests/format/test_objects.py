@@ -20,6 +20,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -60,7 +61,7 @@ from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 
 _FUZZ = settings(
-    max_examples=300,
+    max_examples=examples(300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -398,7 +399,7 @@ def read(kind: str, data: bytes, ref: BlobRef | None = None) -> Any:
 
 
 @each_kind
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_round_trip(kind: str, data: st.DataObject) -> None:
     value = data.draw(VALUES[kind])
@@ -454,7 +455,7 @@ def replaced(value: Any, way: tuple[Any, ...], by: Any) -> Any:
 
 
 @each_kind
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_what_can_be_built_and_written_can_be_read(kind: str, data: st.DataObject) -> None:
     """Whatever is wrong with it; else it would be acknowledged, and nobody could open it."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.layout.bins import pack, pack_into, pair
 
@@ -38,7 +39,7 @@ def fewest_bins(sizes: list[int], capacity: int) -> int:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.integers(1, CAPACITY), max_size=9))
 def test_bins_are_few(some: list[int]) -> None:
     bins = pack(some, CAPACITY)
@@ -53,7 +54,7 @@ def test_the_brute_force_finds_what_first_fit_decreasing_misses() -> None:
     assert fewest_bins([], CAPACITY) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(sizes)
 def test_everything_is_packed_once_within_the_capacity(some: list[int]) -> None:
     bins = pack(some, CAPACITY)
@@ -75,7 +76,7 @@ def test_what_fits_nowhere_is_refused() -> None:
         pack([3, 21], CAPACITY)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(sizes, st.integers(0, 4))
 def test_with_few_bins_the_biggest_are_left_out(some: list[int], most: int) -> None:
     bins = pack_into(some, CAPACITY, most)
@@ -94,7 +95,7 @@ def test_with_few_bins_the_biggest_are_left_out(some: list[int], most: int) -> N
         assert len(pack([some[i] for i in more], CAPACITY)) > most
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(sizes, st.integers(1, 7))
 def test_pairs(some: list[int], members: int) -> None:
     groups = pair(some, members)

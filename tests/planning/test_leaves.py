@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
@@ -43,7 +44,7 @@ def disjoint_boxes(draw: st.DrawFn) -> list[Box]:
     return [box for box in keep if box.size]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(disjoint_boxes(), st.data())
 def test_found_as_by_looking_at_every_leaf(boxes: list[Box], data: st.DataObject) -> None:
     if not boxes:

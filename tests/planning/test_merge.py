@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.engine.edit.change_set import same_bytes
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import (
@@ -125,7 +126,7 @@ def lookup(leaves: tuple[ChunkTable, ...], overlay: Overlay, coords: Coords) -> 
     return None if isinstance(found, Unset) else found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(stacks())
 def test_fold_against_a_dict(
     stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]],
@@ -144,7 +145,7 @@ def test_fold_against_a_dict(
             assert folded.get(coords) == expected[coords]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(stacks())
 def test_lookup_through_overlay_and_leaves_against_a_dict(
     stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]],
@@ -157,7 +158,7 @@ def test_lookup_through_overlay_and_leaves_against_a_dict(
         assert lookup(built(leaves), overlay, coords) == expected.get(coords)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(stacks(), st.integers(0, 4))
 def test_layers_can_be_brought_together_in_steps(
     stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], at: int
@@ -291,7 +292,7 @@ def test_tables_and_truncations_of_different_ndim_are_refused(cut: Coords) -> No
 # --- splitting -------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(stacks(), st.data())
 def test_rows_within_a_box_and_which_are_set(
     stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], data: st.DataObject
@@ -306,7 +307,7 @@ def test_rows_within_a_box_and_which_are_set(
         assert {coords: ref is UNSET for coords, ref in bare(table).refs()} == states
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(stacks(), st.integers(1, 5))
 def test_split_tables_hold_the_same_in_boxes_that_do_not_overlap(
     stack: tuple[list[Model], list[tuple[Coords | None, list[Model]]]], most_rows: int
@@ -364,7 +365,7 @@ few = st.dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(few, few)
 def test_a_difference_is_what_changed_and_nothing_else(
     old: dict[Coords, StoredRef], new: dict[Coords, StoredRef]
@@ -396,7 +397,7 @@ alike: st.SearchStrategy[StoredRef] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.integers(0, 2))
 def test_tables_agree_where_their_refs_stand_for_the_same_bytes(
     data: st.DataObject, ndim: int

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.manifest import ManifestRef, Part
@@ -95,7 +96,7 @@ def bases(draw: st.DrawFn, sequence: int = 2) -> Base:
 
 
 @given(bases(), bases(sequence=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_pages_hold_everything_and_what_has_not_changed_stays(whole: Base, later: Base) -> None:
     base, pages, _ = planned(whole)
     assert joined(base, pages) == joined(whole, ([], []))

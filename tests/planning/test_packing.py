@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.planning.layout.packing import EMBED_BYTES, plan_embedding
 
 node_ids = st.binary(min_size=1, max_size=3)
@@ -21,7 +22,7 @@ def shuffled(items: dict[bytes, int], seed: int) -> dict[bytes, int]:
     return {key: items[key] for key in keys}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.dictionaries(node_ids, sizes, max_size=60),
     st.frozensets(node_ids),

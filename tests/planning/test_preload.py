@@ -8,6 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
@@ -96,7 +97,7 @@ def test_deltas_that_speak_of_the_arrays_are_fetched_too() -> None:
     assert [c.is_delta for c in plan.fetched] == [True, True, False]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(
         st.lists(

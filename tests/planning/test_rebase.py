@@ -7,6 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
@@ -142,7 +143,7 @@ coords = st.lists(st.integers(0, 6), min_size=2, max_size=2).map(tuple)
 touched = st.dictionaries(st.sampled_from([A, B]), st.sets(coords, min_size=1), max_size=2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(touched, st.lists(touched, max_size=3))
 def test_chunk_conflicts_are_the_intersections(
     mine: dict[bytes, set[Coords]], theirs: list[dict[bytes, set[Coords]]]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.config.manifest_sets import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
@@ -484,7 +485,7 @@ def as_change(chunks: set[tuple[int, int]], cut: tuple[int, int] | None = None) 
     return ArrayChange(np.array(sorted(chunks), np.int64).reshape(-1, 2), cut)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(configs(), min_size=1, max_size=2), st.data())
 def test_every_history_leaves_every_chunk_in_one_leaf(
     some: list[ChunkManifests], data: st.DataObject
@@ -529,7 +530,7 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
         assert all(before[ref.blob.key] is ref for ref in model.refs if ref.blob.key in untouched)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(configs(), st.dictionaries(st.sampled_from(PATHS), chunk_sets()), st.randoms())
 def test_the_order_of_leaves_does_not_matter(
     config: ChunkManifests, chunks: dict[str, set[tuple[int, int]]], chance: random.Random
@@ -549,7 +550,7 @@ def test_the_order_of_leaves_does_not_matter(
     assert [m.leaves for m in plan.manifests] == [ref.parts for ref in model.refs]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(1, 20), max_size=9))
 def test_manifests_are_few(sizes: list[int]) -> None:
     config = ChunkManifests(sets=(ManifestSet("default", 20, None, None, None),), rules=())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.config.manifest_sets import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords
@@ -76,7 +77,7 @@ alongs = st.dictionaries(st.integers(0, 3), st.integers(1, 15), min_size=1).map(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.none() | alongs, st.integers(1, 60), st.integers(0, 50))
 def test_a_leaf_is_within_its_limits_and_does_not_know_how_long_the_first_axis_is(
     shape: Coords, split: Split | None, most: int, more: int
@@ -89,7 +90,7 @@ def test_a_leaf_is_within_its_limits_and_does_not_know_how_long_the_first_axis_i
         assert axis >= len(shape) or found[axis] <= chunks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.none() | alongs, st.integers(1, 60), st.integers(1, 12))
 def test_an_append_touches_only_the_last_leaves(
     shape: Coords, split: Split | None, most: int, more: int
@@ -108,7 +109,7 @@ def test_an_append_touches_only_the_last_leaves(
     assert all(len(leaf.rows) <= most for leaf in before)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.data())
 def test_every_chunk_is_in_one_leaf(shape: Coords, data: st.DataObject) -> None:
     """Also where a part of the old leaves stays, and the new ones have another shape."""
@@ -190,7 +191,7 @@ def test_what_a_layout_looks_at() -> None:
     assert layout_of(whole, facts) == Layout((LEAF_ROWS,), LEAF_ROWS, False, True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(shapes, st.data())
 def test_leaves_to_be_expected_are_those_of_a_full_array(
     shape: Coords, data: st.DataObject

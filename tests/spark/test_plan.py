@@ -15,6 +15,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
@@ -42,7 +43,7 @@ def cells(job: Job, task: int) -> Iterator[tuple[int, ...]]:
     st.integers(1, 40_000),
     st.integers(1, 50),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_tasks_of_some_chunks(
     repo: Repository, chunks: list[tuple[int, ...]], target_rows: int, max_tasks: int
 ) -> None:

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
+from effort import examples
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, SnapshotExpiredError
@@ -352,7 +353,7 @@ def change(repo: Repository, what: str, i: int) -> None:
             zarr.open_array(store, path="t")[size:] = np.arange(size, size + 3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(_STEPS, st.booleans(), st.sampled_from(["added-only", "added-only", "skip"]))
 def test_batches_are_the_final_table_whatever_comes(
     steps: list[tuple[str, int]], from_the_first_commit: bool, mode: str

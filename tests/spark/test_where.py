@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, WhereError
 from zarr_manifests.planning.zones.time_zone import zone_of
@@ -123,7 +124,7 @@ _RANGES = st.sampled_from(
 
 
 @given(wheres(), _RANGES, st.sampled_from(["null", "keep", "drop"]), st.integers(1, 300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_rows_are_those_that_are_left_of_all(
     repo: Repository, where: Where, ranges: dict[str, Any], nan: str, target_rows: int
 ) -> None:
@@ -165,7 +166,9 @@ def everything(spark: SparkSession, repo: Repository) -> DataFrame:
 @pytest.mark.spark
 @given(where=wheres())
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_rows_are_those_of_sparks_filter(
     spark: SparkSession, repo: Repository, everything: DataFrame, where: Where

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as sql
 
+from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.errors import VirtualContainerError
 from zarr_manifests.grid import Box
@@ -404,7 +405,7 @@ def test_blocks_are_bounded_in_chunks(
     st.sampled_from([1, 3, 100]),
     st.sampled_from([10, 10**6]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_of_the_parts_of_a_job_all_is_read_and_nothing_else(
     parted: tuple[Job, xr.Dataset],
     chunks: list[tuple[int, int]],

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from zarr_manifests.storage import (
     LocalStorage,
@@ -434,7 +435,7 @@ class _Model:
 
 
 @pytest.mark.parametrize("backend", _marked(BACKENDS))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_it_does_what_a_dict_does(backend: str, steps: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

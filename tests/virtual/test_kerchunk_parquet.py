@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
@@ -301,7 +302,7 @@ def test_texts_that_repeat_are_held_once(repo: zm.Repository, tmp_path: Path) ->
 
 @given(data=st.data())
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests.errors import InvalidArgumentError, NotARepositoryError
 from zarr_manifests.storage import MemoryStorage
 
@@ -94,7 +95,7 @@ def test_times_that_there_is_room_for(encoding: dict[str, Any]) -> None:
     assert opened(repository).time[-1] == times("2024-01-03T06")[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(first=st.integers(0, 400), steps=st.lists(st.integers(1, 10**9), max_size=4))
 def test_an_append_is_read_back_or_refused(first: int, steps: list[int]) -> None:
     """Seconds since some midnight."""

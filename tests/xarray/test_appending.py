@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -639,7 +640,7 @@ def holds(where: Any, state: State) -> bool:
     return found.equals(xr.concat(expected, "time", data_vars="minimal", join="override"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(CALLS, st.sampled_from([None, 1, 2, 3])), min_size=1, max_size=6),
     st.sampled_from(["threads", "elsewhere"]),
@@ -668,7 +669,7 @@ def test_any_calls(calls: list[tuple[Call, int | None]], scheduler: Any) -> None
             assert holds(repository, state)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(CALLS, CALLS, st.booleans(), st.integers(1, 14), st.sampled_from([1, 2, 1000]))
 @example(([5, 7], "skip", None), ([4, 7], "skip", None), True, 6, 1000)
 @example(([7, 8], "error", None), ([5, 7], "error", None), True, 6, 1)

@@ -21,6 +21,7 @@ from xarray.core.indexing import LazilyIndexedArray
 from zarr.storage import MemoryStore
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.xarray.fit import Fit
@@ -531,7 +532,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     values=st.lists(numbers, min_size=1, max_size=6),
     wide=st.sampled_from(["f4", "f8"]),

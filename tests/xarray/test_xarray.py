@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import zarr_manifests as zm
+from effort import examples
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -550,7 +551,7 @@ def datasets(draw: st.DrawFn) -> xr.Dataset:
     return ds
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(datasets(), st.data())
 def test_any_dataset_comes_back(ds, data):
     chunks = {dim: data.draw(st.integers(1, size)) for dim, size in ds.sizes.items()}

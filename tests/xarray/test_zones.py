@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
+from effort import examples
 from inside import context_of
 from zarr_manifests.engine.snapshot.zones import zones_of
 from zarr_manifests.grid import Coords
@@ -155,7 +156,7 @@ def datasets(draw: Any) -> xr.Dataset:
     return ds.chunk(x=3, y=2) if draw(st.booleans()) else ds
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(datasets(), st.sampled_from(["append", "replace", "region"]))
 def test_entries_are_those_of_the_stored_chunks(ds: xr.Dataset, how: str) -> None:
     repository = zm.Repository.create(MemoryStorage())

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from effort import examples
 from zarr_manifests.grid import grid_shape
 from zarr_manifests.planning.zones import measure as module
 from zarr_manifests.planning.zones.measure import measure
@@ -69,7 +70,7 @@ def blocks(draw: Any) -> tuple[Any, ...]:
     return values, chunks, draw(few), marks
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     blocks(),
     st.sampled_from([1, 4, 2**17]),
