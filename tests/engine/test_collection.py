@@ -4,6 +4,7 @@ goes."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from effort import chosen, some_or_all
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -876,29 +878,31 @@ def prepared() -> MemoryStorage:
     return storage
 
 
-def test_a_crash_at_any_call_of_a_collection_loses_nothing() -> None:
+@some_or_all
+def test_a_crash_at_any_call_of_a_collection_loses_nothing(every: int) -> None:
     made = prepared()
     faulty = FaultyStorage(copy_of(made))
     Repository.open(faulty, runtime=world()).garbage_collect(NOW)
     calls = len(faulty.calls)
     assert calls > 20
-    for number in range(1, calls + 1):
-        for kind in ("crash_before", "crash_after", "lose_answer", "fail_after"):
-            storage = copy_of(made)
-            faulty = FaultyStorage(storage)
-            faulty.fail_at(number, kind)  # type: ignore[arg-type]
-            with contextlib.suppress(SimulatedCrash, ManifestsError):
-                Repository.open(faulty, runtime=world()).garbage_collect(NOW)
-            repository = Repository.open(storage, runtime=world())
-            assert repository.verify().problems == (), (number, kind, faulty.calls[number - 1])
-            assert read(repository.readonly_session()) == [21] * 8
-            assert read(repository.readonly_session(tag="kept")) == [3] * 8
-            fill(repository, 50)
-            for _ in range(2):
-                repository.expire_snapshots(keep_last=1)
-                repository.garbage_collect(NOW)
-            assert repository.verify().ok
-            assert dead_chunks(storage) == 0
+    kinds = ("crash_before", "crash_after", "lose_answer", "fail_after")
+    cases = itertools.product(range(1, calls + 1), kinds)
+    for number, kind in itertools.islice(cases, 0, None, every):
+        storage = copy_of(made)
+        faulty = FaultyStorage(storage)
+        faulty.fail_at(number, kind)  # type: ignore[arg-type]
+        with contextlib.suppress(SimulatedCrash, ManifestsError):
+            Repository.open(faulty, runtime=world()).garbage_collect(NOW)
+        repository = Repository.open(storage, runtime=world())
+        assert repository.verify().problems == (), (number, kind, faulty.calls[number - 1])
+        assert read(repository.readonly_session()) == [21] * 8
+        assert read(repository.readonly_session(tag="kept")) == [3] * 8
+        fill(repository, 50)
+        for _ in range(2):
+            repository.expire_snapshots(keep_last=1)
+            repository.garbage_collect(NOW)
+        assert repository.verify().ok
+        assert dead_chunks(storage) == 0
 
 
 def dead_chunks(storage: Storage) -> int:
@@ -911,13 +915,15 @@ def dead_chunks(storage: Storage) -> int:
     return report.objects.get("chunks", 0)
 
 
-def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
+@some_or_all
+def test_commits_at_any_moment_of_a_collection_are_whole_or_refused(every: int) -> None:
     """Of a session opened before, with and without a lease, and of one opened at that moment."""
     made = prepared()
     counting = InterruptingStorage(copy_of(made), lambda: None)
     Repository.open(counting, runtime=world()).garbage_collect(NOW)
     landed = refused = 0
-    for number in range(1, len(counting.ops) + 1):
+    moments = chosen(len(counting.ops), every)
+    for number in moments:
         for leased in (False, True):
             storage = copy_of(made)
             writer = Repository.open(storage, runtime=world())
@@ -950,7 +956,7 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused() -> None:
                 assert len(done) == 2
                 assert read(after.readonly_session()) == [70, 70, 21, 21, 71, 71, 21, 21]
             landed += len(done)
-    assert landed > len(counting.ops) * 3
+    assert landed > len(moments) * (3 if every == 1 else 2)
     assert refused > 0
 
 

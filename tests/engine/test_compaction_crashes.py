@@ -8,6 +8,7 @@ the next commit and the next compaction succeed.
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from effort import chosen, some_or_all
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
@@ -190,38 +192,40 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ends(
-    base: Storage, scenario: Callable[[Storage], object]
+    base: Storage, scenario: Callable[[Storage], object], every: int
 ) -> Iterator[tuple[str, MemoryStorage, object]]:
-    """Every call of the scenario, with every fault: what it was, the storage, how it ended."""
+    """Calls of the scenario, with faults: what it was, the storage, how it ended."""
     probe = FaultyStorage(copy_of(base))
     scenario(probe)
     assert len(probe.calls) > 5
-    for number, call in enumerate(probe.calls, 1):
-        for kind in KINDS:
-            storage = copy_of(base)
-            faulty = FaultyStorage(storage)
-            faulty.fail_at(number, kind)
-            try:
-                outcome: object = scenario(faulty)
-            except (ManifestsError, SimulatedCrash) as error:
-                outcome = error
-            assert (kind != "lose_answer") == isinstance(outcome, SimulatedCrash)
-            yield f"{kind} at {number} {call}", storage, outcome
+    cases = itertools.product(enumerate(probe.calls, 1), KINDS)
+    for (number, call), kind in itertools.islice(cases, 0, None, every):
+        storage = copy_of(base)
+        faulty = FaultyStorage(storage)
+        faulty.fail_at(number, kind)
+        try:
+            outcome: object = scenario(faulty)
+        except (ManifestsError, SimulatedCrash) as error:
+            outcome = error
+        assert (kind != "lose_answer") == isinstance(outcome, SimulatedCrash)
+        yield f"{kind} at {number} {call}", storage, outcome
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+@some_or_all
 def test_a_crash_at_every_call_to_the_storage(
-    name: str, template: tuple[MemoryStorage, Made]
+    name: str, template: tuple[MemoryStorage, Made], every: int
 ) -> None:
     base, made = template
     landed = set()
-    for where, storage, outcome in ends(base, SCENARIOS[name]):
+    for where, storage, outcome in ends(base, SCENARIOS[name], every):
         landed.add(check(storage, made, name, outcome, where))
     assert landed == {False, True}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path) -> None:
+@some_or_all
+def test_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path, every: int) -> None:
     first = tmp_path / "template"
     made = seed(LocalStorage(first))
     whole = tmp_path / "whole"
@@ -231,7 +235,7 @@ def test_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path) -> None:
     calls = probe.calls
     assert len(calls) > 20
     landed = set()
-    for number in range(1, len(calls) + 1):
+    for number in chosen(len(calls), every):
         if number > 1 and calls[number - 2] in ("open_temp", "write"):
             continue  # what has no name yet is nothing, whatever is in it
         folder = tmp_path / str(number)

@@ -21,6 +21,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from effort import swept
 from inside import change_root, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ManifestsError
@@ -335,15 +336,21 @@ def held(small: MemoryStorage) -> dict[str, dict[str, bytes]]:
 
 
 @pytest.mark.parametrize("name", UPKEEP)
+@pytest.mark.parametrize("every", swept([4, 12], but=[12]))
 def test_upkeep_of_what_is_damaged_is_right_or_an_error(
-    small: MemoryStorage, other_small: MemoryStorage, held: dict[str, dict[str, bytes]], name: str
+    small: MemoryStorage,
+    other_small: MemoryStorage,
+    held: dict[str, dict[str, bytes]],
+    name: str,
+    every: int,
 ) -> None:
     """And whatever it has done, put back what was damaged, and all reads as before."""
     tried, counting = 0, CountingStorage(copy_of(small))
     UPKEEP[name](Repository.open(counting, runtime=runtime()))
     read = {record.key for record in counting.log}
     for kind in (kind for kind in KINDS if keys_of(small, kind)):
-        for what, objects in itertools.islice(damages(small, other_small, kind, read), 0, None, 4):
+        some_damages = itertools.islice(damages(small, other_small, kind, read), 0, None, every)
+        for what, objects in some_damages:
             copy = damaged(small, objects)
             tried += 1
             with suppress(ManifestsError):

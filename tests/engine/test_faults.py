@@ -8,6 +8,7 @@ what the caller was told, and let the same thing be done again.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from effort import chosen, some_or_all
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.leases import give_up, renew_all, take
@@ -143,22 +145,24 @@ def faults(
     scenario: Callable[[Storage], object],
     wrap: Callable[[Storage], Storage],
     kinds: Sequence[FaultKind] = KINDS,
+    *,
+    every: int,
 ) -> Iterator[tuple[str, MemoryStorage, object]]:
-    """Every call of the scenario, with every fault: what it was, the storage, how it ended."""
+    """Calls of the scenario, with faults: what it was, the storage, how it ended."""
     probe = FaultyStorage(copy_of(base))
     scenario(wrap(probe))
     assert len(probe.calls) > 3
-    for number, call in enumerate(probe.calls, 1):
-        for kind in kinds:
-            storage = copy_of(base)
-            faulty = FaultyStorage(storage)
-            faulty.fail_at(number, kind)
-            try:
-                outcome: object = scenario(wrap(faulty))
-            except (ManifestsError, SimulatedCrash) as error:
-                outcome = error
-            assert (kind in ("crash_before", "crash_after")) == isinstance(outcome, SimulatedCrash)
-            yield f"{kind} at {number} {call}", storage, outcome
+    cases = itertools.product(enumerate(probe.calls, 1), kinds)
+    for (number, call), kind in itertools.islice(cases, 0, None, every):
+        storage = copy_of(base)
+        faulty = FaultyStorage(storage)
+        faulty.fail_at(number, kind)
+        try:
+            outcome: object = scenario(wrap(faulty))
+        except (ManifestsError, SimulatedCrash) as error:
+            outcome = error
+        assert (kind in ("crash_before", "crash_after")) == isinstance(outcome, SimulatedCrash)
+        yield f"{kind} at {number} {call}", storage, outcome
 
 
 def check_outcome(where: str, outcome: object, found: object, old: object, new: object) -> None:
@@ -173,7 +177,8 @@ def check_outcome(where: str, outcome: object, found: object, old: object, new: 
 
 @pytest.mark.parametrize("wrap", [lambda storage: storage, RemoteStorage], ids=["inline", "remote"])
 @pytest.mark.parametrize("max_delta_count", [50, 2], ids=["plain", "folding"])
-def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage]) -> None:
+@some_or_all
+def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage], every: int) -> None:
     base = MemoryStorage()
     seed(base, max_delta_count)
     old = State.of(base)
@@ -185,7 +190,7 @@ def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage]) -> Non
     assert new.heads["main"].keys() == {"zarr.json", "a/zarr.json", "a/c/1", "a/c/2", "a/c/3"}
     assert any("compact" in message for message in new.messages) == (max_delta_count == 2)
     ends = set()
-    for where, storage, outcome in faults(base, change, wrap):
+    for where, storage, outcome in faults(base, change, wrap, every=every):
         found = State.of(storage)
         assert found is not None, where
         # A fold is a commit of its own, and may be missing.
@@ -202,12 +207,13 @@ def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage]) -> Non
     assert {str, SimulatedCrash, StorageError} <= ends
 
 
-def test_a_step_lands_once_whatever_goes_wrong_and_however_it_is_repeated() -> None:
+@some_or_all
+def test_a_step_lands_once_whatever_goes_wrong_and_however_it_is_repeated(every: int) -> None:
     """The replay comes after every call at which the process may have failed or died."""
     base = MemoryStorage()
     seed(base, 50)
     step = partial(change, txn=("app", 1))
-    for where, storage, outcome in faults(base, step, RemoteStorage):
+    for where, storage, outcome in faults(base, step, RemoteStorage, every=every):
         told = None
         try:
             step(storage)
@@ -223,7 +229,8 @@ def test_a_step_lands_once_whatever_goes_wrong_and_however_it_is_repeated() -> N
         assert Repository.open(storage).txn_versions() == {"app": 1}, where
 
 
-def test_a_detached_session_lands_once_whatever_goes_wrong() -> None:
+@some_or_all
+def test_a_detached_session_lands_once_whatever_goes_wrong(every: int) -> None:
     """Its step is repeated by whoever resumes it then, and else by a new session."""
     base = MemoryStorage()
     seed(base, 50)
@@ -234,7 +241,7 @@ def test_a_detached_session_lands_once_whatever_goes_wrong() -> None:
         return session.commit("new", txn=("app", 1))
 
     claimed = 0
-    for where, storage, outcome in faults(base, resumed, RemoteStorage):
+    for where, storage, outcome in faults(base, resumed, RemoteStorage, every=every):
         try:
             resumed(storage)
         except TransactionAlreadyCommitted:
@@ -251,13 +258,14 @@ def test_a_detached_session_lands_once_whatever_goes_wrong() -> None:
     assert claimed
 
 
-def test_create() -> None:
+@some_or_all
+def test_create(every: int) -> None:
     base = MemoryStorage()
     done = MemoryStorage()
     Repository.create(done)
     new = State.of(done)
     for where, storage, outcome in faults(
-        base, lambda s: Repository.create(s, runtime=RUNTIME), lambda s: s
+        base, lambda s: Repository.create(s, runtime=RUNTIME), lambda s: s, every=every
     ):
         check_outcome(where, outcome, State.of(storage), None, new)
         # Another attempt makes it, or says that it is there.
@@ -292,7 +300,8 @@ REF_OPERATIONS: dict[str, Callable[[Repository], object]] = {
 
 
 @pytest.mark.parametrize("name", REF_OPERATIONS)
-def test_ref_operations(name: str) -> None:
+@some_or_all
+def test_ref_operations(name: str, every: int) -> None:
     operation = REF_OPERATIONS[name]
     base = MemoryStorage()
     with_refs(base)
@@ -302,7 +311,10 @@ def test_ref_operations(name: str) -> None:
     new = State.of(done)
     assert old != new
     for where, storage, outcome in faults(
-        base, lambda s: operation(Repository.open(s, runtime=RUNTIME)), lambda s: s
+        base,
+        lambda s: operation(Repository.open(s, runtime=RUNTIME)),
+        lambda s: s,
+        every=every,
     ):
         check_outcome(where, outcome, State.of(storage), old, new)
         with contextlib.suppress(AlreadyExistsError, NotFoundError):  # it had been done
@@ -460,7 +472,8 @@ class Kept:
 
 
 @pytest.mark.parametrize("name", MAINTENANCE)
-def test_maintenance(name: str) -> None:
+@some_or_all
+def test_maintenance(name: str, every: int) -> None:
     """Whatever happens at whatever call, all is whole, and can be done again."""
     prepare, operation = MAINTENANCE[name]
     base = MemoryStorage()
@@ -476,7 +489,7 @@ def test_maintenance(name: str) -> None:
         "recover": ("truncate", "flip_bits"),  # damage is what it looks for
     }
     kinds = [kind for kind in KINDS if kind not in left_out.get(name, ())]
-    for where, storage, outcome in faults(base, operation, lambda s: s, kinds):
+    for where, storage, outcome in faults(base, operation, lambda s: s, kinds, every=every):
         check_outcome(where, outcome, Kept.of(storage), old, new)
         ends.add(type(outcome))
         if old is not None:
@@ -494,7 +507,8 @@ def with_leased_session(storage: Storage) -> str:
         return session.commit("leased")
 
 
-def test_a_commit_of_a_leased_session() -> None:
+@some_or_all
+def test_a_commit_of_a_leased_session(every: int) -> None:
     """Whatever becomes of the lease, which a collection removes in the end."""
     base = MemoryStorage()
     with_history(base)
@@ -503,7 +517,7 @@ def test_a_commit_of_a_leased_session() -> None:
     with_leased_session(done)
     new = State.of(done)
     assert old != new
-    for where, storage, outcome in faults(base, with_leased_session, lambda s: s):
+    for where, storage, outcome in faults(base, with_leased_session, lambda s: s, every=every):
         check_outcome(where, outcome, State.of(storage), old, new)
         later = replace(RUNTIME, now_ms=lambda: SYSTEM.now_ms() + LONG_MS)
         Repository.open(storage, runtime=later).garbage_collect(NOW)
@@ -733,7 +747,8 @@ def test_what_was_committed_survives_a_crash(template: Path, tmp_path: Path) -> 
         assert outcome in {info.snapshot_id for info in Repository.open(storage).ancestry()}
 
 
-def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path) -> None:
+@some_or_all
+def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path, every: int) -> None:
     old = State.of(LocalStorage(template))
     storage, _, calls = _crashed(template, tmp_path / "whole", None, None)
     new = State.of(storage)
@@ -741,7 +756,7 @@ def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path) -> None
     assert new is not None
     assert calls > 30
     seen = set()
-    for number in range(1, calls + 1):
+    for number in chosen(calls, every):
         for attempt in range(2):
             folder = tmp_path / f"{number}-{attempt}"
             rng = random.Random(number * 10 + attempt) if attempt else None
@@ -775,7 +790,10 @@ def _again(operation: Callable[[Storage], object], storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("name", DISK_OPERATIONS)
-def test_an_operation_and_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path) -> None:
+@some_or_all
+def test_an_operation_and_a_crash_at_every_call_to_the_disk(
+    name: str, tmp_path: Path, every: int
+) -> None:
     """All that was not synced is lost, or some of it; what was acknowledged is there."""
     prepare, operation = DISK_OPERATIONS[name]
     first = tmp_path / "template"
@@ -789,7 +807,7 @@ def test_an_operation_and_a_crash_at_every_call_to_the_disk(name: str, tmp_path:
     calls = list(disk.calls)
     assert len(calls) > 5
     found_states = []
-    for number in range(1, len(calls) + 2):  # and after the last
+    for number in chosen(len(calls) + 1, every):  # and after the last
         if number > 1 and calls[number - 2] in ("open_temp", "write"):
             continue  # what has no name yet is nothing, whatever is in it
         folder = tmp_path / str(number)
@@ -816,14 +834,15 @@ def test_an_operation_and_a_crash_at_every_call_to_the_disk(name: str, tmp_path:
     assert found_states[-1] == new
 
 
-def test_create_and_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
+@some_or_all
+def test_create_and_a_crash_at_every_call_to_the_disk(tmp_path: Path, every: int) -> None:
     disk = CrashDisk(tmp_path / "whole")
     whole = disk.storage()
     Repository.create(whole, runtime=RUNTIME)
     new = State.of(whole)
     calls = len(disk.calls)
     found_states = []
-    for number in range(1, calls + 2):
+    for number in chosen(calls + 1, every):
         disk = CrashDisk(tmp_path / str(number))
         disk.crash_at = number
         storage = disk.storage()

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import settings
 
-__all__ = ["examples", "swept"]
+__all__ = ["chosen", "examples", "some_or_all", "swept"]
 
 _ALL = 100
+
+some_or_all = pytest.mark.parametrize(
+    "every", [pytest.param(7, id="some"), pytest.param(1, id="all", marks=pytest.mark.sweep)]
+)
+"""`make test` tries one case of `every` seven, `make sweep` each."""
+
+
+def chosen(last: int, every: int) -> list[int]:
+    """Numbers from 1 on, one of `every` so many, and the last."""
+    return sorted({*range(1, last + 1, every), last})
 
 
 def examples(most: int) -> int:
