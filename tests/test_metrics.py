@@ -258,7 +258,7 @@ def test_a_meter_that_is_collected_waits_for_nobody_who_counts() -> None:
     with metrics_module._REGISTRY.lock:  # as `process_totals`
         collecting = threading.Thread(target=going.clear, daemon=True)
         collecting.start()
-        collecting.join(10)
+        collecting.join(60)
         assert not collecting.is_alive()
     found = process_totals() - before
     assert found == Metrics(commits=3, read_requests=1, bytes_read=7)

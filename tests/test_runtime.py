@@ -220,5 +220,5 @@ def test_who_is_interrupted_waits_for_no_call_of_its_own(monkeypatch: pytest.Mon
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert (len(waited), interrupts) == (1, [True])

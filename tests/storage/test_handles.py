@@ -147,14 +147,14 @@ def test_a_file_is_not_closed_while_it_is_read(
     def slow(fd: int, start: int, length: int | None) -> bytes:
         if length == 4:
             began.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
         return true(fd, start, length)
 
     monkeypatch.setattr(local, "_read", slow)
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(storage.get("a", 0, 4)))
     reader.start()
-    assert began.wait(10)
+    assert began.wait(60)
     handles.forget(str(tmp_path / "a"))
     fd = os.open(tmp_path / "other", os.O_RDONLY)  # would take its number
     go_on.set()

@@ -949,11 +949,13 @@ def test_retries_and_timeouts_are_as_given(small_store: Any) -> None:
         _storage(retries=2).get("a")
     assert len(small_store.requests) == 1 + 3
 
-    small_store.faults[:] = [lambda _: time.sleep(2)]
+    given_up = threading.Event()
+    small_store.faults[:] = [lambda _: given_up.wait(120) and None]
     began_s = time.monotonic()
     with pytest.raises(StorageError, match="did not answer in time"):
         _storage(retries=0, timeout_s=0.1).get("a")
-    assert time.monotonic() - began_s < 2 * 2
+    given_up.set()
+    assert time.monotonic() - began_s < 50  # of the 60 seconds that are the default
     patience = _storage(timeout_s=2, connect_timeout_s=3, retries=20).place.patience
     assert (patience.request_s, patience.large_request_s, patience.connect_s) == (2, 30, 3)
     assert (patience.tries, patience.tries_s) == (20, 40)
@@ -962,14 +964,17 @@ def test_retries_and_timeouts_are_as_given(small_store: Any) -> None:
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_no_more_requests_at_a_time_than_asked_for(small_store: Any, in_loop: bool) -> None:
     running, most = [0], [0]
-    lock = threading.Lock()
+    changed = threading.Condition()
 
     def slow(_: Any) -> None:
-        with lock:
+        with changed:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        time.sleep(0.02)
-        with lock:
+            changed.notify_all()
+            if not in_loop:
+                assert changed.wait_for(lambda: most[0] >= 3, timeout=60)
+        time.sleep(0.02)  # others come meanwhile
+        with changed:
             running[0] -= 1
 
     small_store.objects["bucket/prefix/a"] = b"1"
