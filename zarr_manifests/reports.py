@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.history_pages import HistoryEntry
+from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
@@ -92,13 +92,14 @@ def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
     return {old: new for old, new in moved.items() if not went_along(old, new)}
 
 
-@dataclass(frozen=True, slots=True)
 class SnapshotInfo:
     """One entry of the history.
 
-    Parameters
+    What it says is looked up when it is asked for, since a listing may have many thousands.
+
+    Attributes
     ----------
-    snapshot_id : str
+    snapshot_id, id : str
         The snapshot's id.
     parent_id : str or None
         Its parent's; None for the first of a repository.
@@ -120,37 +121,83 @@ class SnapshotInfo:
         is left out. `Repository.totals` gives the same per array.
     """
 
-    snapshot_id: str
-    parent_id: str | None
-    written_at: datetime
-    kind: str
-    message: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    written: Mapping[str, int] = field(default_factory=dict)
-    commit_id: str = ""
-    totals: Mapping[str, int] = field(default_factory=dict)
+    __slots__ = ("_at", "_entries")
+
+    def __init__(self, entries: HistoryEntries, at: int) -> None:
+        self._entries = entries
+        self._at = at
+
+    @classmethod
+    def of(cls, entry: HistoryEntry) -> SnapshotInfo:
+        """The same, with the names that callers use."""
+        return cls(HistoryEntries.of([entry]), 0)
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return self._entries.ids[self._at]
 
     @property
     def id(self) -> str:
         """The snapshot's id; the same as `snapshot_id`."""
         return self.snapshot_id
 
-    @classmethod
-    def of(cls, entry: HistoryEntry) -> SnapshotInfo:
-        """The same, with the names that callers use."""
-        # Listings call this thousands of times: unpacked at once, fields need no lookups.
-        pointer, parent, written_ms, commit_id, kind, message, metadata, totals, sums = entry
-        return cls(
-            pointer.snapshot_id,
-            None if parent is None else parent.snapshot_id,
-            datetime.fromtimestamp(written_ms / 1000, UTC),
-            kind.value,
-            message or "",
-            metadata,
-            totals,
-            commit_id.hex(),
-            sums,
-        )
+    @property
+    def parent_id(self) -> str | None:
+        """The id of its parent; None for the first of a repository."""
+        parent = self._entries.parent_of(self._at)
+        return None if parent is None else parent.snapshot_id
+
+    @property
+    def written_at(self) -> datetime:
+        """When it was written, in UTC, by the committer's clock."""
+        return datetime.fromtimestamp(self._entries.written_ms[self._at] / 1000, UTC)
+
+    @property
+    def kind(self) -> str:
+        """What the commit mostly did."""
+        return self._entries.kinds[self._at]
+
+    @property
+    def message(self) -> str:
+        """The commit message."""
+        return self._entries.messages[self._at] or ""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the committer wanted kept."""
+        return self._entries.metadata[self._at]
+
+    @property
+    def written(self) -> Mapping[str, int]:
+        """What the commit did."""
+        return numbers_at(self._entries.totals, self._at)
+
+    @property
+    def commit_id(self) -> str:
+        """The id of the commit, 32 hexadecimal digits."""
+        return self._entries.commit_id(self._at).hex()
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """What the snapshot holds."""
+        return numbers_at(self._entries.sums, self._at)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SnapshotInfo):
+            return NotImplemented
+        return self._entries.entry(self._at) == other._entries.entry(other._at)
+
+    def __hash__(self) -> int:
+        return hash(self.snapshot_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SnapshotInfo.of, (self._entries.entry(self._at),)  # without the other entries
+
+    def __repr__(self) -> str:
+        names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
+        shown = (f"{name}={getattr(self, name)!r}" for name in (*names, "commit_id", "totals"))
+        return f"SnapshotInfo({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ a repository was opened with go with its pickles and are never saved.
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -629,7 +630,8 @@ class Repository:
         >>> [info.message for info in repo.ancestry(limit=1)]
         ['make air']
         """
-        return map(SnapshotInfo.of, self._refs.history(Point(branch, tag, snapshot_id), limit))
+        found = self._refs.history(Point(branch, tag, snapshot_id), limit)
+        return itertools.starmap(SnapshotInfo, found)
 
     def diff(self, start: str, end: str) -> Diff:
         """What changed after the snapshot `start` up to the snapshot `end`.

@@ -20,7 +20,8 @@ from zarr_manifests import Repository
 from zarr_manifests.engine.history.ancestry import ancestors
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.history_pages import History, HistoryEntry, HistoryPage
+from zarr_manifests.format.entry_columns import HistoryEntries
+from zarr_manifests.format.history_pages import History, HistoryPage
 from zarr_manifests.format.root import HISTORY_PAGES
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.reports import SnapshotInfo
@@ -450,7 +451,7 @@ def test_a_page_of_another_line_is_not_believed() -> None:
 def test_verification_compares_entries_with_their_snapshots(deep: MemoryStorage) -> None:
     storage = copy_of(deep)
     head = head_of(storage)
-    entry = HistoryEntry.parse_all(head.history.recent)[-1]
+    entry = HistoryEntries.unpack(head.history.recent).entries()[-1]
     said = (*head.history.recent[:-1], entry._replace(message="never said").pack())
     lying = replace(head, history=replace(head.history, recent=said)).encode()
     tip = root_of(storage).branches["main"].head

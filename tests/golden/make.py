@@ -36,6 +36,7 @@ from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     FEATURES,
+    ZONE_MAPS,
     Lease,
     LogEntry,
     PageRef,
@@ -369,7 +370,7 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         pending=(PendingDeletion(line.put("snapshots", b"nor is this one"), 1),),
         collected=2,
         counters={"collections": 1, "counters of another time": 2},
-        features=FEATURES,
+        features=tuple(name for name in FEATURES if name != ZONE_MAPS),  # these are in `zones`
     ).with_log(entry)
     storage.create(f"root/{root.version:020d}", root.bare().encode())
     assert storage.cas("current", root.encode(), tagged.token) is not None

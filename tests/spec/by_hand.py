@@ -19,6 +19,7 @@ from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, Stor
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Node, NodeKind
@@ -316,7 +317,7 @@ class Line:
         """Add to the history; every third entry and every second page go to a page."""
         pages, recent = self.history.pages, (*self.history.recent, entry)
         if len(recent) > 3:
-            page = HistoryPage(recent[:3])
+            page = HistoryPage(HistoryEntries.unpack(recent[:3]))
             pages, recent = (*pages, page.at(self.put("history", page.encode()))), recent[3:]
         if len(pages) > 1 and pages[-2].level == pages[-1].level:
             above = HistoryPage(pages=pages[-2:])

@@ -505,10 +505,10 @@ class Reader:
         pages = [*reversed(history.get("pages", []))]
         levels = [level for _, _, _, level in pages]
         demand(levels == sorted(levels), "order of the pages of history")
-        packed = history.get("recent", [])
+        entries = [self.entry(packed) for packed in history.get("recent", [])]
         while True:
-            for one in reversed(packed[-left:] if left > 0 else []):
-                entry, left = self.entry(one), left - 1
+            for entry in reversed(entries[-left:] if left > 0 else []):
+                left -= 1
                 demand(entry["snapshot"] == [self.id_of(due), due["n"], due["c"]], "an entry")
                 told.append(entry)
                 due = entry["parent"] and self.pointer(entry["parent"])
@@ -516,22 +516,47 @@ class Reader:
                 return told
             page = self.history_page(*pages.pop(0))
             pages[:0] = reversed(page.get("pages", []))
-            packed = page.get("entries", [])
+            entries = self.entries(page)
 
     def history_page(
         self, blob: dict[str, Any], newest: list[Any], count: int, level: int
     ) -> dict[str, Any]:
         page = self.follow(blob, HISTORY)
-        entries, pages = page.get("entries", []), page.get("pages", [])
+        entries, pages = self.entries(page), page.get("pages", [])
         demand(bool(entries) != bool(pages) and level <= 16, "a page of history")
         demand(self.covered({"recent": entries, "pages": pages}) == count, "number in a page")
         demand({one[3] for one in pages} == ({level - 1} if level else set()), "level of pages")
-        last = pages[-1][1] if pages else self.entry(entries[-1])["snapshot"]
+        last = pages[-1][1] if pages else entries[-1]["snapshot"]
         demand(last == newest, "newest snapshot of a page")
         return page
 
     def covered(self, history: dict[str, Any]) -> int:
         return len(history.get("recent", [])) + sum(one[2] for one in history.get("pages", []))
+
+    def entries(self, page: dict[str, Any]) -> list[dict[str, Any]]:
+        """The entries of a page of history, which has them by column."""
+        columns = page.get("entries")
+        if columns is None:
+            return []
+        named = zip(columns["ids"], columns["lengths"], columns["crcs"], strict=True)
+        snapshots = [list(one) for one in named]
+        parents = [columns["parent"], *snapshots[:-1]]
+        plain = [columns[name] for name in ("at_ms", "kinds", "messages", "metadata")]
+        numbers = [[*columns[name].values()] for name in ("totals", "sums")]
+        lengths = {len(column) for column in [*plain, *numbers[0], *numbers[1]]}
+        commits = columns["commits"]
+        demand(lengths == {len(snapshots)} != {0}, "length of a column")
+        demand(len(commits) == 16 * len(snapshots), "length of the column of commits")
+        found = []
+        for at, snapshot in enumerate(snapshots):
+            at_ms, kind, message, metadata = (column[at] for column in plain)
+            one = {"snapshot": snapshot, "parent": parents[at], "at_ms": at_ms, "kind": kind}
+            one |= {"message": message, "metadata": metadata, "commit": commits[16 * at :][:16]}
+            for name in ("totals", "sums"):
+                told = {key: column[at] for key, column in columns[name].items()}
+                one[name] = {key: value for key, value in told.items() if value is not None}
+            found.append(timed(one))
+        return found
 
     def entry(self, packed: bytes) -> dict[str, Any]:
         names = (

@@ -18,6 +18,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
 from zarr_manifests.format.counts import Count, check_counts, pack_counts, parse_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.entry_columns import HistoryEntry, SnapshotPointer
 from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
@@ -28,7 +29,7 @@ from zarr_manifests.format.envelope import (
     encode,
     unpack,
 )
-from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
+from zarr_manifests.format.history_pages import History
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

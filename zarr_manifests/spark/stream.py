@@ -100,6 +100,27 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class _Commit:
+    """A commit that the stream may deliver; its parent is the snapshot that it goes on from."""
+
+    snapshot_id: str
+    parent_id: str | None
+    changes_data: bool
+    message: str
+    chunk_bytes: int
+
+    @classmethod
+    def of(cls, info: SnapshotInfo) -> _Commit:
+        return cls(
+            info.snapshot_id,
+            info.parent_id,
+            info.kind != _REWRITE,
+            info.message,
+            info.written.get("chunk-bytes", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Offset:
     """A place in the history of a repository.
 
@@ -241,7 +262,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lease(at.to(end))
             return at.to(end).pack()
         self._lease(at)
-        due = [info for info in self._since(at.snapshot) if info.kind != _REWRITE]
+        due = [one for one in self._since(at.snapshot) if one.changes_data]
         if not isinstance(limit, ReadAllAvailable):
             due = self._admitted(due)
         if due:
@@ -251,12 +272,12 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.stop()
         return start
 
-    def _admitted(self, due: list[SnapshotInfo]) -> list[SnapshotInfo]:
+    def _admitted(self, due: list[_Commit]) -> list[_Commit]:
         """The first commits, as many as the limits of a batch allow."""
         due = due[: self._stream.max_commits]
         most, nbytes = self._stream.max_bytes, 0
-        for number, info in enumerate(due):
-            nbytes += info.written.get("chunk-bytes", 0)
+        for number, one in enumerate(due):
+            nbytes += one.chunk_bytes
             if most is not None and nbytes > most:
                 return due[: max(number, 1)]
         return due
@@ -274,7 +295,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _head(self) -> str:
         return self._repository.readonly_session(self._branch).snapshot_id
 
-    def _since(self, snapshot_id: str) -> list[SnapshotInfo]:
+    def _since(self, snapshot_id: str) -> list[_Commit]:
         """The commits of the branch after a snapshot, oldest first.
 
         Where some have expired, and a tag keeps the snapshot, the oldest one that is left counts as
@@ -287,16 +308,16 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         InvalidArgumentError
             If the branch was reset to a snapshot that does not come after it.
         """
-        found: list[SnapshotInfo] = []
+        found: list[_Commit] = []
         for info in self._repository.ancestry(self._branch):
             if info.snapshot_id == self._until:
                 found.clear()
             if info.snapshot_id == snapshot_id:
                 break
-            found.append(info)
+            found.append(_Commit.of(info))
         else:
-            self._check_kept(snapshot_id, found[-1])
-            found[-1] = replace(found[-1], parent_id=snapshot_id, kind="commit")
+            self._check_kept(snapshot_id, info)
+            found[-1] = replace(found[-1], parent_id=snapshot_id, changes_data=True)
         return found[::-1]
 
     def _check_kept(self, snapshot_id: str, oldest: SnapshotInfo) -> None:
@@ -375,14 +396,14 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [(start, end)]
         segments: list[tuple[str | None, str]] = []
         since: str = start
-        for info in self._between(start, end):
-            if info.kind != _REWRITE and not self._only_adds(info):
-                if since != info.parent_id:
-                    segments.append((since, str(info.parent_id)))
-                since = info.snapshot_id
+        for one in self._between(start, end):
+            if one.changes_data and not self._only_adds(one):
+                if since != one.parent_id:
+                    segments.append((since, str(one.parent_id)))
+                since = one.snapshot_id
         return [*segments, (since, end)] if since != end else segments
 
-    def _only_adds(self, info: SnapshotInfo) -> bool:
+    def _only_adds(self, one: _Commit) -> bool:
         """Whether a commit overwrites and removes no cell.
 
         Raises
@@ -390,11 +411,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         InvalidArgumentError
             If it does, and the stream shall fail then.
         """
-        assert info.parent_id is not None  # a commit after another one
-        paths = self._paths(info.parent_id, info.snapshot_id)
+        assert one.parent_id is not None  # a commit after another one
+        paths = self._paths(one.parent_id, one.snapshot_id)
         if not paths:
             return True
-        cells = self._repository.changed_cells(paths, info.parent_id, info.snapshot_id)
+        cells = self._repository.changed_cells(paths, one.parent_id, one.snapshot_id)
         if not cells.only_added and self._stream.overwrite_mode == "fail":
             what = " and ".join(
                 f"{word} {_count(boxes):,} cells"
@@ -402,16 +423,16 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(boxes)
             )
             raise InvalidArgumentError(
-                f"commit {info.snapshot_id} ({info.message!r}) {what} of {', '.join(paths)}, which "
+                f"commit {one.snapshot_id} ({one.message!r}) {what} of {', '.join(paths)}, which "
                 "a stream of added cells cannot tell. The option streaming-overwrite-mode=skip "
                 "leaves out all that such commits did, and added-only delivers what they added"
             )
         return cells.only_added
 
-    def _between(self, start: str, end: str) -> list[SnapshotInfo]:
+    def _between(self, start: str, end: str) -> list[_Commit]:
         """The commits after a snapshot up to another one, oldest first."""
         found = self._since(start)
-        ids = [info.snapshot_id for info in found]
+        ids = [one.snapshot_id for one in found]
         return found[: ids.index(end) + 1] if end in ids else self._since(end)
 
     # --- the lease ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import are_a_page, pages_to_roll
 
@@ -35,7 +36,7 @@ def history_after(
         context.objects.remember(uploads[-1].ref, page)  # for a compaction that merges it
 
     if are_a_page([len(entry) for entry in recent]):
-        written(HistoryPage(recent))
+        written(HistoryPage(HistoryEntries.unpack(recent)))
         recent = ()
         while count := pages_to_roll([page.level for page in pages]):
             page, pages = HistoryPage(pages=pages[-count:]), pages[:-count]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 from zarr_manifests.engine.commit.extend_history import HISTORY
 from zarr_manifests.engine.history.history_entries import pages_above
@@ -11,6 +10,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import pages_to_merge
 
@@ -40,10 +40,9 @@ class MergedPages:
             found = context.objects.load_all([(page.blob, HistoryPage) for page in due])
             for page in due:
                 page.check(found[page.blob.key])
+            merged = HistoryPage(HistoryEntries.join([found[p.blob.key].entries for p in due]))
         except CorruptObjectError:
             return cls()  # `verify` tells; readers go on without the page
-        entries = chain.from_iterable(found[page.blob.key].entries for page in due)
-        merged = HistoryPage(tuple(entries))
         upload = Upload(keys.next(HISTORY), merged.encode())
         context.objects.remember(upload.ref, merged)
         return cls(tuple(due), (merged.at(upload.ref),), (upload,))

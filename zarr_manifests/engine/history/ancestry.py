@@ -27,7 +27,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.history_pages import HistoryEntry
+from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -67,26 +67,24 @@ def ages(
 
 def entries(
     context: ReadContext, start: BlobRef, floor: str | None = None, wanted: int = 1
-) -> Iterator[list[HistoryEntry]]:
+) -> Iterator[HistoryEntries]:
     """What `ancestors` says about each snapshot, from the entries that others have of it.
 
-    They come in lists, each of which is at hand as a whole. `wanted` is how many the caller is
-    likely to take.
+    The newest come first; those that come together are oldest first. `wanted` is how many the
+    caller is likely to take.
     """
     ref: BlobRef | None = start
     seen: set[str] = set()
     while ref is not None:
         snapshot = context.objects.load(ref, Snapshot)
         older = ancestor_entries(context, snapshot, floor, wanted - len(seen) - 1)
-        for found in chain([[snapshot.entry(ref)]], older):
+        for found in chain([HistoryEntries.of([snapshot.entry(ref)])], older):
             count = len(seen) + len(found)
-            seen.update([entry.pointer.snapshot_id for entry in found])
+            seen.update(found.ids)
             if len(seen) != count:
-                raise _circular(found[-1].pointer.ref)
+                raise _circular(found.pointer(0).ref)
             yield found
-            if found:
-                end = found[-1]
-                ref = end.parent.ref if end.parent and end.snapshot_id != floor else None
+            ref = found.parent.ref if found.parent and found.ids[0] != floor else None
 
 
 def _circular(ref: BlobRef) -> CorruptObjectError:

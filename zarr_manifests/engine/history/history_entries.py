@@ -13,65 +13,55 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
 from zarr_manifests.engine.history.by_id import snapshot_at
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError
-from zarr_manifests.format.history_pages import (
-    History,
-    HistoryEntry,
-    HistoryPage,
-    HistoryPageRef,
-    SnapshotPointer,
-)
+from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
+from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.format.snapshot import Snapshot
 
 __all__ = ["ancestor_entries", "pages_above"]
 
 _LOG = logging.getLogger(__name__)
 _LOADED_AT_ONCE: Final = 64
-_PARSED_AT_ONCE: Final = 64
-"""Entries parsed together. Of a long history, memory used again is faster than new memory."""
 
 
 def ancestor_entries(
     context: ReadContext, snapshot: Snapshot, floor: str | None = None, wanted: int = 1
-) -> Iterator[list[HistoryEntry]]:
-    """Entries of the ancestors, newest first, down to the snapshot with the id `floor`.
+) -> Iterator[HistoryEntries]:
+    """Entries of the ancestors down to the snapshot with the id `floor`.
 
-    They come in lists, each of which is at hand as a whole. They may end early. `wanted` is how
-    many the caller is likely to take: their pages are fetched together, before any others.
+    The newest come first; those that come together are oldest first. They may end early. `wanted`
+    is how many the caller is likely to take: their pages are fetched together, before any others.
     """
     if snapshot.parent is None or snapshot.snapshot_id == floor:
         return
     due: SnapshotPointer | None = SnapshotPointer.of(snapshot.parent)
-    for packed in _packed(context, snapshot.history, floor, wanted):
-        try:
-            found = HistoryEntry.parse_all(packed)[::-1]
-            if found and found[0].pointer != due:
-                raise CorruptObjectError(f"history: {found[0].pointer} in the place of {due}")
-        except CorruptObjectError as error:
-            _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
-            return
-        if floor is not None:
-            below = next((at for at, one in enumerate(found, 1) if one.snapshot_id == floor), None)
-            if below is not None:
-                yield found[:below]
+    try:
+        for found in _entries(context, snapshot.history, floor, wanted):
+            if found.pointer(-1) != due:
+                raise CorruptObjectError(f"history: {found.pointer(-1)} in the place of {due}")
+            if floor in found.ids:
+                yield found.since(found.ids.index(floor))
                 return
-        yield found
-        due = found[-1].parent if found else due
-        if due is None:
-            return
+            yield found
+            due = found.parent
+            if due is None:
+                return
+    except CorruptObjectError as error:
+        _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
 
 
-def _packed(
+def _entries(
     context: ReadContext, history: History, floor: str | None, wanted: int
-) -> Iterator[Sequence[bytes]]:
-    """The entries that the snapshot carries, then those of each page; packed, oldest first."""
-    yield history.recent
+) -> Iterator[HistoryEntries]:
+    """The entries that the snapshot carries, then those of each page."""
+    if history.recent:
+        yield HistoryEntries.unpack(history.recent)
     wanted = max(wanted - len(history.recent), 1)
     left = _above(context, history, floor) - len(history.recent)
     due = [*reversed(history.pages)]
@@ -86,9 +76,8 @@ def _packed(
         if page is None:
             return
         due[:0] = reversed(page.pages)
-        if page.entries:
-            for end in range(len(page.entries), 0, -_PARSED_AT_ONCE):
-                yield page.entries[max(end - _PARSED_AT_ONCE, 0) : end]
+        if page.entries is not None:
+            yield page.entries
             left -= len(page.entries)
             wanted -= len(page.entries)
 

@@ -64,7 +64,7 @@ class SnapshotsAhead:
         if not due or due[0] != ref:
             snapshot = objects.load(ref, Snapshot)
             told = ancestor_entries(self._context, snapshot, self._floor)
-            refs = (entry.pointer.ref for run in told for entry in run)
+            refs = (run.pointer(at).ref for run in told for at in reversed(range(len(run))))
             self._next = (each for each in refs if not objects.is_near(each, Snapshot, Ancestor))
             due = [*islice(self._next, self._count)]
         found = self._context.runtime.parallel(

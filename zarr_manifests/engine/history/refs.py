@@ -10,11 +10,11 @@ root that `open` has read, if this process has seen no newer one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from zarr_manifests.engine.history.ancestry import (
@@ -41,7 +41,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.history_pages import HistoryEntry
+from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
@@ -229,10 +229,10 @@ class Refs:
             )
         return Branch(tag, None)
 
-    def history(self, point: Point, limit: int | None) -> Iterator[HistoryEntry]:
+    def history(self, point: Point, limit: int | None) -> Iterator[tuple[HistoryEntries, int]]:
         """The snapshot and its ancestors that are still in history, newest first.
 
-        At most `limit` of them; all if it is None.
+        At most `limit` of them; all if it is None. Each is a position among entries.
         """
         most = _check_limit(limit)
         context, root = self._context, self._first_root()
@@ -241,7 +241,8 @@ class Refs:
         if point.on_branch is None:
             floor = floor_below(context, root, start.head)
         found = entries(context, start.head, floor, most)
-        return islice(chain.from_iterable(_complete(context, part) for part in found), most)
+        whole = (_complete(context, part) for part in found)
+        return islice(((part, at) for part in whole for at in reversed(range(len(part)))), most)
 
     def _in(self, root: Root, point: Point) -> Branch:
         roots = self._context.roots
@@ -254,9 +255,10 @@ class Refs:
 
     def _as_of(self, head: Branch, as_of: datetime) -> Branch:
         until_ms = moment_ms(as_of, "as_of")
-        for entry in chain.from_iterable(entries(self._context, head.head, head.floor)):
-            if entry.written_ms <= until_ms:
-                return Branch(entry.pointer.ref, None)
+        for found in entries(self._context, head.head, head.floor):
+            for at in reversed(range(len(found))):
+                if found.written_ms[at] <= until_ms:
+                    return Branch(found.pointer(at).ref, None)
         raise NotFoundError(f"the branch has no snapshot as old as {as_of.isoformat()}")
 
     def _root(self) -> Root:
@@ -399,14 +401,14 @@ class Refs:
         )
 
 
-def _complete(context: Context, entries: Sequence[HistoryEntry]) -> Sequence[HistoryEntry]:
+def _complete(context: Context, found: HistoryEntries) -> HistoryEntries:
     """The entries with messages that only the snapshots have, which are read in one round."""
-    partly = {at: entry.pointer.ref for at, entry in enumerate(entries) if entry.message is None}
-    whole = context.objects.load_all([(ref, Snapshot) for ref in partly.values()])
-    found = [*entries]
-    for at, ref in partly.items():
-        found[at] = whole[ref.key].entry(ref)
-    return found
+    if None not in found.messages:
+        return found
+    partly = {at: found.pointer(at).ref for at, m in enumerate(found.messages) if m is None}
+    loaded = context.objects.load_all([(ref, Snapshot) for ref in partly.values()])
+    whole = {at: loaded[ref.key] for at, ref in partly.items()}
+    return found.completed({at: (one.message, one.metadata) for at, one in whole.items()})
 
 
 def _check_limit(limit: object) -> int:

@@ -42,8 +42,9 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.envelope import is_sound
-from zarr_manifests.format.history_pages import HistoryEntry, HistoryPage, SnapshotPointer
+from zarr_manifests.format.history_pages import HistoryPage
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
@@ -247,24 +248,24 @@ def _check_history(
 ) -> None:
     """Check what snapshots and pages say about ancestors, as far as these are still there."""
     own: dict[SnapshotPointer, HistoryEntry] = {}
-    said: list[tuple[BlobRef, BlobRef | None, Sequence[bytes]]] = []
+    said: list[tuple[BlobRef, BlobRef | None, HistoryEntries]] = []
     for ref, value in histories:
         if isinstance(value, HistoryPage):
-            said.append((ref, value.newest, value.entries))
-        else:
-            (entry,) = HistoryEntry.parse_all([value.entry(ref).pack()])
-            own[entry.pointer] = entry
-            said.append((ref, value.parent, value.history.recent))
-    for ref, newest, entries in said:
+            if value.entries is not None:
+                said.append((ref, value.newest, value.entries))
+            continue
+        entry = HistoryEntries.unpack([value.entry(ref).pack()]).entry(0)
+        own[entry.pointer] = entry
         try:
-            told = HistoryEntry.parse_all(entries)
+            if value.history.recent:
+                said.append((ref, value.parent, HistoryEntries.unpack(value.history.recent)))
         except CorruptObjectError as error:
             found.add(ref.key, error)
-            continue
+    for ref, newest, told in said:
         due = None if newest is None else SnapshotPointer.of(newest)
-        if told and told[-1].pointer != due:
+        if told.pointer(-1) != due:
             found.add(ref.key, f"{ref.key} is wrong about its newest ancestor")
-        for entry in told:
+        for entry in told.entries():
             if own.get(entry.pointer, entry) != entry:
                 found.add(ref.key, f"{ref.key} is wrong about {entry.snapshot_id}")
                 break

@@ -1,0 +1,340 @@
+"""What snapshots say about themselves, kept column by column.
+
+A listing may go through thousands of entries, and its caller looks at a few fields of each. So
+pages store columns, each column is checked as a whole, and an entry is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import MOST_BLOB_BYTES, BlobRef
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
+from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack_each
+from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
+
+__all__ = ["HistoryEntries", "HistoryEntry", "SnapshotPointer", "numbers_at"]
+
+_TEXT_BYTES: Final = 512
+
+
+class SnapshotPointer(NamedTuple):
+    """Pointer to a snapshot. Unlike a `BlobRef`, thousands are quickly made and compared.
+
+    Parameters
+    ----------
+    snapshot_id : str
+        The snapshot's id.
+    length, crc32c : int
+        Bytes of the object, and the checksum in its envelope.
+    """
+
+    snapshot_id: str
+    length: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, ref: BlobRef) -> SnapshotPointer:
+        """The same as a `BlobRef`."""
+        return cls(snapshot_id_of(ref.key), ref.length, ref.crc32c)
+
+    @classmethod
+    def parse(cls, value: Any) -> SnapshotPointer:
+        """From a list for msgpack."""
+        _check(isinstance(value, list) and len(value) == len(cls._fields))
+        found = cls(*value)
+        _check_pointers(*([field] for field in found))
+        return found
+
+    @property
+    def ref(self) -> BlobRef:
+        """The same as a `BlobRef`."""
+        return BlobRef(snapshot_key(self.snapshot_id), self.length, self.crc32c)
+
+
+class HistoryEntry(NamedTuple):
+    """What one snapshot says about itself and its commit.
+
+    Parameters
+    ----------
+    pointer : SnapshotPointer
+        The snapshot.
+    parent : SnapshotPointer or None
+        The previous snapshot; None for the first.
+    written_ms : int
+        Time of the commit, in milliseconds since 1970 UTC.
+    commit_id : bytes
+        Id of the commit.
+    kind : CommitKind
+        What the commit mostly did.
+    message : str or None
+        The commit message; None if only the snapshot has it, and the metadata.
+    metadata : mapping
+        The committer's own metadata.
+    totals, sums : mapping of str to int
+        What the commit did, and totals of the whole snapshot.
+    """
+
+    pointer: SnapshotPointer
+    parent: SnapshotPointer | None
+    written_ms: int
+    commit_id: bytes
+    kind: CommitKind
+    message: str | None
+    metadata: Mapping[str, Any]
+    totals: Mapping[str, int]
+    sums: Mapping[str, int]
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return self.pointer.snapshot_id
+
+    def pack(self) -> bytes:
+        """As msgpack, without message and metadata if these are long."""
+        texts = self.message, dict(self.metadata)
+        if len(pack(texts)) > _TEXT_BYTES:
+            texts = None, {}
+        facts = self.written_ms, self.commit_id, str(self.kind), *texts
+        sums = dict(self.totals), dict(self.sums)
+        return pack([self.pointer, self.parent, *facts, *sums])
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntries:
+    """HistoryEntries of one or more neighbouring snapshots by column, oldest first.
+
+    Parameters
+    ----------
+    ids, lengths, crcs : sequence
+        The snapshots, as in `SnapshotPointer`. Each is the parent of the next.
+    parent : SnapshotPointer or None
+        The parent of the oldest one.
+    written_ms, kinds, messages, metadata : sequence
+        As in `HistoryEntry`.
+    commits : bytes
+        The commit ids, one after another.
+    totals, sums : mapping of str to sequence
+        By name, the number of each entry; None where an entry has none of that name.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a value is none that `HistoryEntry` may have, or a column has another length.
+    """
+
+    ids: Sequence[str]
+    lengths: Sequence[int]
+    crcs: Sequence[int]
+    parent: SnapshotPointer | None
+    written_ms: Sequence[int]
+    commits: bytes
+    kinds: Sequence[str]
+    messages: Sequence[str | None]
+    metadata: Sequence[Mapping[str, Any]]
+    totals: Mapping[str, Sequence[int | None]]
+    sums: Mapping[str, Sequence[int | None]]
+
+    def __post_init__(self) -> None:
+        columns = [self.lengths, self.crcs, self.written_ms, self.kinds, self.messages]
+        counts = [*self.totals.values(), *self.sums.values()]
+        columns += [self.metadata, *counts]
+        _check({*map(len, columns)} == {len(self.ids)} != {0})
+        _check(len(self.commits) == COMMIT_ID_BYTES * len(self.ids))
+        _check_pointers(self.ids, self.lengths, self.crcs)
+        _check(
+            are_counts(self.written_ms)
+            and max(self.written_ms) <= MAX_MS
+            and are(str, self.kinds)
+            and {*self.kinds} <= _KINDS.keys()
+            and are(str, _given(self.messages))
+            and are(dict, self.metadata)
+            and are(str, {*chain(self.totals, self.sums, *self.metadata)})
+            and all(are_counts(_given(column)) for column in counts)
+        )
+
+    @classmethod
+    def of(cls, entries: Sequence[HistoryEntry]) -> HistoryEntries:
+        """Of entries that follow each other, oldest first.
+
+        Raises
+        ------
+        CorruptObjectError
+            If one is not the child of the one before.
+        """
+        rows = [(*one[:4], str(one.kind), one.message, *map(dict, one[6:])) for one in entries]
+        return cls._of_rows(rows, entries[0].parent if entries else None)
+
+    @classmethod
+    def unpack(cls, packed: Sequence[bytes]) -> HistoryEntries:
+        """Of bytes that `HistoryEntry.pack` made, oldest first.
+
+        Raises
+        ------
+        CorruptObjectError
+            If an entry is malformed, or not the child of the one before.
+        """
+        rows = unpack_each(packed)
+        _check(are(list, rows) and min(map(len, rows), default=0) >= len(HistoryEntry._fields))
+        parent = rows[0][1]
+        return cls._of_rows(rows, None if parent is None else SnapshotPointer.parse(parent))
+
+    @classmethod
+    def _of_rows(
+        cls, rows: Sequence[Sequence[Any]], parent: SnapshotPointer | None
+    ) -> HistoryEntries:
+        _check(len(rows) > 0)
+        fields = zip(*(row[: len(HistoryEntry._fields)] for row in rows), strict=True)
+        pointers, parents, times, commits, kinds, messages, metadata, totals, sums = fields
+        _check({*map(type, pointers)} <= {list, SnapshotPointer} and {*map(len, pointers)} == {3})
+        if parents[1:] != pointers[:-1]:
+            raise CorruptObjectError("history: an entry is not the child of the one before")
+        _check(are(bytes, commits) and {*map(len, commits)} == {COMMIT_ID_BYTES})
+        ids, lengths, crcs = zip(*pointers, strict=True)
+        return cls(
+            ids,
+            lengths,
+            crcs,
+            parent,
+            times,
+            b"".join(commits),
+            kinds,
+            messages,
+            metadata,
+            _by_name(totals),
+            _by_name(sums),
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[HistoryEntries]) -> HistoryEntries:
+        """Of parts that follow each other, oldest first.
+
+        Raises
+        ------
+        CorruptObjectError
+            If one is not the child of the one before.
+        """
+        return cls.of([*chain.from_iterable(part.entries() for part in parts)])
+
+    @classmethod
+    def parse(cls, fields: Fields) -> HistoryEntries:
+        """From a map that `pack` made."""
+        parent = fields.value.get("parent")
+        return cls(
+            fields.items("ids"),
+            fields.items("lengths"),
+            fields.items("crcs"),
+            None if parent is None else SnapshotPointer.parse(parent),
+            fields.items("at_ms"),
+            fields.binary("commits"),
+            fields.items("kinds"),
+            fields.items("messages"),
+            fields.items("metadata"),
+            _columns(fields, "totals"),
+            _columns(fields, "sums"),
+        )
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        return {
+            "ids": self.ids,
+            "lengths": self.lengths,
+            "crcs": self.crcs,
+            "parent": self.parent,
+            "at_ms": self.written_ms,
+            "commits": self.commits,
+            "kinds": self.kinds,
+            "messages": self.messages,
+            "metadata": self.metadata,
+            "totals": self.totals,
+            "sums": self.sums,
+        }
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pointer(self, at: int) -> SnapshotPointer:
+        """The snapshot at that position."""
+        return SnapshotPointer(self.ids[at], self.lengths[at], self.crcs[at])
+
+    def parent_of(self, at: int) -> SnapshotPointer | None:
+        """The parent of the snapshot at that position."""
+        return self.pointer(at - 1) if at else self.parent
+
+    def commit_id(self, at: int) -> bytes:
+        """The id of the commit at that position."""
+        return self.commits[at * COMMIT_ID_BYTES : (at + 1) * COMMIT_ID_BYTES]
+
+    def entry(self, at: int) -> HistoryEntry:
+        """The entry at that position, from 0."""
+        return HistoryEntry(
+            self.pointer(at),
+            self.parent_of(at),
+            self.written_ms[at],
+            self.commit_id(at),
+            _KINDS[self.kinds[at]],
+            self.messages[at],
+            self.metadata[at],
+            numbers_at(self.totals, at),
+            numbers_at(self.sums, at),
+        )
+
+    def entries(self) -> list[HistoryEntry]:
+        """All entries."""
+        return [*map(self.entry, range(len(self)))]
+
+    def since(self, at: int) -> HistoryEntries:
+        """The entries from that position on."""
+        return HistoryEntries.of(self.entries()[at:])
+
+    def completed(self, texts: Mapping[int, tuple[str, Mapping[str, Any]]]) -> HistoryEntries:
+        """The same with these messages and metadata, by position."""
+        messages, metadata = [*self.messages], [*self.metadata]
+        for at, (message, belongs) in texts.items():
+            messages[at], metadata[at] = message, belongs
+        return replace(self, messages=messages, metadata=metadata)
+
+
+def numbers_at(columns: Mapping[str, Sequence[int | None]], at: int) -> dict[str, int]:
+    """The numbers at that position, by name."""
+    found = {name: column[at] for name, column in columns.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+_KINDS: Final = {str(kind): kind for kind in CommitKind}
+
+
+def _by_name(maps: Sequence[Any]) -> dict[str, list[int | None]]:
+    """By name, the number of each map; None where a map has none of that name."""
+    _check(are(dict, maps) and are_counts([*chain.from_iterable(map(dict.values, maps))]))
+    return {name: [each.get(name) for each in maps] for name in dict.fromkeys(chain(*maps))}
+
+
+def _columns(fields: Fields, name: str) -> dict[str, Any]:
+    columns = fields.table(name)
+    _check(are(list, columns.values()))
+    return columns
+
+
+def _given(column: Sequence[Any]) -> Sequence[Any]:
+    return [value for value in column if value is not None] if None in column else column
+
+
+def _check_pointers(ids: Sequence[Any], lengths: Sequence[Any], crcs: Sequence[Any]) -> None:
+    _check(
+        are(str, ids)
+        and are_snapshot_ids(ids)
+        and are_counts(lengths)
+        and max(lengths) <= MOST_BLOB_BYTES
+        and are_counts(crcs)
+        and max(crcs) < 2**32
+    )
+
+
+def _check(sound: bool) -> None:
+    if not sound:
+        raise CorruptObjectError("history: a malformed entry or pointer to a snapshot")
