@@ -564,23 +564,41 @@ def test_what_is_refused_and_what_is_not(
     assert (found is None) == expected.all(), (found, expected)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("given", ["f4", "f8"])
 @pytest.mark.parametrize("statistics", [False, True])
-def test_floats_equal_to_the_fill_value_amid_others(given: str, statistics: bool) -> None:
+def test_floats_equal_to_the_fill_value_amid_others(
+    given: str, statistics: bool, lazy: bool
+) -> None:
     how = {"dtype": "f4", "_FillValue": np.float32(2.0), "chunks": (2,)}
     repository = zm.Repository.create(MemoryStorage())
     for values in ([1.0, 2.0, 3.0], [1.0, 3.0, 2.0, np.nan]):
         ds = field(np.array(values, given))
+        ds = ds.chunk(x=2) if lazy else ds
         with pytest.raises(InvalidArgumentError, match=r"2 at x=.* would be read back as nan"):
             zm.write(ds, repository, message="m", encoding={"t": how}, statistics=statistics)
-    fine = field(np.array([1.0, np.nan, 3.0], given))
+    fine = field(np.array([1.0, np.nan, 3.0, np.nan], given))
+    fine = fine.chunk(x=2) if lazy else fine
     zm.write(fine, repository, message="m", encoding={"t": how}, statistics=statistics)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("values", [[1.0, 1e300], [-1e300, np.nan], [1.0, 2.0, 3.0, 1e39]])
-def test_floats_beyond_the_range_of_narrower_ones(values: list[float]) -> None:
+def test_floats_beyond_the_range_of_narrower_ones(values: list[float], lazy: bool) -> None:
     repository = zm.Repository.create(MemoryStorage())
     how = {"t": {"dtype": "f4", "chunks": (2,)}}
+    ds, fine = field(values), field([1.0, np.inf, np.nan])
+    if lazy:
+        ds, fine = ds.chunk(x=2), fine.chunk(x=2)
     with pytest.raises(InvalidArgumentError, match=r"would be read back as -?inf"):
-        zm.write(field(values), repository, message="m", encoding=how)
-    zm.write(field([1.0, np.inf, 2.0]), repository, message="m", encoding=how)
+        zm.write(ds, repository, message="m", encoding=how)
+    zm.write(fine, repository, message="m", encoding=how)
+
+
+def test_the_place_of_a_lazy_value_is_that_in_the_dataset() -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    how = {"t": {"dtype": "f4", "chunks": (2,)}}
+    zm.write(field([1.0, 2.0, 3.0, 4.0]), repository, message="m", encoding=how)
+    more = field([5.0, 6.0, 7.0, 1e300], 4).chunk(x=2)
+    with pytest.raises(InvalidArgumentError, match=r"1e\+300 at x.*\(position 3\)"):
+        zm.write(more, repository, message="m", append_dim="x")

@@ -8,12 +8,14 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xarray as xr
 import zarr
 
 from zarr_manifests.engine.edit.record_zones import record_zones
@@ -22,13 +24,51 @@ from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
+from zarr_manifests.xarray.fit import Fit
 
-__all__ = ["ArrayTarget"]
+__all__ = ["ArrayTarget", "Encoder", "start_of"]
 
 _of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """How the blocks of a variable are encoded and checked.
+
+    Parameters
+    ----------
+    fit : Fit
+        How the variable is stored; `Fit.encoded_like` accepts it.
+    dims, attributes, encoding
+        Those of the variable.
+    start : tuple of int
+        Where in the array its first value is written.
+    """
+
+    fit: Fit
+    dims: tuple[Hashable, ...]
+    attributes: Mapping[Any, Any]
+    encoding: Mapping[Any, Any]
+    start: tuple[int, ...] = ()
+
+    def begun_at(self, start: tuple[int, ...]) -> Encoder:
+        """The same for a variable that is written from there on."""
+        return replace(self, start=start)
+
+    def encoded(self, block: Any, place: Sequence[int]) -> npt.NDArray[Any]:
+        """Encode a block to write there in the array.
+
+        Raises
+        ------
+        MisfitError
+            If values would be read back differently.
+        """
+        given = xr.Variable(self.dims, np.asarray(block), self.attributes, self.encoding)
+        start = [at - first for at, first in zip(place, self.start, strict=True)]
+        return self.fit.encoded(given, start)
 
 
 class ArrayTarget:
@@ -42,10 +82,20 @@ class ArrayTarget:
         Where the zone map is recorded.
     statistics : bool
         Whether to measure.
+    encoder : Encoder, optional
+        What encodes and checks blocks; by default they are stored as they are.
     """
 
-    def __init__(self, array: zarr.Array[Any], workspace: Workspace, *, statistics: bool) -> None:
+    def __init__(
+        self,
+        array: zarr.Array[Any],
+        workspace: Workspace,
+        *,
+        statistics: bool,
+        encoder: Encoder | None = None,
+    ) -> None:
         self.array, self._workspace, self._dtype = array, workspace, array.dtype
+        self.encoder = encoder
         node = workspace.contents.array_at(array.path)
         assert node.array is not None
         self.meaning, self._meta = Meaning.of(node.documents), node.array
@@ -56,6 +106,8 @@ class ArrayTarget:
         return type(self).__name__, self.array.path, id(self)
 
     def __setitem__(self, place: Place, values: Any) -> None:
+        if self.encoder is not None:
+            values = self.encoder.encoded(values, start_of(place, self._meta.shape))
         block, _ = self.look(place, values)
         self.array[place] = block
 
@@ -107,6 +159,13 @@ class ArrayTarget:
             lo.append(-(-start // chunk))
             hi.append(max(lo[-1], -(-stop // chunk) if to_edge else stop // chunk))
         return Box(tuple(lo), tuple(hi))
+
+
+def start_of(place: Place | None, shape: Sequence[int]) -> tuple[int, ...]:
+    """Where a place in an array of that shape begins."""
+    if place is None or isinstance(place, EllipsisType):
+        return (0,) * len(shape)
+    return tuple(part.indices(n)[0] for part, n in zip(place, shape, strict=True))
 
 
 def _room() -> npt.NDArray[np.uint8]:

@@ -27,7 +27,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
-from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
 from zarr_manifests.xarray.encoding import DatasetWriter, begin_write
 from zarr_manifests.xarray.fit import Fit
 from zarr_manifests.xarray.making import let_others_open
@@ -108,8 +108,9 @@ def _write_blocks(
             origin=shared,
             path=target.array.path,
             config=target.array.config,
-            start=_start(region, target.array.shape),
+            start=start_of(region, target.array.shape),
             statistics=statistics,
+            encoder=target.encoder,
             dtype=object,
             meta=np.empty((0,) * source.ndim, object),
         )
@@ -130,13 +131,6 @@ def _unchanged(origin: ForkState) -> ForkState:
     return origin
 
 
-def _start(region: Sequence[slice] | None, shape: Sequence[int]) -> tuple[int, ...]:
-    """The start of the region."""
-    if not region:
-        return (0,) * len(shape)
-    return tuple(part.indices(n)[0] for part, n in zip(region, shape, strict=True))
-
-
 def _write_block(
     block: Any,
     *,
@@ -145,6 +139,7 @@ def _write_block(
     config: Any,
     start: Sequence[int],
     statistics: bool,
+    encoder: Encoder | None,
     block_info: Mapping[int, Mapping[str, Any]],
 ) -> _Written:
     workspace = revive(origin)
@@ -153,7 +148,7 @@ def _write_block(
         array = zarr.open_array(
             ManifestStore(workspace, read_only=False), path=path, mode="r+", config=config
         )
-        target = ArrayTarget(array, workspace, statistics=statistics)
+        target = ArrayTarget(array, workspace, statistics=statistics, encoder=encoder)
         target[tuple(slice(at + lo, at + hi) for at, (lo, hi) in place)] = block
         target.record()
     state = freeze(workspace, explicit=True)

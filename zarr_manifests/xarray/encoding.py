@@ -2,8 +2,9 @@
 
 Xarray writes the dataset, as `Dataset.to_zarr` does. Numbers that need a check are encoded here, by
 xarray's own function, in parts that are checked while they are in the processor's cache. Floats
-that are stored as floats are checked by the bounds that statistics are made of. Other values are
-checked before xarray encodes them.
+that are stored as floats are checked by the bounds that statistics are made of. Blocks of dask
+arrays are encoded and checked by the task that writes them. Other values are checked before xarray
+encodes them.
 
 Invariants: `begin_write` checks all values in memory before it writes a chunk; dask values are
 checked once, when and where they are computed.
@@ -12,7 +13,7 @@ checked once, when and where they are computed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -30,13 +31,10 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import split
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
-from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
 from zarr_manifests.xarray.fit import Fit, MisfitError
 
 __all__ = ["DatasetWriter", "begin_write", "explained", "fit_of", "fits_of"]
-
-type _Call = Callable[[xr.Variable, Sequence[int]], Any]
-"""Makes something of a variable in memory, the first value of which is at that position."""
 
 type _Unchecked = tuple[Fit, xr.Variable, npt.NDArray[Any]]
 """How a variable is stored, its values, and the values to store."""
@@ -121,12 +119,14 @@ class DatasetWriter(ArrayWriter):
     Values in memory wait until all of them are measured and checked.
     """
 
-    __slots__ = ("_all", "_statistics", "_waiting", "_workspace", "unchecked")
+    __slots__ = ("_all", "_statistics", "_waiting", "_workspace", "encoders", "unchecked")
     sources: list[Any]
     targets: list[ArrayTarget]
     regions: list[Any]
     unchecked: dict[str, _Unchecked]
     """By name: variables whose bounds may tell that they fit."""
+    encoders: dict[str, Encoder]
+    """By name: what encodes the blocks of dask arrays."""
 
     def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -134,10 +134,15 @@ class DatasetWriter(ArrayWriter):
         self._all: list[ArrayTarget] = []
         self._waiting: list[tuple[ArrayTarget, Any, Any]] = []
         self.unchecked = {}
+        self.encoders = {}
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Keep the source for `write`, or for `sync` if dask computes it."""
-        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
+        name = split(target.path)[1]
+        encoder = self.encoders.get(name)
+        if encoder is not None:
+            encoder = encoder.begun_at(start_of(region, target.shape))
+        to = ArrayTarget(target, self._workspace, statistics=self._statistics, encoder=encoder)
         self._all.append(to)
         if not isinstance(source, np.ndarray):
             add: Any = super().add
@@ -146,10 +151,11 @@ class DatasetWriter(ArrayWriter):
         place = region or ...
         block, bounds = to.look(place, source)
         self._waiting.append((to, place, block))
-        unchecked = self.unchecked.get(split(target.path)[1])
+        unchecked = self.unchecked.get(name)
         if unchecked is not None and bounds is not None:
-            fit, _, codes = unchecked
-            if codes.dtype == block.dtype and fit.is_sure(bounds, to.meaning.missing):
+            fit, variable, codes = unchecked
+            same = codes.dtype == block.dtype
+            if same and fit.is_sure(bounds, to.meaning.missing, variable.values):
                 del self.unchecked[fit.name]
 
     def write(self) -> None:
@@ -197,41 +203,57 @@ class _Store(ZarrStore):
             return None
         like = fit.encoded_like(variable)
         if like is not None:
-            later = variable.chunks is None and fit.is_checked_by_bounds
-            data = _of_values(variable, fit.cast if later else fit.encoded, like.dtype)
-            if later:
-                self.writer.unchecked[fit.name] = fit, variable, data
-            return xr.Variable(variable.dims, data, like.attrs, like.encoding)
+            return xr.Variable(
+                variable.dims, self._data(variable, fit, like.dtype), like.attrs, like.encoding
+            )
         if variable.chunks is None:
             fit.checked(variable.load())
         else:
-            variable.data = _of_values(variable, fit.checked, variable.dtype)
+            variable.data = _checked_blocks(variable, fit)
         return None
 
+    def _data(self, variable: xr.Variable, fit: Fit, dtype: np.dtype[Any]) -> Any:
+        """The encoded values; dask's blocks are encoded when they are written."""
+        kept = {key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}
+        if variable.chunks is not None:
+            self.writer.encoders[fit.name] = Encoder(fit, variable.dims, variable.attrs, kept)
+            return _declared(variable.data, dtype)
+        given = xr.Variable(variable.dims, variable.values, variable.attrs, kept)
+        if not fit.is_checked_by_bounds:
+            return fit.encoded(given)
+        codes = fit.cast(given)
+        self.writer.unchecked[fit.name] = fit, given, codes
+        return codes
 
-def _of_values(variable: xr.Variable, call: _Call, dtype: np.dtype[Any]) -> Any:
-    """What the call makes of the values, now or where dask computes them."""
+
+def _declared(lazy: Any, dtype: np.dtype[Any]) -> Any:
+    """The dask array under the type that its blocks will be stored as."""
+    from dask.array import Array
+
+    return Array(lazy.dask, lazy.name, lazy.chunks, dtype)  # type: ignore[no-untyped-call]
+
+
+def _checked_blocks(variable: xr.Variable, fit: Fit) -> Any:
+    """The dask array, each block of which is checked when it is computed."""
     kept = {key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}
-    if variable.chunks is None:
-        return call(xr.Variable(variable.dims, variable.values, variable.attrs, kept), ())
     how = variable.dims, variable.attrs, kept
     lazy: Any = variable.data
-    of_block = partial(_of_block, call=call, how=how, chunks=lazy.chunks)
-    none = np.empty((0,) * variable.ndim, dtype)
-    return lazy.map_blocks(of_block, dtype=dtype, meta=none)
+    of_block = partial(_checked_block, fit=fit, how=how, chunks=lazy.chunks)
+    none = np.empty((0,) * variable.ndim, variable.dtype)
+    return lazy.map_blocks(of_block, dtype=variable.dtype, meta=none)
 
 
-def _of_block(
+def _checked_block(
     block: Any,
     *,
-    call: _Call,
+    fit: Fit,
     how: tuple[Any, ...],
     chunks: Sequence[Sequence[int]],
     block_id: Sequence[int],
 ) -> Any:
     start = tuple(sum(sizes[:at]) for sizes, at in zip(chunks, block_id, strict=True))
     dims, attributes, encoding = how
-    return call(xr.Variable(dims, np.asarray(block), attributes, encoding), start)
+    return fit.checked(xr.Variable(dims, np.asarray(block), attributes, encoding), start)
 
 
 # --- what does not fit ---------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Fit:
         """
         # Packing makes several passes, so it is faster in parts; a cast to floats is not.
         if self._codes is None:
-            codes = _codes_of(variable)
+            codes = self.cast(variable) if self.is_checked_by_bounds else _codes_of(variable)
             self.check(variable, codes, start)
             return codes
         codes = np.empty_like(variable.values, self._dtype)
@@ -141,17 +141,25 @@ class Fit:
         """Whether bounds of the stored values may tell that all given ones fit."""
         return self._codes is None and self.given.kind == "f"
 
-    def cast(self, variable: xr.Variable, start: Sequence[int] = ()) -> npt.NDArray[Any]:
+    def cast(self, variable: xr.Variable) -> npt.NDArray[Any]:
         """Encode floats as floats, for `is_sure` or `check` to check."""
-        return _codes_of(variable)
+        if any(self.encoding.get(key) is not None for key in _MISSING):
+            return _codes_of(variable)
+        with np.errstate(all="ignore"):
+            codes: npt.NDArray[Any] = variable.values.astype(self._dtype)
+        return codes
 
-    def is_sure(self, bounds: Bounds, missing: npt.NDArray[Any]) -> bool:
+    def is_sure(self, bounds: Bounds, missing: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
         """Whether floats with these bounds and missing values all fit; else `check` decides."""
         assert self._sure is not None
-        if (bounds.missing != bounds.nan).any() or not np.isin(self._marks, missing).all():
-            return False
         (lo, hi), some = self._sure, bounds.bounded
-        return bool((lo <= bounds.low[some]).all() and (bounds.high[some] <= hi).all())
+        if not ((lo <= bounds.low[some]).all() and (bounds.high[some] <= hi).all()):
+            return False
+        if not np.isin(self._marks, missing).all():
+            return False
+        # Each NaN is stored as a missing value. If there are more of these, others are, too.
+        marked = (bounds.missing != bounds.nan).any()
+        return not marked or int(bounds.missing.sum()) == _nan_count(given)
 
     def check(
         self, variable: xr.Variable, codes: npt.NDArray[Any], start: Sequence[int] = ()
@@ -163,7 +171,9 @@ class Fit:
         MisfitError
             If some would be read back differently.
         """
-        self._go_through(variable, codes, start, encode=False)
+        # Given values may lie apart in memory, so that most checks do not look at them.
+        if not (self.is_checked_by_bounds and self._codes_fit(codes, variable.values)):
+            self._go_through(variable, codes, start, encode=False)
 
     def _go_through(
         self,
@@ -260,6 +270,18 @@ class Fit:
 
     # --- values that surely fit -------------------------------------------------------------------
 
+    def _codes_fit(self, codes: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
+        """Whether floats stored as these floats surely fit."""
+        assert self._sure is not None
+        (lo, hi), marked = self._sure, 0
+        for _, (part,) in _parts([codes.transpose(_in_memory(codes))]):
+            low, high = np.fmin.reduce(part), np.fmax.reduce(part)  # NaN is kept
+            if low < lo or hi < high:
+                return False
+            marks = [mark for mark in self._marks if low <= mark <= high]
+            marked += sum(int(np.count_nonzero(part == mark)) for mark in marks)
+        return not marked or marked == _nan_count(given)
+
     def _doubtful(self, part: npt.NDArray[Any], codes: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
         """Positions of values that xarray itself has to encode and decode to decide."""
         assert self._sure is not None
@@ -268,13 +290,19 @@ class Fit:
         # A cast between floats keeps their order, and the narrower ones are read faster.
         looked = codes if is_float and self._codes is None else part
         found = []
-        fits = math.isinf(lo)
-        fits = fits or (lo <= np.minimum.reduce(looked) and np.maximum.reduce(looked) <= hi)
-        if not fits:  # or there is NaN
-            found.append((looked < lo) | (looked > hi))
-            if is_float and not self._keeps_nan:
+        if not math.isinf(lo):
+            low, high = np.minimum.reduce(looked), np.maximum.reduce(looked)
+            has_nan = low != low
+            if has_nan:
+                low, high = np.fmin.reduce(looked), np.fmax.reduce(looked)
+            if not (lo <= low and high <= hi):
+                found.append((looked < lo) | (looked > hi))
+            if has_nan and not self._keeps_nan:
                 found.append(np.isnan(part))
         differ = [codes == mark for mark in self._marks]
+        marked = sum(map(np.count_nonzero, differ))
+        if is_float and marked and marked == np.count_nonzero(np.isnan(part)):
+            differ.clear()  # each NaN is stored as a mark, and nothing else is
         if is_float and self._codes is not None and not self._packed:
             differ.append(part != codes.astype(part.dtype))
         # NaN is kept, or found above.
@@ -502,6 +530,11 @@ def _parts(
             rows = [np.atleast_1d(part) for part in (many if len(arrays) > 1 else [many])]
             yield seen, rows
             seen += rows[0].size
+
+
+def _nan_count(values: npt.NDArray[Any]) -> int:
+    parts = _parts([values.transpose(_in_memory(values))])
+    return sum(int(np.count_nonzero(np.isnan(part))) for _, (part,) in parts)
 
 
 def _joined(

@@ -203,11 +203,14 @@ def _measured_chunk(chunk: _Values, marks: _Values, room: _Room | None) -> tuple
     """The same of one chunk, in few steps: between other work, each takes long."""
     pieces: list[tuple[Any, ...]] = []
     for part in _pieces(chunk, room):
-        low, high = np.minimum.reduce(part), np.maximum.reduce(part)
-        if low == low and not any(low <= mark <= high for mark in marks):  # NaN passes on
-            pieces.append((part.size, low, high, 0, 0))
-        else:
+        low, high, empty = np.minimum.reduce(part), np.maximum.reduce(part), 0
+        if low != low:  # NaN passes on
+            low, high = np.fmin.reduce(part), np.fmax.reduce(part)
+            empty = int(np.count_nonzero(np.isnan(part)))
+        if any(low <= mark <= high for mark in marks):
             pieces.append((part.size, *_measured(part, [0], marks)))
+        else:
+            pieces.append((part.size, low, high, empty, empty))
     if len(pieces) == 1:
         return pieces[0][1:]
     sizes, lows, highs, gone, nan = (np.array(column) for column in zip(*pieces, strict=True))
