@@ -29,7 +29,7 @@ _COLUMNS = (
 
 def figure_text(value: float, unit: str) -> str:
     """A figure with a unit that suits."""
-    if unit.startswith("B"):
+    if unit.startswith(("B", "x")):
         return f"{value:.2f} {unit}"
     for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if value * factor >= 1:
@@ -48,6 +48,9 @@ def describe(outcome: Outcome, seconds: float) -> str:
         spread = f"{figure_text(low, row.unit)} to {figure_text(high, row.unit)}"
         text = f"  {name:15} {figure_text(outcome.median(name), row.unit):>15}  ({spread})"
         text += f"  peak {memory_text(outcome.peak_bytes(name))}"
+        if name == OURS and (limit := row.limits.get("value")) is not None:
+            reached = _graded(limit / outcome.median(name))
+            text += f", at most {figure_text(limit, row.unit)}: {reached}"
         if name != OURS:
             ratios = outcome.ratios(name)
             text += f"  {outcome.ratio(name):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f})"

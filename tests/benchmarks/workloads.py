@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,13 @@ from contestants import (
     values,
 )
 from distant import served
-from runner import OURS, Case, Figure, Watch
+from runner import Case, Figure, Watch
 
 import zarr_manifests as zm
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 
 _SEED = 7
-_WRITES = 5
 
 
 def writing(case: Case) -> Iterator[Figure]:
@@ -78,24 +76,48 @@ def _written(case: Case, data: np.ndarray) -> Contestant:
 
 
 def measuring(case: Case, kind: str) -> Iterator[Figure]:
-    """Write a compressed variable with statistics of its chunks, or without."""
-    ours = case.contestant == OURS
-    return _writing_values(case, kind, {"statistics": ours})
+    """Write a compressed variable with statistics of its chunks, and without."""
+    return _comparing(case, kind, {"statistics": True}, {"statistics": False})
 
 
 def checking(case: Case, kind: str) -> Iterator[Figure]:
-    """Write a compressed variable whose values are checked to fit, or not; without statistics."""
-    ours = case.contestant == OURS
-    return _writing_values(case, kind, {"check": "values" if ours else None, "statistics": False})
+    """Write a compressed variable with a check of its values, and without; no statistics."""
+    checked, unchecked = ({"check": how, "statistics": False} for how in ("values", "encoding"))
+    return _comparing(case, kind, checked, unchecked)
 
 
-def _writing_values(case: Case, kind: str, how: dict[str, Any]) -> Iterator[Figure]:
-    """Write a compressed variable; the figure is the least processor time of some writes.
+def _comparing(
+    case: Case, kind: str, more: dict[str, Any], less: dict[str, Any]
+) -> Iterator[Figure]:
+    """Write a compressed variable with more work and with less, in turn.
 
-    What other processes leave in the processor's caches makes single ones differ by a tenth.
+    The figure is the middle one of the ratios of processor time. What other processes leave in the
+    processor's caches makes single writes differ by a tenth, and hits neighbouring ones alike.
     """
-    side = case.sizes["side"]
+    ds = _variable(kind, case.sizes["side"])
+    while True:
+        ratios, seconds = [], []
+        for number in range(case.sizes["pairs"]):
+            pair = {}
+            for name in ("more", "less") if number % 2 else ("less", "more"):
+                with Watch() as watch:
+                    how = more if name == "more" else less
+                    zm.write(ds, MemoryStorage(), message="m", scheduler="threads", **how)
+                pair[name] = watch
+            ratios.append(pair["more"].cpu_seconds / pair["less"].cpu_seconds)
+            seconds.append([each.seconds for each in (pair["more"], pair["less"])])
+        wall = dict(zip(("with", "without"), np.median(seconds, axis=0).tolist(), strict=True))
+        yield Figure(
+            statistics.median(ratios),
+            pair["more"].cpu_seconds,
+            pair["more"].peak_bytes,
+            {f"seconds {name} it, by the clock": value for name, value in wall.items()},
+        )
+
+
+def _variable(kind: str, side: int) -> xr.Dataset:
     noise = 275 + np.random.default_rng(_SEED).normal(0, 5, (8, side, side))
+    constant = np.where(noise > 280, np.nan, 273.25)
     given, encoding = {
         "float32": (noise.astype("f4"), {}),
         "rounded": (noise, {"dtype": "f4"}),
@@ -104,17 +126,13 @@ def _writing_values(case: Case, kind: str, how: dict[str, Any]) -> Iterator[Figu
             noise,
             {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -32768},
         ),
+        "dask": (constant, {"dtype": "f4"}),
     }[kind]
     ds = xr.Dataset({"t": (("time", "y", "x"), given)})
+    if kind == "dask":
+        ds = ds.chunk(time=1, y=side // 2, x=side // 2)
     ds["t"].encoding = {**encoding, "chunks": (1, side // 2, side // 2)}
-    while True:
-        figures = []
-        for _ in range(_WRITES):
-            with Watch() as watch:
-                zm.write(ds, MemoryStorage(), message="m", **how)
-            figures.append(watch.figure(given.size))
-        least = min(figures, key=attrgetter("cpu_seconds"))
-        yield replace(least, value=least.cpu_seconds)
+    return ds
 
 
 def creating(case: Case) -> Iterator[Figure]:
