@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NEEDED = {"moving-in": {"weather.icechunk": ROOT / "tests/virtual/icechunk_golden/format-2"}}
+"""Folders that the code of a page finds, by page."""
 
 _BLOCK = re.compile(
     r"^(?:<!-- skip:(?P<reason>[^\n]*?)-->\n+)?```python\n(?P<code>.*?)^```$",
@@ -62,6 +65,8 @@ def uses_spark(page: Path) -> bool:
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, source in NEEDED.get(page.stem, {}).items():
+        shutil.copytree(source, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     exec(compile(script(page), str(page), "exec"), {"__name__": page.stem})  # noqa: S102
 

@@ -84,8 +84,12 @@ class SessionCommits:
         discard_unmerged: bool = False,
         check_tip: TipCheck | None = None,
         txn: object = None,
+        allow_empty: bool = False,
     ) -> str:
-        """The id of the new snapshot; see `Session.commit`."""
+        """The id of the new snapshot; see `Session.commit`.
+
+        With `allow_empty` a commit is made also if nothing has changed.
+        """
         self.writer.check_open()
         step = txn_of(txn)
         request = CommitRequest(
@@ -103,7 +107,7 @@ class SessionCommits:
             if step is not None:  # says so before copies are refused, or much is uploaded
                 check_now(self.writer.context, self.writer.branch, step)
             self.writer.copies.bring_in(discard=discard_unmerged)
-            if not workspace.contents.changes and step is None:
+            if not workspace.contents.changes and step is None and not allow_empty:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
             return self._land(request)
 

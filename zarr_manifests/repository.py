@@ -25,6 +25,7 @@ from zarr_manifests.engine.compact.manifest_layout import layout_now, plan_layou
 from zarr_manifests.engine.compact.outcomes import compact
 from zarr_manifests.engine.compact.presence_index import array_stats, build_index
 from zarr_manifests.engine.compact.repack_chunks import repack_chunks
+from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
@@ -54,6 +55,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
 )
+from zarr_manifests.importing import IcechunkHistory
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
@@ -86,8 +88,9 @@ from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
-from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
+from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, check_bound
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
+from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr, location_of
 
@@ -1350,6 +1353,91 @@ class Repository:
         return self._import(
             found, path, trusted, message, branch, False, max_bytes, only_chunks=True
         )
+
+    def import_icechunk(
+        self,
+        location: str | os.PathLike[str] | Storage,
+        history: Literal["all", "heads"] = "all",
+        branches: Iterable[str] | None = None,
+        authorize: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        max_bytes: int = MAX_BYTES,
+        progress: Progress | None = None,
+    ) -> dict[str, str]:
+        """Take an icechunk repository in without copying: its branches, tags and snapshots.
+
+        Each snapshot becomes a commit, with its message and metadata. The commit's metadata also
+        say which snapshot it was (`icechunk-snapshot`) and when that was written
+        (`icechunk-time`). Chunks become refs to the objects of the icechunk repository, which are
+        noted with size and time of modification; refs to files elsewhere stay as they are; inline
+        chunks are copied. What was imported before is not imported again, so that calling this
+        once more continues after an interruption, or with what is new there.
+
+        The icechunk repository must stay where it is. An object that is deleted there, such as by
+        its garbage collection, is an error when it is read.
+
+        Parameters
+        ----------
+        location : str, path or Storage
+            The icechunk repository, of format 1 or 2.
+        history : {"all", "heads"}
+            Which snapshots: all, or only those that branches and tags name.
+        branches : iterable of str, optional
+            Which branches; by default all, and all tags. Otherwise those tags come along that
+            name an imported snapshot.
+        authorize : mapping of str to VirtualContainer, str or path, optional
+            Places elsewhere whose files may be inspected, beside the containers that this
+            repository was opened with: a file without an etag or a time is noted with its present
+            size and time.
+        storage_options : mapping, optional
+            Options of `zarr_manifests.storage.from_url` for the location.
+        max_bytes : int
+            Bytes that a file of metadata may have, unpacked.
+        progress : callable, optional
+            Called with `"snapshots"` and the number of snapshots imported so far.
+
+        Returns
+        -------
+        dict of str to str
+            The id of the commit here, by the id of the icechunk snapshot.
+
+        Raises
+        ------
+        NotARepositoryError
+            If there is no icechunk repository.
+        NotFoundError
+            If it has no such branch.
+        ConflictError
+            If a branch or tag here is not that of the icechunk repository.
+        CorruptObjectError
+            If one of its files is missing or damaged.
+        MissingChunkError
+            If an object of a chunk is missing.
+        UnsupportedFormatError
+            If its format, or the metadata of an array, is not understood.
+        InvalidArgumentError
+            If a name or a location is refused, or a file exceeds `max_bytes`.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://from-icechunk")
+        >>> repo.import_icechunk("memory://nothing-there")
+        Traceback (most recent call last):
+        zarr_manifests.errors.NotARepositoryError: there is no icechunk repository at ...
+        """
+        if history not in ("all", "heads"):
+            raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
+        files = IcechunkFiles.open(
+            storage_of(location, storage_options), max_bytes=check_bound("max_bytes", max_bytes)
+        )
+        if not isinstance(authorize, Mapping | None):
+            raise InvalidArgumentError("authorize: a mapping of names to places is due")
+        places = {**self._context.containers.places, **Containers.of(authorize).places}
+        source = IcechunkImport(files, Containers(places))
+        told = progress or _ignore
+        return IcechunkHistory(self._context, source, history == "all", told).run(branches)
 
     def _import(
         self,

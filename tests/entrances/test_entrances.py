@@ -306,6 +306,12 @@ BY_ENTRANCE = {
         NAMES["location"].extreme,
         NAMES["location"].wrong,
     ),
+    ("import_icechunk", "branches"): Values(
+        (None, ["main"]), (["absent"], (), values.TEXT.extreme), (5, [5], [None], "main")
+    ),
+    ("import_icechunk", "authorize"): Values(
+        (None, {}, {"data": "s3://bucket"}), ({"": "s3://b"}, {"a": "nope://b"}), (5, {5: 5}, ["a"])
+    ),
     ("from_fsspec", "fs"): Values(
         (Made("a filesystem", lambda _: fsspec.filesystem("memory")),), (), (None, 5, "x", object())
     ),

@@ -20,7 +20,7 @@ from zarr_manifests.format.virtual_sources import VirtualSources, bound_etag, bo
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["VirtualRefs", "table_of"]
+__all__ = ["VirtualRefs", "table_at", "table_of"]
 
 _MOST_LENGTH: Final = 2**48
 _MOST_OFFSET: Final = 2**60
@@ -124,16 +124,29 @@ def table_of(
     UnsupportedStorageError
         If the scheme of a location is not supported.
     """
-    n, files = np.shape(np.asarray(source))[:1], len(locations)
+    files = _files(containers, locations, etags, modified, sizes, unchanged_since)
+    return table_at(grid, files, index, source, offset, length, checksums)
+
+
+def table_at(
+    grid: Box,
+    files: VirtualSources,
+    index: npt.ArrayLike,
+    source: npt.ArrayLike,
+    offset: npt.ArrayLike,
+    length: npt.ArrayLike,
+    checksums: npt.ArrayLike | None = None,
+) -> ChunkTable | None:
+    """Like `table_of`, of files that are located already."""
+    n = np.shape(np.asarray(source))[:1]
     rows = n[0] if n else 0
     columns = {
-        "source": _column("source", source, rows, 0, files - 1),
+        "source": _column("source", source, rows, 0, len(files) - 1),
         "offset": _column("offset", offset, rows, 0, _MOST_OFFSET),
         "length": _column("length", length, rows, 1, _MOST_LENGTH),
         "crc32c": _column("checksums", checksums, rows, -1, _MOST_CRC),
     }
     coords = _coords(index, rows, grid)
-    found = _files(containers, locations, etags, modified, sizes, unchanged_since)
     if not rows:
         return None
     box = Box.around_coords(coords) if grid.ndim else grid
@@ -161,7 +174,7 @@ def table_of(
         np.maximum(crc, 0),
         (),
         b"",
-        found if len(used) == files else found.take(used),
+        files if len(used) == len(files) else files.take(used),
     )
 
 

@@ -1,0 +1,355 @@
+"""Icechunk repositories of both formats, taken in with their history, against what icechunk read.
+
+The repositories are committed; `make_icechunk.py` made them, and wrote down what icechunk says of
+each snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    MissingChunkError,
+    NotARepositoryError,
+    NotFoundError,
+    VirtualSourceChangedError,
+)
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.store import contents_of
+from zarr_manifests.testing import CountingStorage
+from zarr_manifests.virtual.icechunk_files import IcechunkFiles
+
+GOLDEN = Path(__file__).parent / "icechunk_golden"
+
+
+@pytest.fixture(params=[1, 2])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / f"format-{request.param}", tmp_path / "source")
+    shutil.copy(GOLDEN / f"format-{request.param}.json", tmp_path / "expected.json")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def expected(source: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((source.parent / "expected.json").read_text())
+    return found
+
+
+@pytest.fixture
+def repo(source: Path) -> zm.Repository:
+    places: dict[str, Any] = {"source": source}
+    return zm.Repository.create(source.parent / "repo", virtual_containers=places)
+
+
+def held(repo: zm.Repository, snapshot_id: str) -> dict[str, str]:
+    """A digest of everything but virtual chunks of /v, as `make_icechunk.everything` has it."""
+    store = repo.readonly_session(snapshot_id=snapshot_id).store
+
+    async def read() -> dict[str, str]:
+        found = {}
+        async for key in store.list():
+            if not key.startswith("v/c/"):
+                data = await store.get(key, zarr.core.buffer.default_buffer_prototype())
+                assert data is not None
+                found[key] = hashlib.sha256(data.to_bytes()).hexdigest()[:16]
+        return found
+
+    return asyncio.run(read())
+
+
+def check(repo: zm.Repository, ours: dict[str, str], expected: dict[str, Any]) -> None:
+    """Every imported snapshot says and holds what it did in icechunk."""
+    for name, snapshot_id in ours.items():
+        is_first = name == "1CECHNKREP0F1RSTCMT0"
+        wanted = expected["snapshots"][name]
+        assert held(repo, snapshot_id) == wanted["keys"]
+        (info,) = repo.ancestry(snapshot_id=snapshot_id, limit=1)
+        if not is_first:
+            said = {"icechunk-snapshot": name, "icechunk-time": wanted["written"]}
+            assert info.message == wanted["message"]
+            assert info.metadata == wanted["metadata"] | said
+
+
+def test_all_snapshots_branches_and_tags_come_along(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    told: list[tuple[str, int]] = []
+    ours = repo.import_icechunk(source, progress=lambda *what: told.append(what))
+    assert ours.keys() == expected["snapshots"].keys()
+    assert told[-1] == ("snapshots", len(ours))
+    check(repo, ours, expected)
+    assert repo.list_branches() == {n: ours[s] for n, s in expected["branches"].items()}
+    assert repo.list_tags() == {n: ours[s] for n, s in expected["tags"].items()}
+    for name, lineage in expected["lineages"].items():
+        found = [info.snapshot_id for info in repo.ancestry(snapshot_id=ours[name])]
+        assert found == [ours[each] for each in lineage]
+    assert not repo.verify().problems
+
+
+def test_native_chunks_are_not_copied_and_guarded(repo: zm.Repository, source: Path) -> None:
+    repo.import_icechunk(source)
+    store = repo.readonly_session(tag="made").store
+    refs = store.get_virtual_refs("air/p")
+    assert [Path(url).parent.name for url in refs.locations] == ["chunks"] * 2
+    assert refs.guarded.all()
+    assert refs.sizes.tolist() == refs.length.tolist() == [80, 80]
+    (first, second) = (source / "chunks" / Path(url).name for url in refs.locations)
+    first.unlink()
+    second.write_bytes(bytes(80))
+    array = zarr.open_array(store, path="air/p", mode="r")
+    with pytest.raises(MissingChunkError, match="not read as fill value"):
+        array[:10]
+    with pytest.raises(VirtualSourceChangedError):
+        array[10:20]
+
+
+def test_virtual_refs_stay_as_they_are(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    ours = repo.import_icechunk(source)
+    refs = repo.readonly_session(branch="side").store.get_virtual_refs("v")
+    assert refs.locations == tuple(f"s3://zarr-manifests-golden/bytes-{i}.bin" for i in (0, 1, 1))
+    assert refs.source.tolist() == [0, 1, 0, 2, 0]
+    assert refs.offset.tolist() == [0, 2, 4, 6, 8]
+    assert refs.length.tolist() == [2] * 5
+    assert refs.guarded.tolist() == [False, False, True]
+    assert refs.unchanged_since.tolist() == [-1, -1, 4_102_444_800_999]
+    assert len(ours) == len(expected["snapshots"])
+
+
+def test_importing_again_continues_and_adds_nothing_twice(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    first = repo.import_icechunk(source, branches=["side"])
+    assert set(repo.list_branches()) == {"main", "side"}
+    assert set(repo.list_tags()) == {"made"}
+    assert len(list(repo.ancestry("main"))) == 1
+    whole = repo.import_icechunk(source)
+    assert whole.items() >= first.items()
+    check(repo, whole, expected)
+    before = repo.list_branches(), repo.list_tags(), len(list(repo.ancestry("main")))
+    for history in ("all", "heads"):
+        assert repo.import_icechunk(source, history) == whole  # type: ignore[arg-type]
+    assert (repo.list_branches(), repo.list_tags(), len(list(repo.ancestry("main")))) == before
+    repo.compact()  # the branch is at a rewrite now, which is still the imported commit
+    assert repo.import_icechunk(source) == whole
+
+
+def test_an_import_that_was_interrupted_goes_on(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    class Stop(Exception):  # noqa: N818 - it is no error
+        pass
+
+    def stop(_: str, done: int) -> None:
+        raise Stop
+
+    rounds = 0
+    while rounds < 20:
+        try:
+            ours = repo.import_icechunk(source, progress=stop)
+        except Stop:
+            rounds += 1
+        else:
+            break
+    assert rounds == len(expected["snapshots"]) - 1
+    check(repo, ours, expected)
+    assert set(repo.list_branches()) == set(expected["branches"])
+
+
+def test_heads_are_imported_alone(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    ours = repo.import_icechunk(source, history="heads")
+    named = {*expected["branches"].values(), *expected["tags"].values()}
+    assert ours.keys() == named | {"1CECHNKREP0F1RSTCMT0"}
+    check(repo, ours, expected)
+    found = [info.snapshot_id for info in repo.ancestry("side")]
+    assert found[0] == ours[expected["branches"]["side"]]
+    assert found[1] == ours[expected["tags"]["made"]]
+
+
+def test_moved_nodes_keep_their_id(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path / "repo")
+    ours = repo.import_icechunk(GOLDEN / "format-2")
+    infos = {info.message: info.snapshot_id for info in repo.ancestry()}
+    before, after = infos["grow t, and make p anew"], infos["move"]
+    diff = repo.diff(before, after)
+    assert dict(diff.moved) == {
+        "/air": "/wind",
+        "/air/p": "/wind/p",
+        "/air/t": "/temperature",
+    }
+    anew = repo.diff(infos["shrink t"], before)
+    assert "/air/p" in {*anew.deleted, *anew.created, *anew.updated}
+    ids = [
+        contents_of(repo.readonly_session(snapshot_id=infos[at]).store).array_at("air/p").node_id
+        for at in ("shrink t", "grow t, and make p anew")
+    ]
+    assert ids[0] != ids[1]
+    assert len(ours) == 10
+
+
+def test_what_is_here_already_is_not_mixed_up(repo: zm.Repository, source: Path) -> None:
+    with repo.transaction(message="mine") as store:
+        zarr.create_group(store)
+    with pytest.raises(ConflictError, match="branch 'main' has commits"):
+        repo.import_icechunk(source)
+    assert [info.message for info in repo.ancestry()] == ["mine", "create repository"]
+    with pytest.raises(NotFoundError, match="no branch 'nope'; it has main, side"):
+        repo.import_icechunk(source, branches=["nope"])
+    with pytest.raises(InvalidArgumentError, match="a list of names is due"):
+        repo.import_icechunk(source, branches="main")
+    with pytest.raises(InvalidArgumentError, match="'all' or 'heads'"):
+        repo.import_icechunk(source, "some")  # type: ignore[arg-type]
+    with pytest.raises(NotARepositoryError, match="no icechunk repository at"):
+        repo.import_icechunk(source.parent / "nowhere")
+
+
+def test_a_commit_that_was_amended_is_not_continued(repo: zm.Repository, source: Path) -> None:
+    repo.import_icechunk(source, branches=["main"])
+    repo.create_branch("side", repo.list_tags()["made"])
+    session = repo.writable_session("side")
+    zarr.open_group(session.store, mode="r+").create_group("other")
+    session.amend()
+    with pytest.raises(ConflictError, match="branch 'side' has commits"):
+        repo.import_icechunk(source, branches=["side"])
+
+
+def test_a_branch_that_went_another_way_is_not_continued(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(GOLDEN / "format-1", source)
+    expected = json.loads((GOLDEN / "format-1.json").read_text())
+    lineage = expected["lineages"][expected["branches"]["main"]]
+    ref = source / "refs/branch.main/ref.json"
+    for tag in ("made", "lost"):
+        shutil.rmtree(source / f"refs/tag.{tag}")
+    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"source": source})
+    ref.write_text(json.dumps({"snapshot": lineage[2]}))
+    old = repo.import_icechunk(source, branches=["main"])
+    ref.write_text(json.dumps({"snapshot": lineage[0]}))
+    ours = repo.import_icechunk(source, branches=["main"])
+    assert ours.items() >= old.items()
+    check(repo, ours, expected)
+    ref.write_text(json.dumps({"snapshot": lineage[3]}))  # was reset there
+    with pytest.raises(ConflictError, match="it was reset or amended there"):
+        repo.import_icechunk(source, branches=["main"])
+    repo.reset_branch("main", ours[lineage[2]], force=True)
+    session = repo.writable_session("main")
+    zarr.open_group(session.store, mode="r+").create_group("other")
+    session.amend()
+    ref.write_text(json.dumps({"snapshot": lineage[0]}))
+    with pytest.raises(ConflictError, match="changed since"):
+        repo.import_icechunk(source, branches=["main"])
+
+
+def test_files_of_containers_are_inspected(tmp_path: Path) -> None:
+    """A ref without etag and time is noted with what a trusted place says now."""
+    shutil.copytree(GOLDEN / "format-1", tmp_path / "source")
+    files = IcechunkFiles.open(zm.storage.from_url(tmp_path / "source"), max_bytes=2**20)
+    assert files.branches.keys() == {"main", "side"}
+    repo = zm.Repository.create(tmp_path / "repo")
+    options: dict[str, Any] = {"allow_http": True, "anonymous": True, "retries": 0}
+    nobody = "http://127.0.0.1:1"
+    place = zm.VirtualContainer("s3://zarr-manifests-golden", endpoint=nobody, **options)
+    with pytest.raises(zm.errors.StorageError, match="zarr-manifests-golden"):
+        repo.import_icechunk(tmp_path / "source", authorize={"data": place})
+
+
+def test_an_object_that_is_missing_is_named(repo: zm.Repository, source: Path) -> None:
+    for folder, error in (("chunks", MissingChunkError), ("manifests", CorruptObjectError)):
+        aside = source.parent / "aside"
+        (source / folder).rename(aside)
+        (source / folder).mkdir()
+        with pytest.raises(error, match=f"/{folder}/[0-9A-Z]{{20}}"):
+            repo.import_icechunk(source)
+        (source / folder).rmdir()
+        aside.rename(source / folder)
+    repo.import_icechunk(source)
+
+
+def test_damaged_files_are_errors_and_nothing_else(source: Path) -> None:
+    """A file with a changed byte, or cut off, is read as something or gives a named error."""
+    paths = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    whole = {path.relative_to(source).as_posix(): path.read_bytes() for path in paths}
+    storage = MemoryStorage()
+    for key, data in whole.items():
+        storage.put(key, data)
+    rng = np.random.default_rng(5)
+    seen = set()
+    calls = reading(storage)
+    for key, call in calls.items():
+        body = unpacked(whole[key])
+        for _ in range(60):
+            bad = bytearray(body)
+            bad[int(rng.integers(39 % len(bad), len(bad)))] ^= int(rng.integers(1, 256))
+            if rng.random() < 0.3:
+                del bad[int(rng.integers(0, len(bad))) :]
+            storage.put(key, bytes(bad))
+            try:
+                call()
+            except ManifestsError as error:
+                seen.add(type(error))
+        storage.put(key, whole[key])
+    assert CorruptObjectError in seen
+    assert calls.keys() == {
+        key for key in whole if key.split("/")[0] not in ("chunks", "config.yaml")
+    }
+
+
+def reading(storage: MemoryStorage) -> dict[str, Callable[[], object]]:
+    """By key of each object of an icechunk repository: what reads it."""
+
+    def opened() -> IcechunkFiles:
+        return IcechunkFiles.open(storage, max_bytes=2**20)
+
+    files = opened()
+    calls: dict[str, Callable[[], object]] = {}
+    for info in storage.list(""):
+        if info.key == "repo" or info.key.startswith("refs/"):
+            calls[info.key] = opened
+    for name in {*files.branches.values(), *files.tags.values()}:
+        for snapshot in files.lineage(name):
+            key = f"snapshots/{snapshot.name}"
+            calls[key] = lambda at=snapshot.name: (opened().lineage(at), files.nodes(at))
+            for node in files.nodes(snapshot.name).values():
+                for each in node.manifests:
+                    where = each.name, node.node_id, len(each.lo)
+                    calls[f"manifests/{each.name}"] = lambda at=where: files.chunks(*at)
+    return calls
+
+
+def unpacked(data: bytes) -> bytes:
+    """An icechunk file that is not compressed, so that damage is not found by zstd."""
+    import zstandard
+
+    if not data.startswith(b"ICE"):
+        return data
+    return data[:38] + b"\0" + zstandard.ZstdDecompressor().decompress(data[39:], 2**24)
+
+
+def test_what_a_file_unpacks_to_is_bounded(repo: zm.Repository, source: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="larger max_bytes="):
+        repo.import_icechunk(source, max_bytes=50)
+
+
+def test_the_second_import_reads_no_manifest(repo: zm.Repository, source: Path) -> None:
+    repo.import_icechunk(source)
+    counting = CountingStorage(zm.storage.from_url(source))
+    repo.import_icechunk(counting)
+    assert not [one.key for one in counting.log if one.key.startswith(("manifests/", "chunks/"))]

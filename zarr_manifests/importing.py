@@ -1,0 +1,210 @@
+"""Importing the history of an icechunk repository: snapshots become commits, in their order.
+
+A commit says in its metadata which icechunk snapshot it is. So a later import, also after one that
+was interrupted, finds where to continue, and imports no snapshot twice.
+
+Invariant: a branch is only continued from a commit that is an ancestor of its icechunk head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import starmap
+from typing import Any, Final
+
+from zarr_manifests.commits import SessionCommits
+from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
+from zarr_manifests.engine.edit.pin import SessionWriter
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.errors import (
+    ConflictError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.root import check_ref_name
+from zarr_manifests.keys import V3_DOCUMENT
+from zarr_manifests.reports import SnapshotInfo
+from zarr_manifests.virtual.icechunk_files import ForeignSnapshot
+
+__all__ = ["IcechunkHistory"]
+
+_NAME: Final = "icechunk-snapshot"
+_TIME: Final = "icechunk-time"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class IcechunkHistory:
+    """Imports branches and tags of an icechunk repository.
+
+    Parameters
+    ----------
+    context : Context
+        The repository to import to.
+    source : IcechunkImport
+        The icechunk repository.
+    all_of_it : bool
+        Whether all snapshots are imported, and not only those of branches and tags.
+    progress : callable
+        Called with a stage and a count.
+
+    Attributes
+    ----------
+    ours : dict of str to str
+        The snapshot that each icechunk snapshot has become.
+    """
+
+    context: Context
+    source: IcechunkImport
+    all_of_it: bool
+    progress: Callable[[str, int], None]
+    ours: dict[str, str] = field(default_factory=dict)
+    _refs: Refs = field(init=False)
+    _first: str = ""
+    _names: dict[str, str | None] = field(default_factory=dict)
+    _wanted: set[str] = field(default_factory=set)
+
+    def run(self, branches: Iterable[str] | None) -> dict[str, str]:
+        """Import the branches, by default all of them, and the tags; `ours`.
+
+        Raises
+        ------
+        NotFoundError
+            If the icechunk repository has no such branch.
+        ConflictError
+            If a branch has other commits than those of its icechunk branch, or a tag is elsewhere.
+        """
+        self._refs = Refs(self.context)
+        files = self.source.files
+        chosen = _chosen(files.branches, branches)
+        self._find_ours()
+        heads = [files.branches[name] for name in chosen]
+        self._wanted = {*heads, *files.tags.values()}
+        for name, head in zip(chosen, heads, strict=True):
+            self._import_branch(name, files.lineage(head))
+        for tag, snapshot in sorted(files.tags.items()):
+            if branches is None or snapshot in self.ours:
+                self._import_tag(tag, snapshot)
+        return self.ours
+
+    def _find_ours(self) -> None:
+        """Find what was imported before, and the first snapshot of the repository."""
+        points = [Point(branch=name) for name in self._refs.branches()]
+        points += [Point(tag=name) for name in self._refs.tags()]
+        for point in points:
+            rewritten: list[str] = []
+            for info in starmap(SnapshotInfo, self._refs.history(point, None)):
+                snapshot_id, name = info.snapshot_id, info.metadata.get(_NAME)
+                seen = snapshot_id in self._names
+                if seen:
+                    name = self._names[snapshot_id]
+                elif info.parent_id is None:
+                    name, self._first = "", snapshot_id
+                elif info.kind == CommitKind.REWRITE.value:
+                    rewritten.append(snapshot_id)
+                    continue
+                elif (
+                    isinstance(name, str) and self.ours.setdefault(name, snapshot_id) != snapshot_id
+                ):
+                    name = None  # a copy that says the same, such as of an amended commit
+                self._names |= dict.fromkeys((*rewritten, snapshot_id), name)
+                rewritten = []
+                if seen:
+                    break
+
+    def _import_branch(self, name: str, lineage: Sequence[ForeignSnapshot]) -> None:
+        check_ref_name(name)
+        files = self.source.files
+        root = lineage[0].name
+        if root not in self.ours and not files.nodes(root) and self._first:
+            self.ours[root] = self._first  # both are where a history begins, and empty
+        known = [at for at, each in enumerate(lineage) if each.name in self.ours]
+        begin = known[-1] if known else -1
+        self._place(name, [lineage[at].name for at in known])
+        due = [each for each in lineage[begin + 1 :] if self.all_of_it or each.name in self._wanted]
+        if not due:
+            return
+        before = files.nodes(lineage[begin].name) if known else {}
+        version, view = self._refs.begin(name)
+        commits = SessionCommits(SessionWriter(self.context, view, name, version))
+        if {n.path: n.document for n in before.values()} != {
+            path: node.documents.get(V3_DOCUMENT) for path, node in view.nodes.items()
+        }:
+            raise ConflictError(
+                f"branch {name!r} has an imported commit that was changed since; import to another "
+                "repository"
+            )
+        for each in due:
+            after = files.nodes(each.name)
+            self.source.apply(commits.writer.workspace, before, after)
+            self.ours[each.name] = commits.commit(
+                each.message if each.message.strip() else f"icechunk snapshot {each.name}",
+                _metadata(each),
+                rebase=False,
+                allow_empty=True,
+            )
+            self._names[self.ours[each.name]] = each.name
+            before = after
+            self.progress("snapshots", len(self.ours))
+
+    def _place(self, name: str, known: Sequence[str]) -> None:
+        """See that the branch is at the last of these snapshots, having been at one of them."""
+        start = self.ours[known[-1]] if known else self._first
+        if not start:
+            raise HistoryExpiredError(
+                "the first snapshot of this repository has expired, so that no other history can "
+                "begin there; import to a new repository"
+            )
+        head = self._refs.branches().get(name)
+        at = None if head is None else self._names.get(head)
+        if head is None:
+            self._refs.create_branch(name, start)
+        elif at is None or at not in ("", *known):
+            raise ConflictError(
+                f"branch {name!r} has commits that its icechunk branch does not have: it was reset "
+                "or amended there, or written to here. Import to another repository, or move the "
+                f"branch with reset_branch({name!r}, {start!r}, expected={head!r}), which drops "
+                "these commits"
+            )
+        elif at != self._names[start]:
+            self._refs.reset_branch(name, start, force=False, expected=None)
+
+    def _import_tag(self, tag: str, snapshot: str) -> None:
+        check_ref_name(tag)
+        there = self._refs.tags().get(tag)
+        if there is not None and self._names.get(there) not in (snapshot, ""):
+            raise ConflictError(f"tag {tag!r} exists, and is not the icechunk snapshot {snapshot}")
+        if there is not None:
+            return
+        helper = f"icechunk-tag/{tag}"
+        if snapshot not in self.ours:
+            self._import_branch(helper, self.source.files.lineage(snapshot))
+        self._refs.create_tag(tag, self.ours[snapshot])
+        if helper in self._refs.branches():
+            self._refs.delete_branch(helper)
+
+
+def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]:
+    """The branches to import, the default one first, since others may continue it."""
+    due: object = known if wanted is None else wanted
+    names = list(due) if isinstance(due, Iterable) and not isinstance(due, str) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidArgumentError("branches: a list of names is due")
+    chosen = {str(name) for name in names}
+    absent = sorted(chosen - set(known))
+    if absent:
+        raise NotFoundError(
+            f"the icechunk repository has no branch {absent[0]!r}; it has "
+            f"{', '.join(sorted(known))}"
+        )
+    return sorted(chosen, key=lambda name: (name != DEFAULT_BRANCH, name))
+
+
+def _metadata(snapshot: ForeignSnapshot) -> dict[str, Any]:
+    written = _EPOCH + timedelta(microseconds=snapshot.flushed_us)
+    return {**snapshot.metadata, _NAME: snapshot.name, _TIME: written.isoformat()}
