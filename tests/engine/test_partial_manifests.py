@@ -155,6 +155,34 @@ def test_a_series_of_one_pixel_in_both_leaves(storage: MemoryStorage) -> None:
     assert cold.costs()[:2] == (4, 2)
 
 
+def test_a_series_of_one_pixel_reads_the_leaf_of_its_tile() -> None:
+    """Where leaves are split along both axes of the map, it needs one of 25."""
+    storage, grid = MemoryStorage(), Box((0, 0, 0), (2000, 10, 10))
+    split = {"splitting": [{"path": "/a", "along": {1: 2, 2: 2}}], "preload": {"max-manifests": 0}}
+    repository = Repository.create(storage, {**_CONFIG, "chunk-manifests": split})
+    session = repository.writable_session("main")
+    document = _DOCUMENT.replace(b"[500, 40, 100]", b"[2000, 10, 10]")
+    session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(document))
+    workspace = workspace_of(session.store)
+    assert workspace.keys is not None
+    index, zeros = np.arange(grid.size), np.zeros(grid.size, np.int64)
+    rows = zeros + RefKind.NATIVE, zeros, zeros, 8 * index, zeros + 8, CRCS[: grid.size]
+    table = ChunkTable(grid, None, *rows, (workspace.keys.session_id,), b"")
+    workspace.put_table("a", grid, table)
+    session.commit("bulk")
+    repository.compact("main", "full")
+    counting = CountingStorage(storage)
+    contents = contents_of(Repository.open(counting).readonly_session("main").store)
+    nbytes = sum(ref.blob.length for ref in contents.view.manifests)
+    counting.reset()
+    for t in range(2000):
+        ref = contents.find(f"a/c/{t}/5/6")
+        assert isinstance(ref, NativeRef)
+        assert ref.crc32c == CRCS[grid.ravel_one((t, 5, 6))]
+    assert counting.requests <= 3
+    assert counting.bytes_read <= 200_000 < nbytes / 4  # the directory, one or two blocks
+
+
 def test_a_scan_reads_the_whole_at_once(storage: MemoryStorage) -> None:
     for read in (
         lambda view, node_id: view.chunks(node_id),
