@@ -2,6 +2,11 @@
 
 The driver plans, and it alone changes what the repository's root says. Tasks read, check, write and
 delete objects. A task that Spark runs twice does the same again.
+
+Each function takes a Spark session and the repository: a path, a URL, a `Storage` or a
+`Repository`. `storage_options` are those of `zarr_manifests.storage.from_url` for the path or URL.
+All other arguments, what is returned and what is raised are as for the method that its docstring
+names.
 """
 
 from __future__ import annotations
@@ -44,16 +49,7 @@ def verify(
 ) -> VerifyReport:
     """Read every object that can be reached; tasks read the chunks and compare their checksums.
 
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    url : str, path, Storage or Repository
-        The repository.
-    progress : callable, optional
-        As for `Repository.verify`.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
+    As `Repository.verify`.
 
     Examples
     --------
@@ -77,21 +73,14 @@ def collect(
 ) -> CollectionReport:
     """Delete the objects that no snapshot needs; the driver marks, and tasks delete.
 
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    url : str, path, Storage or Repository
-        The repository.
-    grace, dry_run, progress
-        As for `Repository.garbage_collect`.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
+    As `Repository.garbage_collect`.
 
-    Raises
-    ------
-    ManifestsError
-        As for `Repository.garbage_collect`.
+    Examples
+    --------
+    >>> from zarr_manifests.spark import maintenance, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> maintenance.collect(spark, "winds", dry_run=True).kept  # doctest: +SKIP
+    12
     """
     repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
@@ -109,23 +98,7 @@ def compact(
 ) -> CompactionReport:
     """Bring the deltas of a branch together; tasks merge and write the leaves of the base.
 
-    Commits that land meanwhile stay on top.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    url : str, path, Storage or Repository
-        The repository.
-    branch, mode, dry_run
-        As for `Repository.compact`.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
-
-    Raises
-    ------
-    ManifestsError
-        As for `Repository.compact`.
+    Commits that land meanwhile stay on top. As `Repository.compact`.
 
     Examples
     --------
@@ -149,23 +122,7 @@ def compute_statistics(
 ) -> StatisticsReport:
     """Measure chunks, so that queries can leave out those that cannot match; tasks decode them.
 
-    An array of few bytes is measured on the driver.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    url : str, path, Storage or Repository
-        The repository.
-    paths, branch, progress
-        As for `Repository.compute_statistics`.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
-
-    Raises
-    ------
-    ManifestsError
-        As for `Repository.compute_statistics`.
+    An array of few bytes is measured on the driver. As `Repository.compute_statistics`.
 
     Examples
     --------
@@ -191,21 +148,14 @@ def repack(
 ) -> RepackReport:
     """Move chunks out of packs that are mostly dead; tasks copy the chunks.
 
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    url : str, path, Storage or Repository
-        The repository.
-    branch, min_live, dry_run, progress
-        As for `Repository.repack`.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
+    As `Repository.repack`.
 
-    Raises
-    ------
-    ManifestsError
-        As for `Repository.repack`.
+    Examples
+    --------
+    >>> from zarr_manifests.spark import maintenance, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> maintenance.repack(spark, "winds").chunks  # doctest: +SKIP
+    48
     """
     repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
@@ -222,23 +172,15 @@ def rewrite_chunks(
 ) -> RewriteReport:
     """Write an array anew with other chunks, shards or codecs, in one commit; tasks copy it.
 
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    url : str, path, Storage or Repository
-        The repository.
-    path : str
-        The array.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
-    **options
-        As for `zarr_manifests.rewrite_chunks`: `chunks`, `shards`, `codecs`, `dry_run`, ...
+    As `zarr_manifests.rewrite_chunks`.
 
-    Raises
-    ------
-    ManifestsError
-        As for `zarr_manifests.rewrite_chunks`.
+    Examples
+    --------
+    >>> from zarr_manifests.spark import maintenance, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> how = {"chunks": (24, 90, 180), "dry_run": True}
+    >>> maintenance.rewrite_chunks(spark, "winds", "/u", **how).chunks_after  # doctest: +SKIP
+    132
     """
     repository = repository_of(url, storage_options)
     return rewrite(repository, path, **options, run=_tasks(spark, repository))
