@@ -98,8 +98,8 @@ class Lookup:
         with np.errstate(invalid="ignore", over="ignore"):
             far = (values - self.ordered[0]).astype(np.float64, copy=False) / self.step
             np.rint(far, out=far)
-            np.clip(far, 0, len(self.ordered) - 1, out=far)
-            np.nan_to_num(far, copy=False)
+            np.fmax(far, 0, out=far)  # NaN, too, becomes 0
+            np.fmin(far, len(self.ordered) - 1, out=far)
             return np.asarray(far, np.int64)
 
     def _nearest(self, values: npt.NDArray[Any]) -> IndexArray:
