@@ -62,12 +62,10 @@ from zarr_manifests.xarray.source_files import FailedFileError, SourceFiles, sta
 __all__ = ["Ingestion", "listed"]
 
 _LISTED: Final = 5
-_TASKS: Final = 4
+_TASKS: Final = 2
 """Tasks that write, for each that Spark runs at once: more if they would be large."""
 _TASK_BYTES: Final = (16 * 1024**2, 256 * 1024**2)
 """A task writes so many bytes of files, if there are as many, and about so many at most."""
-_LOOKING: Final = 2
-"""Tasks that look at files, for each that Spark runs at once: more if they have many files."""
 _MOST_LOOKED: Final = 256
 """The most files that a task looks at."""
 _MERGED: Final = 32
@@ -208,7 +206,7 @@ class Ingestion:
     ) -> tuple[list[FileFacts], list[FileFacts]]:
         """New and changed files."""
         files = [(url, known.get(url)) for url in urls]
-        most = _LOOKING * SparkFacts.of(self.spark).parallelism
+        most = SparkFacts.of(self.spark).parallelism
         groups = _parted(files, min(max(-(-len(files) // most), 1), _MOST_LOOKED))
         wants = not known and self.source.containers is None  # else the arrays may be there
         items = [(group, wants and not number) for number, group in enumerate(groups)]
