@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import raw_files
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import ingest
@@ -65,6 +66,30 @@ def test_tasks_refer_to_files(spark, files, tmp_path):
     report = ingest(spark, files, place, append_dim="time", mode="virtual")
     assert (len(report.added), report.unchanged) == (5, 7)
     xr.testing.assert_equal(head(place), days(*range(12)))
+
+
+@pytest.mark.parametrize("mode", ["copy", "virtual"])
+@pytest.mark.parametrize("kind", ["netcdf", "grib"])
+def test_tasks_open_other_formats(spark, tmp_path, kind, mode):
+    """With the libraries of HDF5 and of GRIB, in processes that Spark has forked."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    files = [raw / str(number) for number in range(3)]
+    for number, file in enumerate(files):
+        if kind == "netcdf":
+            raw_files.save(kind, raw_files.day(number), file)
+        else:
+            raw_files.save_grib(file, number, raw_files.SHAPE, ("2t",))
+    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    report = ingest(spark, files, place, append_dim="time", open=kind, mode=mode)
+    assert len(report.added) == 3
+    found = head(place)
+    if kind == "netcdf":
+        xr.testing.assert_equal(found, raw_files.days(3))
+    else:
+        due = [raw_files.grib_values(number, raw_files.SHAPE) for number in range(3)]
+        np.testing.assert_allclose(found.t2m, np.stack(due))
+    assert place.verify().ok
 
 
 def test_a_failed_task_is_tried_again(spark, files, tmp_path):
