@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -54,7 +55,7 @@ def test_options_reach_the_storage(spark: SparkSession, entrance: Callable[..., 
 
 
 def test_tasks_ask_for_credentials_and_plans_hold_none(
-    spark: SparkSession, small_store: Any, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, small_store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -87,6 +88,11 @@ def test_tasks_ask_for_credentials_and_plans_hold_none(
     )
     repo = zm.Repository.open(at, storage_options=options)
     assert repo.readonly_session().store is not None
+    DS.to_netcdf(tmp_path / "0.nc", engine="scipy")
+    files, place = [tmp_path / "0.nc"], "s3a://bucket/files"
+    zms.ingest(spark, files, place, append_dim="x", storage_options=options)
+    ingested: Any = zm.Repository.open(place, storage_options=options)
+    xr.testing.assert_equal(xr.load_dataset(ingested, engine="zarr_manifests"), DS)
     said = [
         frame._jdf.queryExecution().toString(),
         loaded._jdf.queryExecution().toString(),
