@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
 from grids import DIMS, SCHEMA, found, hours, made, put_file
+from small_store import Answer, Request, SmallStore
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import WriteReport, foreach_batch, register
+from zarr_manifests.storage import from_url
 
 pytestmark = pytest.mark.spark
 
@@ -32,6 +35,7 @@ class Feed:
     repo: Repository
     place: Path
     kind: str
+    storage: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def checkpoint(self) -> Path:
@@ -54,10 +58,12 @@ class Feed:
     def sink(self, frame: DataFrame, **options: Any) -> Any:
         if self.kind == "foreach":
             names = {name.replace("-", "_"): value for name, value in options.items()}
-            write = foreach_batch(self.repo.url, "/", dims=DIMS, append_dim="time", **names)
+            names |= {"dims": DIMS, "append_dim": "time", "storage_options": self.storage or None}
+            write = foreach_batch(self.repo.url, "/", **names)
             return frame.writeStream.foreachBatch(write)
         sink = frame.writeStream.format("zarr_manifests").option("path", self.repo.url)
-        return sink.options(**{"dims": ",".join(DIMS), "append-dim": "time"} | options)
+        texts = {f"storage.{name}": str(value) for name, value in self.storage.items()}
+        return sink.options(**{"dims": ",".join(DIMS), "append-dim": "time"} | texts | options)
 
     def lost(self, number: int) -> Path:
         """A copy of the checkpoint in which a batch is not noted as done."""
@@ -131,6 +137,40 @@ def test_a_name_of_its_own_outlives_the_checkpoint(feed: Feed) -> None:
     feed.run(feed.place / "another", **{"txn-app-id": "hourly"})
     assert feed.repo.txn_versions() == {"hourly": 0}
     xr.testing.assert_equal(found(feed.repo), hours(6))
+
+
+@pytest.mark.parametrize("kind", ["format", "foreach"])
+def test_an_object_store_fails_under_a_stream(
+    kind: str, small_store: SmallStore, tmp_path: Path, spark: SparkSession
+) -> None:
+    """What has lost its answer is found; a stream that a refusal has stopped goes on later."""
+    register(spark)
+    storage = {"endpoint": small_store.endpoint, "allow_http": True, "anonymous": True}
+    repo = made(from_url("s3://bucket/winds", **storage))
+    feed = Feed(spark, repo, tmp_path, kind, storage)
+    feed.put(hours(6, 4), 0)
+    feed.put(hours(9, 6), 1)
+
+    def loses(request: Request) -> Answer:
+        small_store.perform(request)
+        return Answer(None)
+
+    for part in ("/chunks/", "/chunks/", "/snapshots/", "/current"):
+        small_store.once("PUT", part, loses)
+    query_id = feed.run()
+    assert not small_store.faults
+    assert repo.txn_versions() == {f"spark:{query_id}": 1}
+    feed.put(hours(11, 9), 2)
+    small_store.refuse({"PUT"}, 403, "AccessDenied")
+    with pytest.raises(StreamingQueryException, match="AccessDenied"):
+        feed.run()
+    assert repo.txn_versions() == {f"spark:{query_id}": 1}
+    small_store.faults.clear()
+    feed.run()
+    assert repo.txn_versions() == {f"spark:{query_id}": 2}
+    xr.testing.assert_equal(found(repo), hours(11))
+    repo.garbage_collect(timedelta(0))
+    assert repo.verify().ok
 
 
 def test_a_branch_that_went_back_stops_the_stream(feed: Feed) -> None:
