@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,37 @@ def test_the_storage_fails_under_the_commit(how: str, cluster: Any, tmp_path: Pa
     assert landed(url, "hours from 4") == 0
     after = SWAP | {"what": "fail", "after": True, "tickets": str(tmp_path / "after")}
     cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[after])
+    assert landed(url, "hours from 4") == 1
+    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_a_slow_attempt_loses_to_a_second_one(how: str, cluster: Any, tmp_path: Path) -> None:
+    """What it had written is left over; the commit has what the other one wrote."""
+    url = str(tmp_path / "repo")
+    repo, seconds = made(url), 600
+    waits = {"what": "wait", "after": True, "seconds": seconds, "tickets": str(tmp_path / "waits")}
+    began = time.monotonic()
+    cluster.run("write_twice_a_task", how=how, url=url, start=4, stop=12, troubles=[waits])
+    assert time.monotonic() - began < seconds
+    before = len(list(repo.storage.list("chunks/")))
+    assert landed(url, "hours from 4") == 1
+    assert len(list(repo.storage.list("chunks/"))) < before
+    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+
+
+def test_a_faulty_storage_goes_to_tasks(cluster: Any, tmp_path: Path) -> None:
+    """Its copies fail as it does: in each task, and in each attempt of it."""
+    url = str(tmp_path / "repo")
+    made(url)
+    asked = {"how": "write_dataframe", "url": url}
+    fails = {"kind": "fail_after", "op": "create", "key": "chunks/*"}
+    with pytest.raises(JobError, match="StorageError"):
+        cluster.run("write", **asked, start=4, stop=8, faults=[fails])
+    assert landed(url, "hours from 4") == 0
+    loses = {"kind": "lose_answer", "op": "create", "count": None}
+    swap = {"kind": "lose_answer", "op": "cas", "key": "current"}
+    cluster.run("write", **asked, start=4, stop=12, faults=[loses, swap])
     assert landed(url, "hours from 4") == 1
     xr.testing.assert_equal(found(Repository.open(url)), hours(12))
 
@@ -106,8 +138,7 @@ def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
     xr.testing.assert_equal(found(repo), hours(10))
 
 
-@pytest.mark.parametrize("how", STREAMS)
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("how", "after"), [("foreach_batch", False), ("format", True)])
 def test_the_driver_is_killed_at_the_commit_of_a_batch(
     how: str, after: bool, victim: Any, cluster: Any, tmp_path: Path
 ) -> None:

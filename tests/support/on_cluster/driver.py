@@ -34,6 +34,11 @@ _CONFIG = {
     "spark.shuffle.io.maxRetries": "1",
     "spark.shuffle.io.retryWait": "100ms",
     "spark.locality.wait": "0",
+    # A second attempt of a slow task goes to another host, which there is only if a job asks.
+    "spark.speculation": "true",
+    "spark.speculation.minTaskRuntime": "2s",
+    "spark.speculation.quantile": "0.25",
+    "spark.speculation.task.duration.threshold": "2s",
 }
 
 

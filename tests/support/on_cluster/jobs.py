@@ -16,11 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from grids import DIMS, SCHEMA, hours
+from on_cluster.hosts import another_host
 from on_cluster.trouble import Troubles, storage_at, troubled
 from zarr_manifests import Repository
 from zarr_manifests.spark import foreach_batch, ingest, write_dataframe
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.data_source import ManifestsDataSource
+from zarr_manifests.testing import Fault, FaultyStorage
 
 _OPTIONS: Final = {"dims": ",".join(DIMS), "append-dim": "time"}
 
@@ -73,16 +75,25 @@ def write(
     stop: int,
     troubles: Troubles = (),
     amid: Troubles = (),
+    faults: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Append hours, by `write_dataframe` or `save`; `amid` are troubles amid the rows."""
     frame = troubled(_rows(spark, start, stop), amid)
     message = f"hours from {start}"
     if how == "write_dataframe":
         storage = storage_at(url, troubles)
+        if faults:
+            storage = FaultyStorage(storage, [Fault(**each) for each in faults])
         write_dataframe(frame, storage, "/", dims=DIMS, append_dim="time", message=message)
     else:
         writer = frame.write.format("troubled").mode("append").options(**_OPTIONS)
         writer.options(troubles=json.dumps(list(troubles)), message=message).save(url)
+
+
+def write_twice_a_task(spark: SparkSession, **given: Any) -> None:
+    """As `write`, on a cluster on which Spark makes a second attempt of a slow task."""
+    with another_host(spark):
+        write(spark, **given)
 
 
 def _rows(spark: SparkSession, start: int, stop: int) -> DataFrame:
