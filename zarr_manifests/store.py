@@ -42,6 +42,7 @@ from zarr_manifests.errors import (
     SessionClosedError,
 )
 from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
@@ -282,6 +283,8 @@ class ManifestStore(Store):
                 entry = found
             if entry is None:
                 return None
+            if byte_range is None and not (contents.inline and isinstance(entry, NativeRef)):
+                contents.fetch_ahead(key)
             start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
             data = await contents.reader.read_async(entry, start, length)
         except ManifestsError as error:

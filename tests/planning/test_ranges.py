@@ -31,6 +31,21 @@ def test_a_gap_is_bridged_up_to_its_bound_and_no_further() -> None:
     ]
 
 
+def test_of_a_request_few_bytes_lie_in_gaps() -> None:
+    """Up to a number of bytes, or an eighth of the others."""
+
+    def members(spare_bytes: int, *lengths: int) -> list[tuple[int, ...]]:
+        offsets = [100 * i for i in range(len(lengths))]
+        bounds = {"gap_bytes": 1000, "span_bytes": 9000, "spare_bytes": spare_bytes}
+        return [one.members for one in coalesce(offsets, lengths, **bounds)]
+
+    assert members(40, 80, 80, 80, 80) == [(0, 1, 2), (3,)]
+    assert members(0, 70, 70, 70) == [(0,), (1,), (2,)]
+    assert members(0, 90, 90, 90) == [(0, 1, 2)]
+    assert members(0, 100, 100, 100, 70, 100) == [(0, 1, 2, 3, 4)]
+    assert members(0, 70, 100, 100) == [(0,), (1, 2)]
+
+
 def test_a_request_is_no_longer_than_its_span() -> None:
     found = _requests([(10 * i, 10) for i in range(10)], 0, 40)
     assert [(one.start, one.length) for one in found] == [(0, 40), (40, 40), (80, 20)]
@@ -60,9 +75,17 @@ def test_every_offset_needs_a_length() -> None:
         coalesce([0, 1], [1], gap_bytes=0, span_bytes=0)
 
 
-@given(_RANGES, st.integers(0, 30), st.integers(0, 150))
-def test_any_ranges(ranges: list[tuple[int, int]], gap_bytes: int, span_bytes: int) -> None:
-    requests = _requests(ranges, gap_bytes, span_bytes)
+@given(_RANGES, st.integers(0, 30), st.integers(0, 150), st.none() | st.integers(0, 30))
+def test_any_ranges(
+    ranges: list[tuple[int, int]], gap_bytes: int, span_bytes: int, spare_bytes: int | None
+) -> None:
+    requests = coalesce(
+        [start for start, _ in ranges],
+        [length for _, length in ranges],
+        gap_bytes=gap_bytes,
+        span_bytes=span_bytes,
+        spare_bytes=spare_bytes,
+    )
     assert sorted(member for one in requests for member in one.members) == list(range(len(ranges)))
     for one in requests:
         held = [ranges[member] for member in one.members]
@@ -70,12 +93,16 @@ def test_any_ranges(ranges: list[tuple[int, int]], gap_bytes: int, span_bytes: i
         assert one.start == min(start for start, _ in held)
         assert one.start + one.length == max(ends)
         assert one.length <= span_bytes or all(end <= ends[0] for end in ends)
-        reach = ends[0]
+        reach, in_vain = ends[0], 0
         for (start, _), end in zip(held, ends, strict=True):
             assert start - reach <= gap_bytes
+            in_vain += max(start - reach, 0)
             reach = max(reach, end)
+        wanted = one.length - in_vain
+        if spare_bytes is not None:
+            assert in_vain <= max(spare_bytes, wanted // 8)
     for one, other in pairwise(requests):  # none could have gone along with those before it
         start, length = ranges[other.members[0]]
         assert one.start <= other.start
         too_far = start - (one.start + one.length) > gap_bytes
-        assert too_far or start + length - one.start > span_bytes
+        assert too_far or start + length - one.start > span_bytes or spare_bytes is not None

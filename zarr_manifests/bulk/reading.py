@@ -23,6 +23,7 @@ from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.decoding import BulkDecoder, place
 from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, find_keys
 from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.objects.coalescing import SPARE_BYTES
 from zarr_manifests.grid import Coords, IndexArray
 
 __all__ = ["read_batch", "read_few"]
@@ -31,7 +32,7 @@ type Results = tuple[GetResult, ...]
 
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 1024**2
-_FAR_SPAN_BYTES: Final = 8 * 1024**2
+_FAR_SPAN_BYTES: Final = 4 * 1024**2
 _LARGE_BYTES: Final = 64 * 1024
 """From this size of a chunk on, several threads are faster than one."""
 _PRESENT: Final = GetResult(status="present")
@@ -74,9 +75,14 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
     if decoder.shards is not None and corner is None:
         return None
     if table is not None and len(due):
-        # To an object store, a request costs more than bytes that are not needed.
-        span = _SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES
-        fetch = ChunkFetch(contents, table, gap_bytes=_GAP_BYTES, span_bytes=span, cached=True)
+        fetch = ChunkFetch(
+            contents,
+            table,
+            gap_bytes=_GAP_BYTES,
+            span_bytes=_SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES,
+            spare_bytes=None if contents.inline else SPARE_BYTES,
+            cached=True,
+        )
 
         def take(request: Request) -> bool:
             """Copy the chunks of a request; whether all could be decoded."""

@@ -134,7 +134,9 @@ class SessionView:
         """Replace the snapshot and the changes."""
         of = self.context
         self.view, self.changes = view, changes
-        self.reader = ChunkReader(of.storage, view.snapshot_id, of.containers, of.chunks)
+        self.reader = ChunkReader(
+            of.storage, view.snapshot_id, of.containers, of.chunks, of.runtime
+        )
 
     # --- following a branch ------------------------------------------------------------------
 
@@ -297,6 +299,11 @@ class SessionView:
         if not self._knows(*chunk):
             return Unread(view, changed, stamp, chunk, near=near)
         return self._read_ref(view, chunk, near=near)
+
+    def fetch_ahead(self, key: str) -> None:
+        """Begin to fetch the chunks after this one, if the ones before were read in order."""
+        if self.keys is None and (refs := self._ahead.due(self.view, key)):
+            self.reader.fetch_ahead(refs)
 
     def find_unread(self, key: str, unread: Unread) -> Entry | None:
         """The value at the key, continuing from the `Unread` that `find_at_hand` returned."""

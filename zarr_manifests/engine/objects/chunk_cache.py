@@ -53,6 +53,12 @@ class ChunkCache:
                 self._keep(ref, data)
         return data
 
+    def holds(self, ref: NativeRef | VirtualRef) -> bool:
+        """Whether the chunk is there, as far as can be told without reading it."""
+        if _name(ref) in self._kept:
+            return True
+        return self._disk is not None and self._disk.has_chunk(_identity(ref))
+
     def keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
         """Keep a whole chunk; the caller has compared its checksum."""
         self._keep(ref, data)

@@ -8,20 +8,27 @@ session id that no other process uses, since a forked child draws its own before
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.coalescing import CoalescedReads
-from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    VirtualContainerError,
+)
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.object_store import REMOTE_CAPABILITIES
 from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.virtual.containers import Containers
@@ -131,6 +138,7 @@ class ChunkReader:
         snapshot_id: str,
         containers: Containers | None = None,
         cache: ChunkCache | None = None,
+        runtime: Runtime = SYSTEM,
     ) -> None:
         self._storage = storage
         self._inline = storage.capabilities.inline
@@ -141,6 +149,8 @@ class ChunkReader:
         self._elsewhere = CoalescedReads(self._virtual.read_source, REMOTE_CAPABILITIES)
         self._snapshot_id = snapshot_id
         self._cache = cache
+        far = REMOTE_CAPABILITIES if self._inline else storage.capabilities
+        self._ahead = BytesAhead(self._read_span, self._read_span_async, runtime, far)
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
         """Return `length` bytes of the chunk from `start` on; both are within the chunk.
@@ -181,7 +191,9 @@ class ChunkReader:
         if isinstance(ref, VirtualRef) and length and self._virtual.is_remote(ref.source):
             if (kept := self.cached(ref)) is not None:
                 return kept[start : start + length]
-            data = await self._elsewhere.get(ref.source, ref.offset + start, length)
+            data = await self._ahead.take(ref) if length == ref.length else None
+            if data is None:
+                data = await self._elsewhere.get(ref.source, ref.offset + start, length)
             self.keep(ref, self._virtual.checked(ref, data, length))
             return data
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
@@ -189,11 +201,41 @@ class ChunkReader:
         if self._cache is not None and (kept := self._cache.find(ref)) is not None:
             return kept[start : start + length]
         try:
-            source = self._storage.get_async if self._far is None else self._far.get
-            data = await source(ref.key, ref.offset + start, length)
+            if self._far is None:
+                data = await self._storage.get_async(ref.key, ref.offset + start, length)
+            else:
+                known = await self._ahead.take(ref) if length == ref.length else None
+                data = known or await self._far.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
             raise self._missing(ref) from error
         return self._checked(ref, data, start, length)
+
+    def fetch_ahead(self, refs: Iterable[NativeRef | VirtualRef]) -> None:
+        """Begin to fetch chunks that take requests, and that no cache holds."""
+        remote: dict[VirtualSource, bool] = {}
+
+        def is_due(ref: NativeRef | VirtualRef) -> bool:
+            if isinstance(ref, VirtualRef):
+                if ref.source not in remote:
+                    remote[ref.source] = self._virtual.is_remote(ref.source)
+                if not remote[ref.source]:
+                    return False
+            elif self._inline:
+                return False
+            return self._cache is None or not self._cache.holds(ref)
+
+        with contextlib.suppress(VirtualContainerError):  # which reading the chunk raises
+            self._ahead.fetch([ref for ref in refs if is_due(ref)])
+
+    def _read_span(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+        if isinstance(ref, VirtualRef):
+            return self._virtual.read_bytes(ref.source, start, length)
+        return self._storage.get(ref.key, start, length)
+
+    async def _read_span_async(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+        if isinstance(ref, VirtualRef):
+            return await self._virtual.read_source(ref.source, start, length)
+        return await self._storage.get_async(ref.key, start, length)
 
     def read_elsewhere(self, source: VirtualSource, start: int, length: int) -> bytes:
         """Return bytes of a file elsewhere, fewer at its end. Errors are those of `read`."""

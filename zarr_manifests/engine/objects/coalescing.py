@@ -17,11 +17,15 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
 from zarr_manifests.storage.protocol import Capabilities
 
-__all__ = ["CoalescedReads"]
+__all__ = ["SPARE_BYTES", "CoalescedReads"]
+
+SPARE_BYTES: Final = 16 * 1024
+"""What a request to a remote storage may fetch in vain, if an eighth of the rest is less."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +102,7 @@ class CoalescedReads[K: Hashable]:
                 [one.length for one in asked],
                 gap_bytes=self._gap_bytes,
                 span_bytes=self._span_bytes,
+                spare_bytes=SPARE_BYTES,
             )
             for plan in plans:
                 members = [asked[i] for i in plan.members]

@@ -140,6 +140,10 @@ class DiskCache:
         found = self._get(self._chunk_path(identity), length + _SUM_BYTES, is_whole)
         return None if found is None else found[:-_SUM_BYTES]
 
+    def has_chunk(self, identity: bytes) -> bool:
+        """Whether there is a file for the chunk with that identity, which may be damaged."""
+        return os.path.lexists(self._chunk_path(identity))
+
     def _get(self, path: str, length: int, is_whole: Callable[[bytes], bool]) -> bytes | None:
         try:
             fd = open_regular(path)

@@ -10,13 +10,17 @@ Invariants:
   its lookups.
 - Nothing is fetched or decoded for it.
 - At most as many refs are made in vain as were used before: windows double while they are used up.
-- At most two windows of `MOST` refs are kept; the older one is for threads that lag behind.
+  Where bytes are fetched ahead, the next window is made in the middle of one, so that it is at most
+  half as much again.
+- At most two windows are kept, each of `MOST` or `MOST_FAR` refs; the older one is for threads that
+  lag behind.
 
 Thread-safe without a lock: state is replaced as a whole, and losing a window changes no result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -24,11 +28,15 @@ from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 
-__all__ = ["MOST", "RefsAhead"]
+__all__ = ["MOST", "MOST_FAR", "RefsAhead"]
 
 MOST: Final = 256
+MOST_FAR: Final = 512
+"""The same where bytes are fetched ahead, too."""
 _BEGINS: Final = 4
 """Number of chunks that have to be read in order first."""
+_FETCHES: Final = 32
+"""Number of chunks that have to be read in order before bytes are fetched ahead."""
 _RESTS: Final = 60
 """Number of further chunks after a window was useless, or could not be made."""
 _NEAR: Final = 8
@@ -43,6 +51,18 @@ class _Run(NamedTuple):
     next: int
 
 
+class _Window(NamedTuple):
+    """The newest refs made ahead: of which node, and the key in their middle."""
+
+    node: Node
+    middle: str
+    used: int
+    """Chunks of the run up to the middle."""
+    last: Coords
+    reach: int
+    """Chunks of the run up to the last one."""
+
+
 class RefsAhead:
     """The refs that one reader is likely to ask for next."""
 
@@ -50,6 +70,8 @@ class RefsAhead:
         self._kept: tuple[SnapshotView | None, dict[str, NativeRef | VirtualRef]] = None, {}
         self._newest: dict[str, NativeRef | VirtualRef] = {}
         self._run = _Run(b"", 0, 0)
+        self._window: _Window | None = None
+        self._due: Collection[NativeRef | VirtualRef] = ()
 
     def find(self, view: SnapshotView, key: str) -> NativeRef | VirtualRef | None:
         """The ref of the key in that view, if it is known already."""
@@ -58,22 +80,45 @@ class RefsAhead:
 
     def note(self, view: SnapshotView, node: Node, coords: Coords) -> None:
         """Note that this chunk of the view was looked up, exists, and was not known."""
-        meta, run = node.array, self._run
-        if meta is None:
+        run = self._run
+        if node.array is None:
             return
-        at = meta.grid.ravel_one(coords)
+        at = node.array.grid.ravel_one(coords)
         follows = run.node_id == node.node_id and 0 <= at - run.next < _NEAR
         length = run.length + 1 if follows else 1
         self._run = _Run(node.node_id, length, at + 1)
         if length < _BEGINS:
             return
-        following = view.following(node.node_id, coords, min(length, MOST), meta.grid)
-        if not following:
+        if not self._make(view, node, coords, length, min(length, MOST)):
             self._run = _Run(node.node_id, -_RESTS, at + 1)
-            return
-        prefix, encode = node.path + "/" if node.path else "", meta.chunk_keys.encode
+
+    def due(self, view: SnapshotView, key: str) -> Collection[NativeRef | VirtualRef]:
+        """The refs whose bytes should be fetched now that this chunk is read, each told once.
+
+        In the middle of a window the next one is made, so that its bytes come in time.
+        """
+        window = self._window
+        if window is not None and key == window.middle and self._kept[0] is view:
+            most = min(window.used, MOST_FAR)
+            if self._make(view, window.node, window.last, window.reach, most):
+                self._due = self._newest.values() if window.used >= _FETCHES else ()
+        due, self._due = self._due, ()
+        return due
+
+    def _make(self, view: SnapshotView, node: Node, coords: Coords, reach: int, most: int) -> bool:
+        """Make the refs after this chunk, the last of so many in order; whether there are any."""
+        self._window = None
+        assert node.array is not None
+        grid, encode = node.array.grid, node.array.chunk_keys.encode
+        following = view.following(node.node_id, coords, most, grid)
+        if not following:
+            return False
+        prefix = node.path + "/" if node.path else ""
         new = {prefix + encode(where): ref for where, ref in following}
         older = self._newest if self._kept[0] is view else {}
         self._newest, self._kept = new, (view, {**older, **new})
-        last = meta.grid.ravel_one(following[-1][0])
-        self._run = _Run(node.node_id, length + len(following), last + 1)
+        half, last = len(following) // 2, following[-1][0]
+        self._run = _Run(node.node_id, reach + len(following), grid.ravel_one(last) + 1)
+        middle = prefix + encode(following[half][0])
+        self._window = _Window(node, middle, reach + half, last, reach + len(following))
+        return True

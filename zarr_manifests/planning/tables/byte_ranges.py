@@ -5,7 +5,7 @@ them is at most `gap_bytes` and the request stays at most `span_bytes` long. Inv
 
 - Every range is a member of exactly one request, and lies within it.
 - A request starts at its first member and ends at the furthest end of a member. Gaps between
-  members are at most `gap_bytes`.
+  members are at most `gap_bytes`, and all of them together within `spare_bytes`, if that is given.
 - A request longer than `span_bytes` has one member, or all its members lie within the first.
 """
 
@@ -45,6 +45,7 @@ def coalesce(
     *,
     gap_bytes: int,
     span_bytes: int,
+    spare_bytes: int | None = None,
 ) -> list[RangeRequest]:
     """Return the requests for these ranges of one object, in order of their offsets.
 
@@ -56,6 +57,9 @@ def coalesce(
         The largest gap between two ranges of a request.
     span_bytes : int
         The longest request of several ranges.
+    spare_bytes : int, optional
+        How many bytes of a request may lie in gaps, or an eighth of the other bytes if that is
+        more; by default any number.
 
     Raises
     ------
@@ -94,7 +98,17 @@ def coalesce(
             # What lies within the first member joins it, however long that is.
             most = max(start + span_bytes, int(reach[first]))
             end = first + int(reach[first:stop].searchsorted(most, side="right"))
+            if spare_bytes is not None and end > first + 1:
+                end = _frugal(starts[first:end], reach[first:end], spare_bytes) + first
             length = int(reach[end - 1]) - start
             requests.append(RangeRequest(start, length, tuple(members[first:end])))
             first = end
     return requests
+
+
+def _frugal(starts: npt.NDArray[np.int64], reach: npt.NDArray[np.int64], spare_bytes: int) -> int:
+    """How many of these ranges share a request, of whose bytes few lie in gaps."""
+    gaps = np.cumsum(np.maximum(starts[1:] - reach[:-1], 0))
+    wanted = reach[1:] - starts[0] - gaps
+    wasteful = gaps > np.maximum(wanted // 8, spare_bytes)
+    return int(wasteful.argmax()) + 1 if wasteful.any() else len(starts)

@@ -1,0 +1,259 @@
+"""Chunks that are read in order from far away are fetched before Zarr asks for them.
+
+Where requests are counted, what runs in the background runs at once, so that counts depend on
+neither threads nor time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+
+from zarr_manifests import ManifestStore, Repository
+from zarr_manifests.engine.objects import bytes_ahead, coalescing
+from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
+from zarr_manifests.errors import CorruptObjectError, MissingChunkError, StorageError
+from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import Capabilities, MemoryStorage
+from zarr_manifests.store import contents_of
+from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
+
+AT_ONCE = replace(SYSTEM, background=lambda call: call())
+CHUNKS, CELLS = 1000, 64
+CHUNK_BYTES = 4 * CELLS
+FAR = Capabilities(inline=False, gap_bytes=4 * CHUNK_BYTES, span_bytes=64 * CHUNK_BYTES)
+
+
+@pytest.fixture(scope="module")
+def filled() -> MemoryStorage:
+    storage = MemoryStorage()
+    config = {"inline-chunk-bytes": 0, "pack-bytes": 50_000}
+    with Repository.create(storage, config).transaction(message="fill") as store:
+        array = zarr.create_array(
+            store, name="a", shape=(CHUNKS, CELLS), chunks=(1, CELLS), dtype="i4", compressors=None
+        )
+        array[:] = np.arange(CHUNKS * CELLS).reshape(CHUNKS, CELLS)
+    return storage
+
+
+class _Far(CountingStorage):
+    capabilities = FAR  # type: ignore[assignment]
+
+
+def _opened(storage: MemoryStorage, **options: Any) -> tuple[_Far, zarr.Array]:
+    far = _Far(LatencyStorage(storage, latency_s=0))
+    store = Repository.open(far, **{"runtime": AT_ONCE, **options}).readonly_session().store
+    array = zarr.open_array(store, path="a", mode="r")
+    array[0]  # the ref of one chunk is known now
+    far.reset()
+    return far, array
+
+
+def _read(far: _Far) -> tuple[int, float]:
+    """Requests for chunks, and their bytes in chunks."""
+    chunks = [record.nbytes for record in far.log if record.key.startswith("chunks/")]
+    return len(chunks), sum(chunks) / CHUNK_BYTES
+
+
+def test_a_full_read_takes_few_requests_and_reads_no_chunk_twice(filled: MemoryStorage) -> None:
+    far, array = _opened(filled)
+    assert np.array_equal(array[:].ravel(), np.arange(CHUNKS * CELLS))
+    requests, chunks = _read(far)
+    assert chunks == CHUNKS
+    assert requests <= 40, "a hundred, ten chunks at a time"
+    assert max(record.nbytes for record in far.log) <= FAR.span_bytes
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(10, 10), (30, 30), (60, 90), (200, 300)])
+def test_a_part_reads_at_most_half_as_much_again(
+    filled: MemoryStorage, wanted: int, most: int
+) -> None:
+    far, array = _opened(filled)
+    first = 100
+    assert array[first : first + wanted, 0].tolist() == [
+        CELLS * i for i in range(first, first + wanted)
+    ]
+    assert wanted <= _read(far)[1] <= most * 1.5
+
+
+def test_chunks_here_and_there_are_read_alone(
+    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coalescing, "SPARE_BYTES", CHUNK_BYTES // 4)  # as for chunks of 64 KB
+    far, array = _opened(filled)
+    here = sorted(random.Random(0).sample(range(CHUNKS), 100))
+    assert array.oindex[here, 0].tolist() == [CELLS * i for i in here]
+    requests, chunks = _read(far)
+    assert chunks <= 115
+    assert requests >= 80
+
+
+async def _unasked(ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+    raise AssertionError("a thread has taken it")
+
+
+def _refs(store: ManifestStore) -> list[NativeRef]:
+    refs = [contents_of(store).find(f"a/c/{i}/0") for i in range(CHUNKS)]
+    return [ref for ref in refs if isinstance(ref, NativeRef)]
+
+
+def test_eight_spans_and_more_are_in_flight() -> None:
+    together = threading.Barrier(9)
+
+    def read(ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+        together.wait(timeout=20)
+        return bytes(length)
+
+    ahead = BytesAhead(read, _unasked, SYSTEM, FAR)
+    refs = [NativeRef("s", i // 256, i % 256 * CHUNK_BYTES, CHUNK_BYTES, 0) for i in range(512)]
+    ahead.fetch(refs)
+    together.wait(timeout=20)
+
+    async def take() -> list[bytes | None]:
+        return [await ahead.take(ref) for ref in refs]
+
+    assert asyncio.run(take()) == [bytes(CHUNK_BYTES)] * 512
+    assert asyncio.run(take()) == [None] * 512, "each is given to one caller"
+
+
+def test_no_more_is_fetched_than_may_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytes_ahead, "MOST_BYTES", 100 * CHUNK_BYTES)
+    read: list[int] = []
+
+    def note(ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+        read.append(length)
+        return bytes(length)
+
+    ahead = BytesAhead(note, _unasked, AT_ONCE, FAR)
+    refs = [NativeRef("s", 0, i * CHUNK_BYTES, CHUNK_BYTES, 0) for i in range(512)]
+    ahead.fetch(refs)
+    assert sum(read) == 100 * CHUNK_BYTES
+    ahead.fetch(refs[200:210])
+    assert asyncio.run(ahead.take(refs[0])) is not None
+    ahead.fetch(refs[300:310])
+    assert asyncio.run(ahead.take(refs[1])) is None, "two windows are held"
+
+
+def test_who_finds_no_thread_at_work_sends_the_request(filled: MemoryStorage) -> None:
+    """The threads may all be waiting for the caller, or the interpreter be ending."""
+
+    def refuse(call: Any) -> None:
+        raise RuntimeError("no more threads")
+
+    for background in (lambda call: None, refuse):
+        far, array = _opened(filled, runtime=replace(SYSTEM, background=background))
+        assert np.array_equal(array[:].ravel(), np.arange(CHUNKS * CELLS))
+        requests, chunks = _read(far)
+        assert chunks == CHUNKS
+        assert requests <= 40
+
+
+def test_a_forked_child_starts_without(
+    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, array = _opened(filled)
+    array[:200]
+    monkeypatch.setattr(bytes_ahead.os, "getpid", lambda: -1)
+    far.reset()
+    assert array[200:230, 0].tolist() == [CELLS * i for i in range(200, 230)]
+    assert _read(far)[1] >= 30
+
+
+class _Failing(_Far):
+    """Requests for more than one chunk fail."""
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if key.startswith("chunks/") and length is not None and length > 10 * CHUNK_BYTES:
+            raise StorageError("the request has failed")
+        return super().get(key, start, length)
+
+
+def test_a_span_that_fails_fails_no_chunk(filled: MemoryStorage) -> None:
+    far = _Failing(LatencyStorage(filled, latency_s=0))
+    store = Repository.open(far, runtime=AT_ONCE).readonly_session().store
+    values = zarr.open_array(store, path="a", mode="r")[:]
+    assert np.array_equal(values.ravel(), np.arange(CHUNKS * CELLS))
+
+
+@pytest.mark.parametrize("fault", ["missing", "short", "changed"])
+def test_what_is_damaged_is_never_given(filled: MemoryStorage, fault: str) -> None:
+    storage = copy_of(filled)
+    ref = _refs(Repository.open(storage).readonly_session().store)[500]
+    data = storage.get(ref.key)
+    storage.delete_many([ref.key])
+    at = ref.offset
+    if fault == "short":
+        storage.put(ref.key, data[: at + 5])
+    elif fault == "changed":
+        storage.put(ref.key, data[:at] + bytes(5) + data[at + 5 :])
+    _, array = _opened(storage)
+    with pytest.raises(MissingChunkError if fault == "missing" else CorruptObjectError):
+        array[:]
+    assert array[100, 0] == 100 * CELLS
+
+
+def test_what_a_cache_holds_is_not_fetched(filled: MemoryStorage) -> None:
+    far, array = _opened(filled, cache={"chunk-bytes": 1 << 20})
+    array[:]
+    far.reset()
+    assert np.array_equal(array[:].ravel(), np.arange(CHUNKS * CELLS))
+    assert _read(far) == (0, 0)
+
+
+def test_parts_of_chunks_are_not_fetched_ahead(filled: MemoryStorage) -> None:
+    """As a sharded array reads them: its shards may be large."""
+    from zarr.abc.store import RangeByteRequest
+
+    far, array = _opened(filled)
+    store, part = array.store, RangeByteRequest(0, 8)
+
+    async def read() -> None:
+        for i in range(200):
+            await store.get(f"a/c/{i}/0", default_buffer_prototype(), part)
+
+    asyncio.run(read())
+    assert _read(far) == (200, 200 * 8 / CHUNK_BYTES)
+
+
+def test_one_caller_that_is_cancelled_cancels_no_other() -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def read(ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+        begun.set()
+        assert go.wait(20)
+        return bytes(length)
+
+    ahead = BytesAhead(read, _unasked, SYSTEM, FAR)
+    refs = [NativeRef("s", 0, i * CHUNK_BYTES, CHUNK_BYTES, 0) for i in range(3)]
+    ahead.fetch(refs)
+    assert begun.wait(20)
+
+    async def take() -> list[Any]:
+        tasks = [asyncio.ensure_future(ahead.take(ref)) for ref in refs]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, *others = asyncio.run(take())
+    assert isinstance(first, asyncio.CancelledError)
+    assert others == [bytes(CHUNK_BYTES)] * 2
+
+
+def test_a_writer_fetches_nothing_ahead(filled: MemoryStorage) -> None:
+    far = _Far(LatencyStorage(copy_of(filled), latency_s=0))
+    store = Repository.open(far, runtime=AT_ONCE).writable_session().store
+    array = zarr.open_array(store, path="a")
+    far.reset()
+    array[:200]
+    assert _read(far)[1] == 200
