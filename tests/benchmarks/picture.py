@@ -24,6 +24,7 @@ _COLOURS = {
     "without": "#F0E442",
     "read": "#882255",
     "alone": "#7f7f7f",
+    "native": "#7f7f7f",
     "everything": "#7f7f7f",
     "dask": "#D55E00",
 }

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
+from buckets import (
+    beginning,
+    committing,
+    making,
+    referring_far,
+    sampling,
+    sharing,
+    storing,
+    taking,
+)
 from filling import filling
 from forking import merging
 from histories import aging, collecting, remembering
@@ -38,6 +48,8 @@ _ALL = (*_TWO, "LocalStore", "MemoryStore", "ObjectStore", "FsspecStore")
 _NO_FSYNC = "in memory, where an fsync costs nothing"
 _SMALL = {"chunks": (5000, 2000, 40), "chunk_bytes": (4096, 4096, 4096)}
 _LARGE = {"chunks": (128, 48, 4), "chunk_bytes": (2**20, 2**20, 2**20)}
+_FAR = {"delay_ms": (20, 20, 2)}
+_FAR_CHUNKS = {"chunks": (1000, 500, 40), "chunk_bytes": (65_536, 65_536, 65_536), **_FAR}
 _APPEND_TITLES = {
     "10k": (10_000, 10_000, 100),
     "100k": (100_000, 100_000, 200),
@@ -425,6 +437,61 @@ ROWS = [
         "fused",
         durability=_NO_FSYNC,
         in_memory=True,
+        most_rounds=3,
+    ),
+    *(
+        Row(
+            f"bucket-{name}",
+            f"in a bucket 20 ms away: {title}",
+            workload,
+            _TWO,
+            sizes,
+            unit,
+            "default",
+            durability="as the server promises",
+            cache="nothing known",
+            due={"icechunk": due},
+            limits=limits,
+            most_rounds=3,
+        )
+        for name, title, workload, sizes, unit, due, limits in (
+            ("create", "create", making, _FAR, "s", 1.0, {"requests": 10}),
+            (
+                "open",
+                "cold open and coordinates",
+                beginning,
+                {"arrays": (20, 20, 2), **_FAR},
+                "s",
+                1 / 0.6,
+                {},
+            ),
+            ("commit", "commit of 10 chunks", committing, _FAR_CHUNKS, "s", 1 / 0.55, {}),
+            ("write", "64 KB chunks, write", storing, _FAR_CHUNKS, "s/chunk", 1 / 0.45, {}),
+            ("read", "64 KB chunks, read", taking, _FAR_CHUNKS, "s/chunk", 1 / 0.45, {}),
+            (
+                "random",
+                "a tenth of the chunks, at random",
+                sampling,
+                _FAR_CHUNKS,
+                "s/chunk",
+                1 / 0.8,
+                {"times the bytes": 1.15},
+            ),
+            ("readers", "eight readers", sharing, _FAR_CHUNKS, "s/chunk", 1 / 0.4, {}),
+        )
+    ),
+    Row(
+        "bucket-virtual",
+        "in a bucket 20 ms away: cold read of a virtual chunk, against a native one",
+        referring_far,
+        ("zarr_manifests", "native"),
+        {"chunks": (100, 100, 10), "chunk_bytes": (65_536, 65_536, 65_536), **_FAR},
+        "s",
+        "default",
+        durability="-",
+        cache="nothing known",
+        due={"native": 0.8},
+        limits={"requests more than of a native one": 0},
         most_rounds=3,
     ),
 ]
