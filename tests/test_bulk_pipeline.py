@@ -22,15 +22,18 @@ from zarr.storage import MemoryStore
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests.bulk import BulkCodecPipeline, reading, use_bulk
+from zarr_manifests.bulk import BulkCodecPipeline, reading, use_bulk, writing
+from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
+    SessionClosedError,
     SnapshotExpiredError,
+    StorageFullError,
 )
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import CountingStorage, LatencyStorage
+from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
@@ -120,8 +123,8 @@ def _slice(draw: Any, size: int) -> slice:
     return slice(lo, draw(st.integers(lo + 1, size)), draw(st.sampled_from([None, None, 1, 2, 3])))
 
 
-def _selection(draw: Any, shape: tuple[int, ...]) -> tuple[str, Any]:
-    """How to index an array, and with what."""
+def _selection(draw: Any, shape: tuple[int, ...], *, unique: bool = False) -> tuple[str, Any]:
+    """How to index an array, and with what; NumPy does not say which of two values a cell gets."""
     kinds = ["basic", "basic", "orthogonal", "points", "mask"] if shape else ["basic"]
     kind = draw(st.sampled_from(kinds))
     if kind == "basic":
@@ -134,11 +137,12 @@ def _selection(draw: Any, shape: tuple[int, ...]) -> tuple[str, Any]:
     if kind == "mask":
         rng = np.random.default_rng(draw(st.integers(0, 9)))
         return "points", rng.integers(0, 2, shape).astype(bool)
-    numbers = {"min_size": 1, "max_size": 6}
+    numbers: dict[str, Any] = {"min_size": 1, "max_size": 6, "unique": unique}
     if kind == "points":
         number = draw(st.integers(1, 9))
         rng = np.random.default_rng(draw(st.integers(0, 9)))
-        return "points", tuple(rng.integers(0, size, number) for size in shape)
+        points = np.stack([rng.integers(0, size, number) for size in shape])
+        return "points", tuple(np.unique(points, axis=1) if unique else points)
     return "orthogonal", tuple(
         _slice(draw, size)
         if draw(st.booleans())
@@ -158,15 +162,21 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
     storage = draw(
         st.sampled_from([MemoryStorage, lambda: LatencyStorage(MemoryStorage(), latency_s=0)])
     )()
-    session = zm.Repository.create(storage, _CONFIG).writable_session()
+    config = {**_CONFIG, "pack-bytes": draw(st.sampled_from([100, 8_388_608]))}
+    session = zm.Repository.create(storage, config).writable_session()
     # Opened again, since an array that was just made may have another byte order.
     judge = fused(zarr.create_array(MemoryStore(), **given_))
     zarr.create_array(session.store, **given_)
     array = bulk(session.store)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "_LARGE_BYTES", draw(st.sampled_from([0, 1 << 16])))
+        large = draw(st.sampled_from([0, 1 << 16]))
+        patch.setattr(reading, "LARGE_BYTES", large)
+        patch.setattr(writing, "LARGE_BYTES", large)
+        patch.setattr(writing, "_STEP_BYTES", draw(st.sampled_from([40, 1 << 20])))
+        if draw(st.integers(0, 4)) == 0:  # as if another thread had changed a node
+            patch.setattr(ArrayKeys, "hold", lambda *_: False)
         for _ in range(draw(st.integers(0, 3))):
-            how, part = _selection(draw, judge.shape)
+            how, part = _selection(draw, judge.shape, unique=True)
             shape = np.shape(_indexed(judge, how)[part])
             values = _values(draw, judge.dtype, shape)
             _indexed(judge, how)[part] = values
@@ -298,6 +308,117 @@ def test_arrays_that_lie_in_the_keys_of_another_are_kept_apart() -> None:
     for name in ("zarr.json", "0", "1", "2"):
         session.store.set_sync(f"a/c/{name}", session.store.get_sync(f"b/{name}"))
     np.testing.assert_array_equal(bulk(session.store)[:], fused(outer)[:])
+
+
+# --- writes ----------------------------------------------------------------------------------
+
+
+def empty_array(storage: Any, **given_: Any) -> tuple[zm.Repository, zm.Session, Any]:
+    """A repository, a session, and its array `a` of 4,000 chunks of 4 KB, opened in bulk."""
+    repository = zm.Repository.create(storage, given_)
+    session = repository.writable_session()
+    made: dict[str, Any] = {"shape": (4000, 512), "chunks": (1, 512), "dtype": "f8"}
+    zarr.create_array(session.store, name="a", compressors=None, **made)
+    return repository, session, bulk(session.store)
+
+
+def test_a_large_batch_is_written_as_packs_of_its_own_and_a_small_one_is_staged() -> None:
+    storage = MemoryStorage()
+    repository, session, array = empty_array(storage)
+    values = np.random.default_rng(1).random((4000, 512))
+    array[:3] = values[:3] + 1
+    array[:] = values
+    assert counts(repository) == (2, 0)
+    sizes = sorted(len(storage.get(info.key)) for info in storage.list("chunks/"))
+    assert sizes == [1952 * 4096, 2048 * 4096]
+    array[5:7] = 0  # the fill value
+    array[10:12] = 7
+    values[5:7], values[10:12] = 0, 7
+    np.testing.assert_array_equal(fused(array)[:], values)
+    session.commit("written")
+    reader = repository.readonly_session()
+    np.testing.assert_array_equal(fused(zarr.open_array(reader.store, path="a"))[:], values)
+    assert len(reader.initialized_chunks("a")) == 3998
+    assert len(list(storage.list("chunks/"))) == 3
+
+
+def test_a_commit_between_writing_and_recording_has_chunks_written_again() -> None:
+    class Meddling(MemoryStorage):
+        """A storage in which somebody commits while the first pack is written."""
+
+        session: zm.Session | None = None
+
+        def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
+            made = super().create(key, data, durable=durable)
+            if key.startswith("chunks/") and self.session is not None:
+                session, self.session = self.session, None
+                session.commit("in between")
+            return made
+
+    storage = Meddling()
+    repository, session, array = empty_array(storage)
+    array[:2] = 3
+    values = np.random.default_rng(1).random((4000, 512))
+    storage.session = session
+    array[1000:] = values[1000:]
+    session.commit("the rest")
+    found = zarr.open_array(repository.readonly_session().store, path="a")[:]
+    np.testing.assert_array_equal(found[1000:], values[1000:])
+    assert (found[:2] == 3).all()
+    # The first chunks, the first pack twice, and the rest.
+    assert len(list(storage.list("chunks/"))) == 4
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_of_a_part_that_fails_nothing_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    session = zm.Repository.create(MemoryStorage(), {"pack-bytes": 4096}).writable_session()
+    made: dict[str, Any] = {"shape": (32, 128), "chunks": (1, 128), "dtype": "f8"}
+    zarr.create_array(session.store, name="a", compressors=_V3[codec](), **made)
+    array = bulk(session.store)
+    left = [5]
+
+    def failing(empty: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise ArithmeticError
+            return empty(*args)
+
+        return call
+
+    monkeypatch.setattr(writing, "_empty", failing(writing._empty))
+    monkeypatch.setattr(writing, "_STEP_BYTES", 2048)  # two steps for each pack
+    with pytest.raises(ArithmeticError):
+        array[:] = np.arange(1, 1 + 32 * 128).reshape(32, 128)
+    assert {at for at, _ in session.initialized_chunks("a").tolist()} == {*range(8)}
+    array[:] = 1
+    session.commit("written")
+    assert (array[:] == 1).all()
+
+
+def test_a_full_storage_leaves_nothing_of_a_pack() -> None:
+    fault = Fault("fail_before", op="create", key="chunks/*", skip=1, error=StorageFullError)
+    repository, session, array = empty_array(FaultyStorage(MemoryStorage(), [fault]))
+    values = np.random.default_rng(1).random((4000, 512))
+    with pytest.raises(StorageFullError):
+        array[:] = values
+    assert len(session.initialized_chunks("a")) == 2048
+    array[:] = values
+    session.commit("written")
+    np.testing.assert_array_equal(bulk(repository.readonly_session().store)[:], values)
+
+
+def test_writes_that_are_refused_raise_as_they_do_one_by_one() -> None:
+    repository, session, array = empty_array(MemoryStorage())
+    session.commit("empty")
+    for store in (repository.readonly_session().store, session.store.with_read_only(True)):
+        with pytest.raises(Exception, match="read-only"):
+            bulk(store)[:] = 1
+    session.close()
+    with pytest.raises(SessionClosedError):
+        array[:] = 1
 
 
 # --- what is not whole -----------------------------------------------------------------------

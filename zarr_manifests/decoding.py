@@ -29,7 +29,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 
-__all__ = ["BulkDecoder", "place"]
+__all__ = ["BulkDecoder", "gather", "place"]
 
 type _Chunks = Sequence[bytes]
 type _Stage = Callable[[_Chunks], _Chunks]
@@ -412,33 +412,87 @@ def place(
     if not out.ndim:
         out[()] = values[-1]
         return
+    for rows, part, tiles, at in _pieces(values.shape[1:], coords, out, lo):
+        cells = values[(slice(None), *part)]
+        if at is None:
+            tiles[...] = cells.reshape(tiles.shape)
+        else:
+            tiles[at] = cells if rows is None else cells[rows]
+
+
+def gather(
+    values: npt.NDArray[Any], coords: IndexArray, cells: npt.NDArray[Any], lo: Sequence[int]
+) -> None:
+    """Copy the cells of an array that begins at the cell `lo` to chunks.
+
+    Parameters
+    ----------
+    values : array
+        The chunks, of shape (chunks, *chunk shape). Cells that `cells` does not have stay.
+    coords : int64[n, ndim]
+        Their coordinates.
+    cells : array
+        Where the cells come from.
+    lo : sequence of int
+        The position of its first cell.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.decoding import gather
+    >>> values = np.zeros((2, 2), int)
+    >>> gather(values, np.array([[0], [2]]), np.array([1, 2, 3, 4]), [1])
+    >>> values.tolist()
+    [[0, 1], [4, 0]]
+    """
+    if not cells.ndim:
+        values[...] = cells
+        return
+    for rows, part, tiles, at in _pieces(values.shape[1:], coords, cells, lo):
+        if at is None:
+            whole = values[(slice(None), *part)]
+            whole.reshape(tiles.shape)[...] = tiles
+        else:
+            values[(slice(None) if rows is None else rows, *part)] = tiles[at]
+
+
+type _Piece = tuple[
+    IndexArray | None, tuple[slice, ...], npt.NDArray[Any], tuple[IndexArray, ...] | None
+]
+
+
+def _pieces(
+    shape: Coords, coords: IndexArray, cells: npt.NDArray[Any], lo: Sequence[int]
+) -> Iterator[_Piece]:
+    """Chunks of which the same part lies in the cells.
+
+    Each with the rows of these chunks, or None for all; the part; a view of the cells by chunk; and
+    where the chunks are in it, or None if they are all of it in its order.
+    """
     box = np.stack([coords.min(axis=0), coords.max(axis=0) + 1], axis=1).tolist()
     axes = [
         list(_sections(first, stop, length, start, start + size))
-        for (first, stop), length, start, size in zip(
-            box, values.shape[1:], lo, out.shape, strict=True
-        )
+        for (first, stop), length, start, size in zip(box, shape, lo, cells.shape, strict=True)
     ]
     for sections in product(*axes):
         first, stop = np.array([section.chunks for section in sections]).T
-        view = out[tuple(section.cells for section in sections)]
-        part = values[(slice(None), *(section.part for section in sections))]
+        view = cells[tuple(section.cells for section in sections)]
+        part = tuple(section.part for section in sections)
         here = ((coords >= first) & (coords < stop)).all(axis=1)
-        at = coords - first
-        if not here.all():
-            part, at = part[here], at[here]
+        rows = None if here.all() else np.flatnonzero(here)
+        at = coords - first if rows is None else coords[rows] - first
         grid = (stop - first).tolist()
-        split = [n for pair in zip(grid, part.shape[1:], strict=True) for n in pair]
+        lengths = [each.stop - each.start for each in part]
         # Splitting axes gives a view, whatever the strides.
+        split = [n for pair in zip(grid, lengths, strict=True) for n in pair]
         tiles = view.reshape(split)
         tiles = tiles.transpose(*range(0, len(split), 2), *range(1, len(split), 2))
         number = len(at)
-        if number == math.prod(grid) and (
-            (np.ravel_multi_index(at.T, grid) == np.arange(number)).all()
-        ):
-            tiles[...] = part.reshape(tiles.shape)
+        every = rows is None and number == math.prod(grid)
+        if every and (np.ravel_multi_index(at.T, grid) == np.arange(number)).all():
+            yield None, part, tiles, None
         else:
-            tiles[tuple(at.T)] = part
+            yield rows, part, tiles, tuple(at.T)
 
 
 @dataclass(frozen=True, slots=True)

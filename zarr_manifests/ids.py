@@ -77,7 +77,7 @@ def crc32c(data: bytes | memoryview) -> int:
     return value
 
 
-def crc32c_of_each(chunks: Sequence[bytes]) -> npt.NDArray[np.int64]:
+def crc32c_of_each(chunks: Sequence[bytes | memoryview]) -> npt.NDArray[np.int64]:
     """The CRC-32C of each chunk (int64[n]).
 
     Examples

@@ -24,7 +24,7 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
 
     The options take effect immediately. Used as a context manager, it restores them at the end.
 
-    - `codec_pipeline.path`: `BulkCodecPipeline`, which reads all chunks of a request in one step.
+    - `codec_pipeline.path`: `BulkCodecPipeline`, which takes all chunks of a request in one step.
       In other stores it works like Zarr's fused pipeline, which reads, decodes and copies each
       chunk on one thread, without an event loop.
     - `async.concurrency`: how many chunks of an array are requested at once from remote storage.

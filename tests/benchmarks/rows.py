@@ -122,6 +122,16 @@ ROWS = [
         durability="-",
     ),
     Row(
+        "small-write-bulk",
+        "4 KB chunks, write and commit",
+        writing,
+        _ALL,
+        _SMALL,
+        "s/chunk",
+        "bulk, one thread",
+        due={"icechunk": 12.0, "MemoryStore": 2.0},
+    ),
+    Row(
         "large-write",
         "1 MB chunks, write and commit",
         writing,

@@ -26,7 +26,7 @@ _MOST_WHOLE_BYTES: Final = 64 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Chunks of one array, all of one shape, and what of them is wanted.
+    """Chunks of one array, all of one shape, and what of them is read or written.
 
     Parameters
     ----------
@@ -35,28 +35,31 @@ class Batch:
     spec : ArraySpec
         What Zarr says of each.
     selected, places : list of selections
-        The cells of each chunk that are wanted, and where they go in `out`.
-    out : array
-        The output.
+        The cells of each chunk that are read or written, and where they are in `cells`.
+    complete : list of bool
+        Whether all cells of a chunk that lie inside the array are selected.
+    cells : array
+        The output, or the values to write.
     drop_axes : tuple of int
-        Axes of a chunk that the output does not have.
+        Axes of a chunk that `cells` does not have.
     """
 
     keys: list[str]
     spec: ArraySpec
     selected: list[Any]
     places: list[Any]
-    out: npt.NDArray[Any]
+    complete: list[bool]
+    cells: npt.NDArray[Any]
     drop_axes: Coords
 
     @staticmethod
     def of(
-        store: ManifestStore, items: Sequence[tuple[Any, ...]], out: NDBuffer, drop_axes: Coords
+        store: ManifestStore, items: Sequence[tuple[Any, ...]], cells: NDBuffer, drop_axes: Coords
     ) -> Batch | None:
         """The request; None if it is not known here."""
-        if type(out) is not CPUBuffer:
+        if type(cells) is not CPUBuffer:
             return None
-        array: Any = out.as_ndarray_like()
+        array: Any = cells.as_ndarray_like()
         spec = items[0][1]
         if type(array) is not np.ndarray or array.dtype != spec.dtype.to_native_dtype():
             return None
@@ -67,18 +70,18 @@ class Batch:
         keys = [path.joined if lazy else path.path for path in known]
         if len(keys) < len(items) or not spec.shape:
             return None
-        selected, places = [item[2] for item in items], [item[3] for item in items]
-        return Batch(keys, spec, selected, places, array, drop_axes)
+        selected, places, complete = ([item[i] for item in items] for i in (2, 3, 4))
+        return Batch(keys, spec, selected, places, complete, array, drop_axes)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of a decoded chunk."""
-        return math.prod(self.spec.shape) * self.out.itemsize
+        return math.prod(self.spec.shape) * self.cells.itemsize
 
     @property
     def wants_most(self) -> bool:
         """Whether at least half of the cells of these chunks are wanted, and fit in memory."""
-        half = 2 * self.out.size >= len(self.keys) * math.prod(self.spec.shape)
+        half = 2 * self.cells.size >= len(self.keys) * math.prod(self.spec.shape)
         return half and self.chunk_bytes <= _MOST_WHOLE_BYTES
 
     def put(self, at: int, values: npt.NDArray[Any]) -> None:
@@ -87,19 +90,31 @@ class Batch:
         if self.drop_axes:
             kept = [n for axis, n in enumerate(found.shape) if axis not in self.drop_axes]
             found = found.reshape(kept)
-        self.out[self.places[at]] = found
+        self.cells[self.places[at]] = found
 
     def put_fill_value(self, at: int) -> None:
         """Have the fill value where a chunk is absent."""
-        self.out[self.places[at]] = fill_value_or_default(self.spec)
+        self.cells[self.places[at]] = fill_value_or_default(self.spec)
+
+    def taken(self, at: int) -> npt.NDArray[Any]:
+        """The values to write of one chunk."""
+        return np.asanyarray(self.cells[self.places[at]])
+
+    def take(self, at: int, chunk: npt.NDArray[Any]) -> None:
+        """Copy what is to be written of one chunk into it."""
+        found = self.taken(at) if self.cells.ndim else self.cells
+        if self.drop_axes and self.cells.ndim:
+            axes = range(chunk.ndim)
+            found = found[tuple(None if axis in self.drop_axes else slice(None) for axis in axes)]
+        chunk[self.selected[at]] = found
 
     def corner(self, coords: IndexArray) -> Coords | None:
-        """The cell of the array at which `out` begins, if it is a box of all its axes; else None.
+        """The cell of the array at which `cells` begins, if it is a box of all its axes; else None.
 
         The chunks' selections then follow from their coordinates, int64[n, ndim].
         """
         shape, found = self.spec.shape, []
-        if self.drop_axes or self.out.ndim != len(shape):
+        if self.drop_axes or self.cells.ndim != len(shape):
             return None
         try:
             axes = zip(
@@ -107,7 +122,7 @@ class Batch:
                 zip(*self.selected, strict=True),
                 zip(*self.places, strict=True),
                 shape,
-                self.out.shape,
+                self.cells.shape,
                 strict=True,
             )
             for numbers, parts, places, length, size in axes:

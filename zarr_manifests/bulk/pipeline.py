@@ -3,7 +3,7 @@
 Zarr's pipelines go chunk by chunk: each asks the store for its key, which looks it up, reads it,
 decodes it and copies it. Where the store is a `ManifestStore`, this one looks up all keys in one
 step, reads neighbouring chunks together, verifies and decodes them in batches, and copies each
-batch with a few assignments.
+batch with a few assignments. Writes are merged, encoded and recorded in such batches.
 
 Invariant: results and errors are those of Zarr's fused pipeline, which it extends. A request that
 is not known here goes the fused way: another store, a codec or a type without a bulk decoder, an
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr.core.chunk_utils import ChunkTransform
@@ -26,17 +27,19 @@ from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.bulk.decoders import decoder_of
 from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.bulk.reading import read_batch, read_few
-from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.bulk.writing import write_batch
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
 if TYPE_CHECKING:
     import zarr
     from zarr.abc.codec import GetResult
-    from zarr.abc.store import ByteGetter
+    from zarr.abc.store import ByteGetter, ByteSetter
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import NDBuffer
     from zarr.core.indexing import SelectorTuple
 
     from zarr_manifests.decoding import BulkDecoder
+    from zarr_manifests.engine.edit.workspace import Workspace
 
 __all__ = ["BulkCodecPipeline", "use_bulk"]
 
@@ -61,7 +64,7 @@ class BulkCodecPipeline(FusedCodecPipeline):
     ...     int(a[:].sum())
     780
     >>> repo.metrics().bulk_batches
-    1
+    2
     """
 
     _decoder: tuple[Any, BulkDecoder | None] | None = None
@@ -95,6 +98,31 @@ class BulkCodecPipeline(FusedCodecPipeline):
                 results = await asyncio.to_thread(call, contents, batch, decoder)
         _count(store, "bulk_fallbacks" if results is None else "bulk_batches")
         return await super().read(items, out, drop_axes) if results is None else results
+
+    async def write(
+        self,
+        batch_info: Iterable[tuple[ByteSetter, ArraySpec, SelectorTuple, SelectorTuple, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Write chunks: what is selected of them, from `value`."""
+        items = list(batch_info)
+        store = _store_of(items)
+        if store is None:
+            return await super().write(items, value, drop_axes)
+        written = False
+        batch = Batch.of(store, items, value, drop_axes)
+        decoder = None if batch is None else self._decoder_for(batch)
+        transform, workspace = self.sync_transform, _workspace_of(store)
+        if (batch is not None and decoder is not None and decoder.shards is None) and (
+            transform is not None and workspace is not None
+        ):
+            few = len(items) <= _MOST_FEW and batch.chunk_bytes <= _MOST_FEW_BYTES
+            here = few and workspace.contents.inline
+            call = partial(write_batch, workspace, batch, decoder, transform, in_loop=here)
+            written = call() if here else await asyncio.to_thread(call)
+        _count(store, "bulk_batches" if written else "bulk_fallbacks")
+        return None if written else await super().write(items, value, drop_axes)
 
     def _decoder_for(self, batch: Batch) -> BulkDecoder | None:
         """The decoder of the array's chunks, kept for the next request."""
@@ -152,6 +180,14 @@ def _store_of(items: list[tuple[Any, ...]]) -> ManifestStore | None:
     if isinstance(where, StorePath) and type(where.store) is ManifestStore:
         return where.store
     return None
+
+
+def _workspace_of(store: ManifestStore) -> Workspace | None:
+    """Where to write many chunks; None if Zarr has to write, or to be refused, chunk by chunk."""
+    if store.read_only or not store.supports_writes:
+        return None
+    workspace = workspace_of(store)
+    return None if workspace.closed is not None or workspace.reports else workspace
 
 
 def _count(store: ManifestStore, name: str) -> None:

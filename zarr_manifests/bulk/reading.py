@@ -11,13 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
+import zarr
 from zarr.abc.codec import GetResult
-from zarr.core.codec_pipeline import _resolve_max_workers
 
 from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.decoding import BulkDecoder, place
@@ -26,14 +27,14 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.coalescing import SPARE_BYTES
 from zarr_manifests.grid import Coords, IndexArray
 
-__all__ = ["read_batch", "read_few"]
+__all__ = ["GAP_BYTES", "LARGE_BYTES", "SPAN_BYTES", "read_batch", "read_few", "run_all"]
 
 type Results = tuple[GetResult, ...]
 
-_GAP_BYTES: Final = 64 * 1024
-_SPAN_BYTES: Final = 1024**2
+GAP_BYTES: Final = 64 * 1024
+SPAN_BYTES: Final = 1024**2
 _FAR_SPAN_BYTES: Final = 4 * 1024**2
-_LARGE_BYTES: Final = 64 * 1024
+LARGE_BYTES: Final = 64 * 1024
 """From this size of a chunk on, several threads are faster than one."""
 _PRESENT: Final = GetResult(status="present")
 _MISSING: Final = GetResult(status="missing")
@@ -78,8 +79,8 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
         fetch = ChunkFetch(
             contents,
             table,
-            gap_bytes=_GAP_BYTES,
-            span_bytes=_SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES,
+            gap_bytes=GAP_BYTES,
+            span_bytes=SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES,
             spare_bytes=None if contents.inline else SPARE_BYTES,
             cached=True,
         )
@@ -95,8 +96,8 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
         requests = fetch.requests(rows[due])
         nbytes = math.prod(decoder.chunk_shape) * decoder.stored.itemsize
         inline = contents.inline and not fetch.is_remote(rows[due])
-        threaded = nbytes >= _LARGE_BYTES
-        if not _all(contents, requests, take, inline=inline, threaded=threaded):
+        threaded = nbytes >= LARGE_BYTES
+        if not run_all(contents, requests, take, inline=inline, threaded=threaded):
             return None
     if len(due) == len(rows):
         return (_PRESENT,) * len(rows)
@@ -132,30 +133,42 @@ def _put(
     if values is None:
         return False
     if corner is not None and (len(numbers) > 1 or decoder.shards is not None):
-        place(values, coords, batch.out, corner)
+        place(values, coords, batch.cells, corner)
     else:
         for number, cells in zip(numbers.tolist(), values, strict=True):
             batch.put(number, cells)
     return True
 
 
-def _all(
+def run_all[Item](
     contents: SessionView,
-    requests: Sequence[Request],
-    take: Callable[[Request], bool],
+    items: Sequence[Item],
+    take: Callable[[Item], bool],
     *,
     inline: bool,
     threaded: bool,
 ) -> bool:
-    """Whether `take` returns true for every request; in threads if a remote storage is asked."""
+    """Whether `take` returns true for every item.
+
+    In threads if a remote storage is asked, or if the items are worth it.
+    """
     parallel = contents.context.runtime.parallel
     if not inline:
-        return all(parallel([partial(take, request) for request in requests]))
-    threads = min(_resolve_max_workers(), len(requests))
-    if threads <= 1 or not threaded:
-        return all(map(take, requests))
-    return all(parallel([partial(_each, take, requests[i::threads]) for i in range(threads)]))
+        return all(parallel([partial(take, item) for item in items]))
+    threads = min(_threads(), len(items)) if threaded else 1
+    if threads <= 1:
+        return all(map(take, items))
+    return all(parallel([partial(_each, take, items[i::threads]) for i in range(threads)]))
 
 
-def _each(take: Callable[[Request], bool], requests: Sequence[Request]) -> bool:
-    return all(map(take, requests))
+def _each[Item](take: Callable[[Item], bool], items: Sequence[Item]) -> bool:
+    return all(map(take, items))
+
+
+def _threads() -> int:
+    """As many as Zarr's fused pipeline uses."""
+    given = zarr.config.get("codec_pipeline.max_workers", None)
+    try:
+        return max(int(given), 1)
+    except (TypeError, ValueError):  # not set, or not a number, as Zarr takes it
+        return os.cpu_count() or 1

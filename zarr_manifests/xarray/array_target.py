@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xarray as xr
 import zarr
 
+from zarr_manifests.bulk import use_bulk
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.zone_maps import Bounds
@@ -77,7 +78,7 @@ class ArrayTarget:
     Parameters
     ----------
     array : Array
-        The array, in a store of the workspace.
+        The array, in a store of the workspace. It is read and written in bulk from now on.
     workspace : Workspace
         Where the zone map is recorded.
     statistics : bool
@@ -94,6 +95,7 @@ class ArrayTarget:
         statistics: bool,
         encoder: Encoder | None = None,
     ) -> None:
+        use_bulk(array)
         self.array, self._workspace, self._dtype = array, workspace, array.dtype
         self.encoder = encoder
         node = workspace.contents.array_at(array.path)

@@ -60,10 +60,13 @@ from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
 from zarr_manifests.planning.tables.resolved_chunks import locate
 
 __all__ = [
+    "ArrayKeys",
     "ChunkFetch",
     "ChunkStream",
     "FoundKeys",
     "Request",
+    "array_keys",
+    "chunks_at_keys",
     "find_chunks",
     "find_keys",
     "note_unchanged",
@@ -141,6 +144,24 @@ def find_keys(contents: SessionView, keys: Sequence[str]) -> FoundKeys | None:
 
     Chunks are recorded as read like by a look-up of each key.
     """
+    found = array_keys(contents, keys)
+    return None if found is None else chunks_at_keys(contents, found)
+
+
+def chunks_at_keys(contents: SessionView, found: ArrayKeys) -> FoundKeys | None:
+    """The chunks at these keys; None if they lie too far apart in the array's grid."""
+    coords = found.coords
+    box = Box.around_coords(coords)
+    if box.size > _MOST_SPARSE * len(coords):
+        return None
+    table = _chunks_in(contents, found.node, box, coords)
+    rows = np.full(len(coords), -1, np.int64) if table is None else rows_at(table, coords)
+    return FoundKeys(coords, table, rows)
+
+
+def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
+    """The array that all the keys are chunks of, and their coordinates; None if there is none."""
+    stamp, stored = contents.stamp, contents.view.nodes
     found = contents.chunk_at(keys[0])
     if found is None or contents.has_arrays_below(found[0]):
         return None
@@ -154,12 +175,40 @@ def find_keys(contents: SessionView, keys: Sequence[str]) -> FoundKeys | None:
     coords, known = node.array.chunk_keys.decode_many(rests, grid.ndim)
     if not known.all() or not (coords < np.array(grid.hi, np.int64)).all():
         return None
-    box = Box.around_coords(coords)
-    if box.size > _MOST_SPARSE * len(keys):
-        return None
-    table = _chunks_in(contents, node, box, coords)
-    rows = np.full(len(keys), -1, np.int64) if table is None else rows_at(table, coords)
-    return FoundKeys(coords, table, rows)
+    return ArrayKeys(node, coords, stamp, stored)
+
+
+class ArrayKeys(NamedTuple):
+    """Keys of an array's chunks.
+
+    Attributes
+    ----------
+    node : Node
+        The array.
+    coords : int64[n, ndim]
+        The coordinates of each key.
+    stamp, stored : object
+        What the contents' nodes were when the keys were looked up.
+    """
+
+    node: Node
+    coords: IndexArray
+    stamp: object
+    stored: object
+
+    def hold(self, contents: SessionView) -> bool:
+        """Whether the keys still name these chunks: no node has changed."""
+        return self.stamp is contents.stamp and self.stored is contents.view.nodes
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the chunks are in C order."""
+        order = np.lexsort(self.coords.T[::-1])
+        return bool((order[1:] > order[:-1]).all())
+
+    def part(self, at: slice | Sequence[int]) -> ArrayKeys:
+        """Some of the keys."""
+        return self._replace(coords=self.coords[at])
 
 
 class FoundKeys(NamedTuple):

@@ -229,9 +229,19 @@ class ChangeSet:
 
     def put_table(self, node_id: bytes, table: Rows) -> None:
         """Put a table of refs on top of the node's changes."""
-        tables = list(self.tables.get(node_id, ()))
         refs = self.chunks.pop(node_id, None)
-        added = ([ChunkTable.of(refs)] if refs else []) + [table]
+        self._stack(node_id, ([ChunkTable.of(refs)] if refs else []) + [table])
+
+    def put_beside(self, node_id: bytes, table: ChunkTable) -> None:
+        """Put a table of refs on top of the node's changes; other single refs stay single."""
+        refs = self.chunks.get(node_id)
+        if refs:
+            for coords in map(tuple, table.coords().tolist()):
+                refs.pop(coords, None)
+        self._stack(node_id, [table])
+
+    def _stack(self, node_id: bytes, added: Sequence[Rows]) -> None:
+        tables = list(self.tables.get(node_id, ()))
         for newer in added:
             # Each table is more than twice as long as the next, so that there are few tables and
             # each row is merged few times. No merge exceeds a leaf, to bound memory.

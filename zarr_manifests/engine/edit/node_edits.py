@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -88,22 +88,52 @@ class NodeEdits:
             path = OPAQUE + key
             chunk = self._contents.node(path) or self._new_node(path, NodeKind.OPAQUE), ()
         node, coords = chunk
-        if (
+        if not self._has_already(node, coords, ref):
+            self.hold(node, coords, ref)
+
+    def put_all(
+        self, node: Node, coords: Sequence[Coords], refs: Sequence[ChunkRef | None]
+    ) -> None:
+        """Put refs of an array's chunks, none of them twice; None unsets a chunk."""
+        assert node.array is not None
+        found = dict(zip(coords, refs, strict=True))
+        if node.array.is_coordinate(node.path):
+            found = {
+                at: ref
+                for at, ref in found.items()
+                if ref is None or not self._has_already(node, at, ref)
+            }
+        added = {at: ref for at, ref in found.items() if ref is not None}
+        if len(added) < len(found):
+            for at in found.keys() - added.keys():
+                self.unset(node, at)
+        if added:
+            self._hold_all(node, added)
+
+    def _has_already(self, node: Node, coords: Coords, ref: ChunkRef) -> bool:
+        """Whether the ref is that of a coordinate's chunk already, byte for byte."""
+        return (
             isinstance(ref, InlineRef)
             and node.array is not None
             and node.array.is_coordinate(node.path)
             and self._contents.ref(node, coords) == ref
-        ):
-            return
-        self.hold(node, coords, ref)
+        )
 
     def hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
-        """Put the ref into the change set; the only function that adds single refs to it."""
+        """Put the ref into the change set; only this and `_hold_all` add single refs to it."""
         refs = self._contents.changes.chunks.setdefault(node.node_id, {})
         refs[coords] = ref
         if isinstance(ref, StagedRef):
             self.packs.stage(ref, node.node_id, coords)
         if len(refs) % self._most_single == 0:
+            self._gather(node.node_id)
+
+    def _hold_all(self, node: Node, added: Mapping[Coords, ChunkRef]) -> None:
+        refs = self._contents.changes.chunks.setdefault(node.node_id, {})
+        before = len(refs)
+        refs.update(added)
+        self.packs.stage_all(node.node_id, added)
+        if before // self._most_single < len(refs) // self._most_single:
             self._gather(node.node_id)
 
     def _gather(self, node_id: bytes) -> None:

@@ -3,7 +3,8 @@
 A small chunk that is written is *staged*: its ref holds its bytes, so it is read from memory. When
 about `pack-bytes` are staged, when the session commits, and when a copy of it is pickled, the
 staged chunks are written as one object, a pack, ordered by node and coordinate. Native refs then
-replace the staged ones.
+replace the staged ones. A batch of chunks that is written at once, of at least half of that size,
+is a pack of its own.
 
 Invariants:
 
@@ -19,7 +20,8 @@ Invariants:
 - Entries of zone maps for staged chunks wait here until their pack is settled, since an entry names
   where its chunk lies.
 - At most this much is staged: `pack-bytes`, the packs that are being written in the background or
-  by threads of the session, and one chunk for each of these threads.
+  by threads of the session, and for each of these threads one chunk, or a batch of at most
+  `pack-bytes`.
 
 Not thread-safe: callers hold the workspace's lock for every call except `Pack.write`.
 """
@@ -27,7 +29,7 @@ Not thread-safe: callers hold the workspace's lock for every call except `Pack.w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -36,14 +38,15 @@ import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.objects.metadata import create_own
-from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, StoredRef
+from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, RefKind, StoredRef
+from zarr_manifests.format.columns import Column
 from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.storage import Storage
 
-__all__ = ["Pack", "Packs", "StagedRef", "native_ref"]
+__all__ = ["Pack", "Packs", "StagedRef", "native_ref", "native_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +81,25 @@ def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
     """A ref to a range of the chunk object with that key."""
     _, session, number = key.split("/")
     return NativeRef(session, int(number), offset, length, checksum)
+
+
+def native_rows(key: str, coords: IndexArray, lengths: Column, checksums: Column) -> ChunkTable:
+    """Refs to the consecutive parts of the chunk object with that key; coordinates in C order."""
+    _, session, number = key.split("/")
+    box, rows = Box.around_coords(coords), len(coords)
+    zeros = np.zeros(rows, np.int64)
+    return ChunkTable(
+        box,
+        None if rows == box.size else box.ravel(coords),
+        kind=zeros + RefKind.NATIVE,
+        source=zeros,
+        number=zeros + int(number),
+        offset=np.cumsum(lengths) - lengths,
+        length=lengths,
+        crc32c=checksums,
+        sources=(session,),
+        inline=b"",
+    )
 
 
 class Pack:
@@ -185,6 +207,17 @@ class Packs:
             self._open[at] = ref
             self._open_bytes += len(ref.data)
         self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
+
+    def stage_all(self, node_id: bytes, added: Mapping[Coords, StoredRef]) -> None:
+        """Record the places of new refs, of which those that are not staged are left out."""
+        staged = {id(ref): ref for ref in added.values() if isinstance(ref, StagedRef)}
+        self._open.update(staged)
+        self._open_bytes += sum([len(ref.data) for ref in staged.values()])
+        self._places.update(
+            (id(ref), _new_tuple(_Place, (ref, node_id, coords)))
+            for coords, ref in added.items()
+            if isinstance(ref, StagedRef)
+        )
 
     def full(self, changes: ChangeSet, nbytes: int) -> Pack | None:
         """The open pack if `nbytes` more do not fit, else None; callers write and settle it."""

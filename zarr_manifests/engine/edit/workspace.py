@@ -13,12 +13,16 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
+import numpy as np
+
+from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
 from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
-from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref
+from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref, native_rows
 from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import create_own
@@ -27,9 +31,10 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
+from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.ids import crc32c
+from zarr_manifests.ids import crc32c, crc32c_of_each
 from zarr_manifests.keys import document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
@@ -143,6 +148,106 @@ class Workspace:
             return
         while not self._set_chunk(key, path, self._place(data), data, in_loop):
             pass
+
+    def set_chunks(
+        self,
+        keys: Sequence[str],
+        at: ArrayKeys,
+        chunks: Sequence[bytes | memoryview | None],
+        *,
+        in_loop: bool = False,
+    ) -> None:
+        """Write chunks of an array at the keys, or delete those that are None; all or none.
+
+        None of the keys is given twice. A memoryview must be larger than `most_packed`. Chunks that
+        share packs are at most `pack-bytes` together.
+        """
+        self._before_change(keys[0])
+        packed = [data for data in chunks if data is not None]
+        lengths = np.fromiter(map(len, packed), np.int64, len(packed))
+        if (
+            len(packed) == len(chunks)
+            and 2 * int(lengths.sum()) >= self.context.config.pack_bytes
+            and self._inline_chunk_bytes < int(lengths.min())
+            and int(lengths.max()) <= self.most_packed
+        ):
+            order = np.lexsort(at.coords.T[::-1]).tolist()  # as packs are
+            packed, lengths = [packed[i] for i in order], lengths[order]
+            checksums = crc32c_of_each(packed)
+            self.set_pack(
+                [keys[i] for i in order], at.part(order), b"".join(packed), checksums, lengths
+            )
+            return
+        while True:
+            refs = [None if data is None else self._place(data) for data in chunks]
+            staged = 0
+            for data, ref in zip(chunks, refs, strict=True):
+                if isinstance(ref, NativeRef) and data is not None:
+                    self.runtime.checkpoint("chunks.create")
+                    create_own(self.storage, ref.key, data, durable=False)
+                elif isinstance(ref, StagedRef):
+                    staged += ref.length
+            if self._writes.some_ended:
+                self._take_back(self._writes.take)
+            pack = None
+            if staged:
+                with self.lock:
+                    pack = self.edits.packs.full(self.contents.changes, staged)
+            if pack is not None:
+                self.runtime.checkpoint("chunks.create")
+                self._write_full(pack, in_loop)
+            with self.lock:
+                if self._note_all(keys, at, refs):
+                    return
+
+    def set_pack(
+        self,
+        keys: Sequence[str],
+        at: ArrayKeys,
+        data: bytes | memoryview,
+        checksums: Column,
+        lengths: Column | None = None,
+    ) -> None:
+        """Write small chunks of an array as a pack of their own, in C order; all or none.
+
+        `data` is theirs, one after another; without `lengths` they are of the same length.
+        """
+        self._before_change(keys[0])
+        if lengths is None:
+            lengths = np.full(len(keys), len(data) // len(keys))
+        while True:
+            name = self.edits.new_chunk_key()
+            self.runtime.checkpoint("chunks.create")
+            create_own(self.storage, name, data, durable=False)
+            table = native_rows(name, at.coords, lengths, checksums)
+            with self.lock:
+                if table.sources[0] != self.keys.session_id:
+                    continue  # a commit came in between, as in `_record`
+                self.contents.changes.unsynced.append(name)
+                if at.hold(self.contents):
+                    self.contents.changes.put_beside(at.node.node_id, table)
+                else:
+                    for row, key in enumerate(keys):
+                        self.edits.put(key, cast(NativeRef, table.ref(row)))
+                return
+
+    def _note_all(
+        self, keys: Sequence[str], at: ArrayKeys, refs: Sequence[ChunkRef | None]
+    ) -> bool:
+        """Record stored chunks; False if a commit came in between, as in `_record`."""
+        native = [ref for ref in refs if isinstance(ref, NativeRef)]
+        if any(ref.source != self.keys.session_id for ref in native):
+            return False
+        self.contents.changes.unsynced += [ref.key for ref in native]
+        if at.hold(self.contents):
+            self.edits.put_all(at.node, list(map(tuple, at.coords.tolist())), refs)
+            return True
+        for key, ref in zip(keys, refs, strict=True):
+            if ref is None:
+                self.delete(key)
+            else:
+                self.edits.put(key, ref)
+        return True
 
     async def set_async(self, key: str, data: bytes) -> None:
         """Like `set`, for an event loop: only the chunk's upload is awaited."""
