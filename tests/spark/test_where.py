@@ -21,6 +21,7 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, WhereError
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import Where, parse_where
+from zarr_manifests.session import Session
 from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
@@ -256,6 +257,29 @@ def test_larger_chunks_of_other_variables_are_fetched_once(ridges: Repository) -
     assert found.num_rows == 190
     fetched, found = requests(ridges, ReadOptions(where="depth = 640"))
     assert (fetched, found.num_rows) == (1 + 6, 10)
+
+
+@pytest.mark.spark
+def test_one_variable_is_explained_by_its_plan(
+    spark: SparkSession, ridges: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = ["depth >= 700 AND x < 20 AND y >= 30", "depth IS NULL", "depth >= 0", "depth < 0"]
+    everywhere = {"x": (0, 59)}  # so that chunks are listed
+    listed = [explain_pruning(spark, ridges, "depth", where=w, ranges=everywhere) for w in cases]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("chunks were listed")
+
+    monkeypatch.setattr(Session, "chunk_refs", refuse)
+    for where, expected in zip(cases, listed, strict=True):
+        found = explain_pruning(spark, ridges, "depth", where=where)
+        assert found.where == parse_where(where).sql
+        assert found.left_out == expected.left_out
+        assert found.reasons == expected.reasons
+        assert (found.bytes, found.selected_bytes) == (expected.bytes, expected.selected_bytes)
+        assert np.array_equal(found.boxes, expected.boxes)
+    with pytest.raises(AssertionError):
+        explain_pruning(spark, ridges, where="depth > 1 AND other > 1")
 
 
 @pytest.mark.spark

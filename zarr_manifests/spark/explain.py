@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -41,8 +42,9 @@ def explain_pruning(
 ) -> ChunkSelection:
     r"""Tell which chunks a read with these options would read, and why it leaves out the others.
 
-    No chunk of a variable is read. The snapshot's lists of chunks are, so it may take longer than
-    planning a read.
+    No chunk of a variable is read. One variable with a where and without ranges is explained by
+    what its planning has counted. Otherwise the snapshot's lists of chunks are read, too, so it may
+    take longer than planning a read.
 
     Parameters
     ----------
@@ -100,6 +102,21 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
     in_range = math.prod(len(axis.chunks) for axis in job.scan.axes)
     boxes = _chunks_read(job)
     selected = sum(math.prod(sides) for sides in (boxes[:, 1] - boxes[:, 0]).tolist())
+    said = [job.where.sql] if job.where else []
+    said += [f"{dim} in {given!r}" for dim, given in (ranges or {}).items()]
+    where = " AND ".join(said) or "TRUE"
+    path = source.group.rstrip("/")
+    if not ranges and len(planned.selections) == len(names) == 1:
+        (counted,) = planned.selections
+        totals = {array.path: array.total for array in planned.session.totals().arrays}
+        total = totals[counted.path]
+        same = counted.dimensions, counted.chunk_shape, counted.selected
+        if (
+            same == (dims, chunk_shape, selected)
+            and total.nbytes_exact
+            and total.nbytes is not None
+        ):
+            return replace(counted, where=where, boxes=boxes, bytes=total.nbytes)
     numbers = [Box(tuple(lo), tuple(hi)) for lo, hi in boxes.tolist()]
     read = np.concatenate(
         [np.empty(0, np.int64), *(box.carried(np.arange(box.size), grid) for box in numbers)]
@@ -113,12 +130,9 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
     there = [stored[name][0] for name in compared]
     unread = np.setdiff1d(np.concatenate(there) if there else np.empty(0, np.int64), read)
     by_statistics = int(_in_range(job, grid.unravel(unread)).sum())
-    said = [job.where.sql] if job.where else []
-    said += [f"{dim} in {given!r}" for dim, given in (ranges or {}).items()]
-    path = source.group.rstrip("/")
     return ChunkSelection(
         path=f"{path}/{','.join(names)}",
-        where=" AND ".join(said) or "TRUE",
+        where=where,
         shape=shape,
         chunk_shape=chunk_shape,
         dimensions=dims,
