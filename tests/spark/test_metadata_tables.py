@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -155,6 +156,34 @@ def test_the_driver_reads_no_refs_of_chunks(
     monkeypatch.setattr(Session, "chunk_refs", refuse)
     monkeypatch.setattr(Session, "initialized_chunks", refuse)
     assert metadata_table(spark, repo.url, "chunks", path="air").count() == 8
+
+
+@pytest.mark.spark
+def test_a_lease_keeps_what_tasks_read(
+    spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(Path.from_uri(repo.url), tmp_path / "copy")
+    copy = Repository.open(tmp_path / "copy")
+    expected = metadata_table(spark, copy, "chunks", lease=None).count()
+    first = copy.list_branches()["main"]
+    held: list[tuple[str, float]] = []
+    keep = metadata_tables.keep_readable
+
+    def noted(repository: Repository, snapshot_id: str, duration_s: float, frame: object) -> None:
+        held.append((snapshot_id, duration_s))
+        keep(repository, snapshot_id, duration_s, frame)
+
+    monkeypatch.setattr(metadata_tables, "keep_readable", noted)
+    frame = metadata_table(spark, copy, "chunks", lease=timedelta(minutes=5))
+    metadata_table(spark, copy, "snapshots")
+    metadata_table(spark, copy, "chunks", lease=None)
+    assert held == [(first, 300.0)]
+    with copy.transaction(message="replace everything") as store:
+        zarr.create_group(store, overwrite=True)
+    copy.expire_snapshots(keep_last=1)
+    copy.garbage_collect(timedelta(0))
+    assert frame.count() == expected
+    assert first in {one.snapshot_id for one in copy.ancestry("main")}
 
 
 @pytest.mark.spark

@@ -23,11 +23,12 @@ from collections.abc import Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job, Leased
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 
 __all__ = ["keep_readable", "leave_lease", "renew_lease", "with_lease"]
@@ -156,7 +157,26 @@ def leave_lease(repository: Repository, snapshot_id: str, duration: timedelta) -
         _LOG.warning("no lease on %s, which cannot be written", repository, exc_info=True)
 
 
-def renew_lease(job: Job) -> None:
+class LeasedJob(Protocol):
+    """A job that reads a snapshot in tasks."""
+
+    @property
+    def storage(self) -> Storage:
+        """The repository's storage."""
+        ...
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot."""
+        ...
+
+    @property
+    def lease(self) -> Leased | None:
+        """The lease that it began with."""
+        ...
+
+
+def renew_lease(job: LeasedJob) -> None:
     """Leave a lease on the job's snapshot, if the last one is known to have lasted for long.
 
     A task goes on without it: what it reads may still be there, and else its error says so.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -31,6 +32,8 @@ from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedCh
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import ChunkStatistics, Session
 from zarr_manifests.spark.checks import check_shared
+from zarr_manifests.spark.job import Leased
+from zarr_manifests.spark.lease import keep_readable, renew_lease
 from zarr_manifests.spark.worker import opened
 from zarr_manifests.storage import Storage
 
@@ -133,6 +136,7 @@ def metadata_table(
     tag: str | None = None,
     snapshot_id: str | None = None,
     as_of: datetime | None = None,
+    lease: timedelta | None = timedelta(hours=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read what a repository says of itself; no chunk is read.
@@ -168,6 +172,9 @@ def metadata_table(
     branch, tag, snapshot_id, as_of : optional
         Which snapshot, as for `Repository.readonly_session`; `snapshots` starts there. The log of
         operations is that of the whole repository.
+    lease : timedelta, optional
+        For `chunks` and `statistics`, which tasks read: how long to keep the snapshot, as for
+        `read`. None takes no lease.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
 
@@ -209,7 +216,7 @@ def metadata_table(
         )
     repository = repository_of(url, storage_options)
     session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
-    return make(spark, _Subject(repository, session, path))
+    return make(spark, _Subject(repository, session, path, lease))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +226,7 @@ class _Subject:
     repository: Repository
     session: Session
     path: str | None
+    lease: timedelta | None
 
     def arrays(self) -> dict[str, zarr.Array[Any]]:
         """The arrays by absolute path; reads no chunk."""
@@ -317,12 +325,15 @@ class _ChunkJob:
         `chunks` or `statistics`.
     scans : tuple of (str, Scan)
         Paths of arrays, and the boxes that their chunk grids are cut into.
+    lease : Leased, optional
+        The lease on the snapshot that tasks renew.
     """
 
     storage: Storage
     snapshot_id: str
     table: str
     scans: tuple[tuple[str, Scan], ...]
+    lease: Leased | None = None
 
     def __len__(self) -> int:
         return sum(len(scan) for _, scan in self.scans)
@@ -336,6 +347,7 @@ class _ChunkJob:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks whose numbers are in the first column."""
+        renew_lease(self)
         session = opened(self.storage, self.snapshot_id)
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             of_box: ResolvedChunks | ChunkStatistics
@@ -363,13 +375,17 @@ def _by_tasks(table: str, spark: SparkSession, place: _Subject) -> DataFrame:
         if boxes:
             axes = [Axis(-(-size // _MOST_CUTS), np.array([[0, size]])) for size in grid]
             scans.append((path, plan_scan(axes, target_rows=math.ceil(math.prod(grid) / boxes))))
-    job = _ChunkJob(repository.storage, session.snapshot_id, table, tuple(scans))
+    leased = None if place.lease is None else Leased(time.time(), place.lease)
+    job = _ChunkJob(repository.storage, session.snapshot_id, table, tuple(scans), leased)
     schema = _CHUNKS if table == "chunks" else _STATISTICS
     if not len(job):
         return _frame(spark, schema.empty_table())
     numbers = spark.range(0, len(job), 1, len(job))
     columns = ", ".join(f"{field.name} {_IN_SPARK[field.type]}" for field in schema)
-    return numbers.mapInArrow(job.run, columns)
+    frame = numbers.mapInArrow(job.run, columns)
+    if place.lease is not None:
+        keep_readable(repository, job.snapshot_id, place.lease.total_seconds(), frame)
+    return frame
 
 
 def _lists(coords: IndexArray) -> pa.ListArray:
