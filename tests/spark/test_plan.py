@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,8 +92,12 @@ def test_no_more_tasks_than_allowed(repo: Repository) -> None:
             assert len(found) == len(set(found)) == 12 * 30 * (8 if ranges else 40)
 
 
-@pytest.mark.parametrize("options", [{}, {"ranges": {"x": (5, 10**6)}}])
-def test_planning_takes_memory_by_axis_and_not_by_cell(
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ranges": {"x": (5, 10**6)}}, {"where": "x >= 5 AND y < 900000 AND t > 3"}],
+    ids=["all", "ranges", "where"],
+)
+def test_planning_takes_memory_and_steps_by_axis_and_not_by_cell(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """An array of 10^13 cells in 10^10 chunks has axes of 10^6 and 10^7."""
@@ -105,12 +110,26 @@ def test_planning_takes_memory_by_axis_and_not_by_cell(
             chunks=(10, 100),
             dtype="f4",
             dimension_names=["y", "x"],
+            fill_value=5,
         )
+    steps = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal steps
+        steps += 1
+
     tracemalloc.start()
     try:
         job = plan_read(repo, ReadOptions(**options), FACTS)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 50e6
+    # A where is compared with each position of both axes.
+    assert most < (200e6 if "where" in options else 50e6)
     assert 5_000 < job.tasks <= 10_000
+    sys.setprofile(count)
+    try:
+        plan_read(repo, ReadOptions(**options), FACTS)
+    finally:
+        sys.setprofile(None)
+    assert steps < 200_000  # calls and returns of functions, a fraction of the 10^6 positions
