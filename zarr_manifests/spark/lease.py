@@ -31,7 +31,7 @@ from zarr_manifests.spark.job import Job, Leased
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 
-__all__ = ["keep_readable", "leave_lease", "renew_lease", "with_lease"]
+__all__ = ["LeasedJob", "keep_readable", "leave_lease", "renew_lease", "with_lease"]
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 120.0
