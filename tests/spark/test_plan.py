@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import xarray as xr
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from effort import examples
 from zarr_manifests import Repository
@@ -133,3 +135,46 @@ def test_planning_takes_memory_and_steps_by_axis_and_not_by_cell(
     finally:
         sys.setprofile(None)
     assert steps < 200_000  # calls and returns of functions, a fraction of the 10^6 positions
+
+
+@pytest.mark.spark
+def test_a_worker_takes_little_memory_for_a_million_chunks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A task reads half of the 10^6 chunks of 16 bytes, in a worker of Spark."""
+    chunks, files = 10**6, tmp_path / "files"
+    files.mkdir()
+    cells = np.arange(chunks * 4, dtype="<f4")
+    (files / "cells").write_bytes(cells.tobytes())
+    repo = Repository.create(tmp_path / "repo", virtual_containers={"raw": files})
+    with repo.transaction(message="tiny chunks") as store:
+        zarr.create_array(
+            store,
+            name="t",
+            shape=cells.shape,
+            chunks=(4,),
+            dtype="f4",
+            compressors=None,
+            dimension_names=["x"],
+        )
+        index = np.arange(chunks)
+        place = [(files / "cells").as_uri()], np.zeros(chunks, np.int64), index * 16
+        store.set_virtual_refs("t", index[:, None], *place, np.full(chunks, 16))
+    job = plan_read(repo, ReadOptions(), SparkFacts(parallelism=2))
+
+    def measured(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from zarr_manifests.spark.worker import run_arrow
+
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of what this worker did before
+        rows = sum(batch.num_rows for batch in run_arrow(job, batches))
+        status = Path("/proc/self/status").read_text().splitlines()
+        (line,) = [line for line in status if line.startswith("VmHWM")]
+        yield pa.record_batch({"rows": [rows], "kilobytes": [int(line.split()[1])]})
+
+    tasks = spark.range(0, 1, 1, 1)
+    (found,) = tasks.mapInArrow(measured, "rows bigint, kilobytes bigint").collect()
+    assert job.tasks == 2
+    assert found.rows == len(cells) / 2
+    assert 0 < found.kilobytes * 1024 <= 400e6
