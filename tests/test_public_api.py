@@ -30,6 +30,7 @@ PUBLIC = [
     "zarr_manifests.metrics",
     "zarr_manifests.errors",
     "zarr_manifests.storage",
+    "zarr_manifests.virtual",
     "zarr_manifests.testing",
     "zarr_manifests.runtime",
 ]

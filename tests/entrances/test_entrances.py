@@ -354,6 +354,8 @@ BY_ENTRANCE = {
     ("IngestReport", "snapshot_ids"): Values(((), ("x",))),
     ("IngestReport", "seconds"): Values((0.5, 0.0)),
     ("IngestProgress", "seconds"): Values((0.5, 0.0)),
+    ("write", "vds"): NAMES["ds"],
+    ("write", "validate"): values.TEXT.plus("auto", "etag", "modified", "none"),
     ("write", "region"): Values((None, {"time": slice(0, 1)}), values.REGIONS, (5, [1], 1.5)),
     ("write_dataframe", "region"): NAMES["ranges"],
     ("foreach_batch", "region"): NAMES["ranges"],

@@ -38,6 +38,7 @@ from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
 from zarr_manifests.xarray.fit import Fit
 from zarr_manifests.xarray.making import write_into
 from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
+from zarr_manifests.xarray.virtual_datasets import is_virtual
 
 __all__ = ["write", "zarr_format_at"]
 
@@ -280,6 +281,11 @@ def _check_arguments(
     encoding: Mapping[Hashable, Mapping[str, Any]] | None,
     config: object,
 ) -> None:
+    if isinstance(ds, xr.Dataset) and any(map(is_virtual, ds.variables.values())):
+        raise InvalidArgumentError(
+            "the dataset has references of VirtualiZarr in place of data: write it with "
+            "zarr_manifests.virtual.write"
+        )
     if not isinstance(ds, xr.Dataset):
         hint = "; use its to_dataset(name=...)" if isinstance(ds, xr.DataArray) else ""
         raise InvalidArgumentError(f"write takes a Dataset, not a {type(ds).__name__}{hint}")

@@ -1,0 +1,218 @@
+"""VirtualiZarr's virtual datasets: written by reference, appended, and read as by xarray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import virtualizarr
+import xarray as xr
+import zarr
+from obspec_utils.registry import ObjectStoreRegistry
+from obstore.store import LocalStore
+from virtualizarr.manifests import ChunkManifest, ManifestArray
+from virtualizarr.parsers import HDFParser, NetCDF3Parser
+
+import zarr_manifests as zm
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    VirtualContainerError,
+    VirtualSourceChangedError,
+)
+
+HOURS = 4
+
+
+def day(number: int, hours: int = HOURS) -> xr.Dataset:
+    """A day of weather, packed, with a scalar coordinate and times that numpy does not have."""
+    rng = np.random.default_rng(number)
+    time = xr.Variable(
+        "time",
+        np.arange(hours) + 24.0 * number,
+        {"units": "hours since 0001-01-01", "calendar": "noleap"},
+    )
+    return xr.Dataset(
+        {
+            "t": (("time", "x"), 280 + rng.random((hours, 6)).round(2)),
+            "p": (("time", "x"), rng.integers(0, 99, (hours, 6)).astype("i4"), {"units": "Pa"}),
+        },
+        {"time": time, "x": np.arange(6.0), "height": ((), 2.0)},
+        {"title": "weather"},
+    )
+
+
+ENCODING = {
+    "t": {
+        "dtype": "i2",
+        "scale_factor": 0.01,
+        "add_offset": 280.0,
+        "_FillValue": -1,
+        "chunksizes": (2, 6),
+        "zlib": True,
+    },
+    "p": {"chunksizes": (2, 3)},
+}
+
+
+def saved(folder: Path, number: int, **options: Any) -> Path:
+    path = folder / f"day-{number}.nc"
+    encoding: Any = ENCODING | options.pop("encoding", {})
+    day(number, **options).to_netcdf(path, engine="h5netcdf", encoding=encoding)
+    return path
+
+
+def opened(path: Path, **options: Any) -> Any:
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    parser = options.pop("parser", None) or HDFParser()
+    loadable: Any = options.pop("loadable_variables", ["time", "x", "height"])
+    return virtualizarr.open_virtual_dataset(
+        path.as_uri(), registry=registry, parser=parser, loadable_variables=loadable, **options
+    )
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> zm.Repository:
+    return zm.Repository.create(tmp_path / "repo", virtual_containers={"files": tmp_path})
+
+
+def read(repo: zm.Repository, group: str | None = None) -> xr.Dataset:
+    store = repo.readonly_session().store
+    return xr.open_zarr(store, group=group, consolidated=False, chunks=None).load()
+
+
+def expect(*paths: Path) -> xr.Dataset:
+    found = [xr.open_dataset(path, engine="h5netcdf").load() for path in paths]
+    return xr.concat(
+        found, "time", data_vars="minimal", coords="minimal", compat="override", join="override"
+    )
+
+
+def test_days_are_appended_one_by_one(repo: zm.Repository, tmp_path: Path) -> None:
+    days = [saved(tmp_path, number) for number in range(3)]
+    for path in days:
+        zm.virtual.write(opened(path), repo, append_dim="time", message=path.stem)
+    assert [info.message for info in repo.ancestry()][:3] == ["day-2", "day-1", "day-0"]
+    xr.testing.assert_identical(read(repo).drop_attrs(), expect(*days).drop_attrs())
+    store = repo.readonly_session().store
+    refs = store.get_virtual_refs("t")
+    assert len(refs) == 6
+    assert len(refs.locations) == 3
+    assert refs.guarded.all()
+    days[1].write_bytes(bytes(days[1].stat().st_size))
+    with pytest.raises(VirtualSourceChangedError):
+        zarr.open_array(store, path="t", mode="r")[4:8]
+
+
+def test_everything_virtual_and_in_a_group(repo: zm.Repository, tmp_path: Path) -> None:
+    path = saved(tmp_path, 0)
+    vds = opened(path, loadable_variables=[])
+    zm.virtual.write(vds, repo, group="a/b", checksums=True)
+    xr.testing.assert_identical(read(repo, "a/b"), expect(path))
+    refs = repo.readonly_session().store.get_virtual_refs("a/b/p")
+    assert (refs.checksums >= 0).all()
+    with pytest.raises(AlreadyExistsError, match="mode='w' to replace it"):
+        zm.virtual.write(vds, repo, group="a/b")
+    zm.virtual.write(vds[["t"]], repo, group="a/b", mode="w")
+    assert set(read(repo, "a/b").data_vars) == {"t"}
+    zm.virtual.write(vds[["p"]], repo, group="a/b", mode="a")
+    assert set(read(repo, "a/b").data_vars) == {"t", "p"}
+
+
+def test_a_tree_and_a_region(repo: zm.Repository, tmp_path: Path) -> None:
+    first, second = saved(tmp_path, 0), saved(tmp_path, 1)
+    tree = xr.DataTree.from_dict({"/a": opened(first), "/b/inner": opened(second)})
+    session = repo.writable_session()
+    assert zm.virtual.write(tree, session.store) is None
+    session.commit("a tree")
+    xr.testing.assert_equal(read(repo, "b/inner"), expect(second))
+    part = opened(second)[["t"]].drop_vars(["time", "x", "height"])
+    zm.virtual.write(part, repo, group="a", region={"time": slice(0, 4)})
+    np.testing.assert_array_equal(read(repo, "a")["t"], expect(second)["t"])
+    np.testing.assert_array_equal(read(repo, "a")["p"], expect(first)["p"])
+    zm.virtual.write(opened(second), repo, group="a", append_dim="time")
+    with pytest.raises(InvalidArgumentError, match="partly by each of two files"):
+        zm.virtual.write(part, repo, group="a", region={"time": slice(1, 5)})
+
+
+def test_netcdf_3_is_written(repo: zm.Repository, tmp_path: Path) -> None:
+    path = tmp_path / "old.nc"
+    day(0).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")
+    zm.virtual.write(opened(path, parser=NetCDF3Parser(), loadable_variables=["time"]), repo)
+    xr.testing.assert_equal(read(repo), xr.open_dataset(path, engine="scipy").load())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"encoding": {"t": ENCODING["t"] | {"chunksizes": (4, 6)}}}, "/t has another chunk_grid"),
+        ({"encoding": {"t": ENCODING["t"] | {"dtype": "i4"}}}, "/t has another data_type"),
+        ({"encoding": {"t": ENCODING["t"] | {"zlib": False}}}, "/t has another codecs"),
+        ({"encoding": {"t": ENCODING["t"] | {"scale_factor": 0.1}}}, "/t has the scale_factor"),
+        ({"hours": 3}, "chunks have 2 there"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    repo: zm.Repository, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    hours = change.pop("hours", HOURS)
+    first = saved(tmp_path, 0, hours=hours)
+    zm.virtual.write(opened(first), repo)
+    before = repo.list_branches()
+    with pytest.raises(InvalidArgumentError, match=said):
+        zm.virtual.write(opened(saved(tmp_path, 1, **change)), repo, append_dim="time")
+    assert repo.list_branches() == before
+
+
+def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
+    zm.virtual.write(opened(saved(tmp_path, 0)), repo)
+    other = opened(saved(tmp_path, 1)).assign_coords(x=np.arange(6.0) + 1)
+    with pytest.raises(InvalidArgumentError, match="/x has other values"):
+        zm.virtual.write(other, repo, append_dim="time")
+    with pytest.raises(NotFoundError, match="no array /new/p"):
+        zm.virtual.write(other[["p"]], repo, group="new", mode="r+")
+    for wrong in ({"mode": "x"}, {"validate": "x"}, {"mode": "w", "append_dim": "time"}):
+        with pytest.raises(InvalidArgumentError):
+            zm.virtual.write(other, repo, **wrong)
+
+
+def test_what_is_noted_of_files(repo: zm.Repository, tmp_path: Path) -> None:
+    path = saved(tmp_path, 0)
+    vds = opened(path)[["t"]]
+    outside = zm.Repository.create(tmp_path / "outside")
+    for known, validate, has in (
+        (repo, "etag", (True, False, False)),
+        (repo, "modified", (False, True, False)),
+        (repo, "none", (False, False, False)),
+        (outside, "auto", (False, False, True)),
+    ):
+        zm.virtual.write(vds, known, mode="w", validate=validate)
+        refs = known.readonly_session().store.get_virtual_refs("t")
+        found = refs.etags[0] is not None, refs.modified[0] >= 0, refs.unchanged_since[0] >= 0
+        assert found == has
+    with pytest.raises(VirtualContainerError, match="below no container"):
+        zm.virtual.write(vds, outside, mode="w", validate="etag")
+
+
+def test_write_says_where_to_go(repo: zm.Repository, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"zarr_manifests\.virtual\.write"):
+        zm.write(opened(saved(tmp_path, 0)), repo, message="no")
+
+
+def test_chunks_that_are_absent_or_inline(repo: zm.Repository, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(8)))
+    entries: Any = {
+        "0": {"path": (tmp_path / "a.bin").as_uri(), "offset": 4, "length": 4},
+        "2": {"path": "", "offset": 0, "length": 4, "data": b"abcd"},
+    }
+    made = zarr.create_array(
+        {}, shape=(12,), chunks=(4,), dtype="u1", compressors=None, fill_value=9
+    )
+    array = ManifestArray(metadata=made.metadata, chunkmanifest=ChunkManifest(entries, shape=(3,)))
+    zm.virtual.write(xr.Dataset({"v": ("x", array)}), repo)
+    found = zarr.open_array(repo.readonly_session().store, path="v", mode="r")[:]
+    assert found.tolist() == [4, 5, 6, 7, 9, 9, 9, 9, *b"abcd"]
+    assert len(repo.readonly_session().store.get_virtual_refs("v")) == 1

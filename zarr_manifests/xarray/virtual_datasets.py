@@ -1,0 +1,494 @@
+"""Writing VirtualiZarr's virtual datasets: references by column, loadable variables as data.
+
+A virtual dataset has variables whose values are a `ManifestArray`: metadata, and for each chunk a
+file and a byte range. These become virtual chunks. Other variables are written as they are.
+
+Invariant: an append or a write to a region never changes how existing chunks decode: what differs
+in type, codecs, chunks or encoding is refused by name, before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+import numpy as np
+import xarray as xr
+import zarr
+from xarray.backends.zarr import encode_zarr_attr_value
+from xarray.conventions import encode_cf_variable
+from zarr.core.buffer import default_buffer_prototype
+
+from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    VirtualContainerError,
+)
+from zarr_manifests.format.chunk_table import VirtualRef
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import V3_DOCUMENT, directory, join
+from zarr_manifests.repository import Repository
+from zarr_manifests.storage.object_versions import Version
+from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.xarray.backend import Location
+
+__all__ = ["is_virtual", "write_virtual"]
+
+type Validation = Literal["auto", "etag", "modified", "none"]
+
+_MODES: Final = (None, "w", "w-", "a", "r+")
+_VALIDATIONS: Final = ("auto", "etag", "modified", "none")
+_FIXED: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "dimension_names")
+_ENCODINGS: Final = (
+    "_FillValue",
+    "missing_value",
+    "scale_factor",
+    "add_offset",
+    "units",
+    "calendar",
+    "_Unsigned",
+)
+_SLACK_MS: Final = 1000
+_GROUP: Final[Mapping[str, Any]] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def is_virtual(variable: xr.Variable) -> bool:
+    """Whether the values of a variable are references of VirtualiZarr."""
+    kind = type(variable._data)
+    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")
+
+
+def write_virtual(
+    vds: xr.Dataset | xr.DataTree,
+    location: ManifestStore | Location,
+    *,
+    group: str | None = None,
+    mode: Literal["w", "w-", "a", "r+"] | None = None,
+    append_dim: Hashable | None = None,
+    region: Mapping[str, slice] | None = None,
+    validate: Validation = "auto",
+    checksums: bool = False,
+    message: str = "write virtual references",
+    branch: str = "main",
+) -> str | None:
+    """Write a virtual dataset of VirtualiZarr: references to its chunks, and loadable variables.
+
+    Parameters
+    ----------
+    vds : Dataset or DataTree
+        From `virtualizarr.open_virtual_dataset` and the like.
+    location : ManifestStore, str, path, Storage or Repository
+        The store of a session, which is not committed; or where the repository is, or is to be
+        made, for one commit.
+    group : str, optional
+        Path of the group; by default the root.
+    mode : {"w", "w-", "a", "r+"}, optional
+        `w-`, the default, writes where nothing is; `w` replaces the group and all below it; `a`
+        writes over existing variables and adds others; `r+` writes over existing ones only.
+    append_dim : hashable, optional
+        Append along this dimension; if the group has no data yet, it is created.
+    region : mapping of str to slice, optional
+        Write to whole chunks of existing arrays, by dimension.
+    validate : {"auto", "etag", "modified", "none"}
+        How a later change of a file is noticed. `etag` and `modified` note what the file has now;
+        it must lie below a container. `auto` notes either where the file lies below a container,
+        and otherwise that the file must not change from now on. `none` notes nothing.
+    checksums : bool
+        Read all chunks now, and note the checksum of each.
+    message, branch : str
+        Of the commit.
+
+    Returns
+    -------
+    str or None
+        The new snapshot's id; None if a store was given.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If something is there, and neither `mode`, `append_dim` nor `region` says what to do.
+    NotFoundError
+        If the group or array to write to does not exist.
+    InvalidArgumentError
+        If what is appended does not fit what is there: another type, codec, chunk shape, encoding
+        or shape, or a last chunk that is only partly filled. Also if options exclude each other.
+    VirtualContainerError
+        If a file must be looked at, and lies below no container.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, zarr, zarr_manifests as zm
+    >>> from virtualizarr.manifests import ChunkManifest, ManifestArray
+    >>> made = zarr.create_array({}, shape=(4,), chunks=(4,), dtype="u1", compressors=None)
+    >>> entry = {"path": "s3://bucket/winds.bin", "offset": 8, "length": 4}
+    >>> array = ManifestArray(made.metadata, ChunkManifest({"0": entry}))
+    >>> vds = xr.Dataset({"wind": ("x", array)})
+    >>> repo = zm.Repository.create("memory://virtual-write")
+    >>> snapshot_id = zm.virtual.write(vds, repo, message="refer to winds")
+    >>> repo.readonly_session().store.get_virtual_refs("wind").locations
+    ('s3://bucket/winds.bin',)
+    """
+    if mode not in _MODES or validate not in _VALIDATIONS:
+        raise InvalidArgumentError(
+            f"mode={mode!r} and validate={validate!r}: give one of {_MODES} and of {_VALIDATIONS}"
+        )
+    if (append_dim is not None) + (region is not None) + (mode in ("w", "w-")) > 1:
+        raise InvalidArgumentError("append_dim, region and the modes w and w- exclude each other")
+    if not isinstance(vds, xr.Dataset | xr.DataTree):
+        raise InvalidArgumentError(f"a Dataset or a DataTree is due, not {type(vds).__name__}")
+    if region is not None and not _is_region(region):
+        raise InvalidArgumentError(
+            f"region={region!r:.80}: a mapping of dimensions to slices is due"
+        )
+    top = node_path("" if group is None else group)
+    if isinstance(vds, xr.DataTree):
+        nodes = {
+            join(top, node.path.strip("/")) if node.path != "/" else top: node.to_dataset(
+                inherit=False
+            )
+            for node in vds.subtree
+        }
+    else:
+        nodes = {top: vds}
+
+    def put(store: ManifestStore) -> None:
+        if mode == "w":
+            workspace_of(store).delete_below(directory(top))
+        changes = [
+            change
+            for path, ds in nodes.items()
+            for change in _Write(
+                store, path, mode, append_dim, region, validate, checksums
+            ).planned(ds)
+        ]
+        for change in changes:
+            change()
+
+    if isinstance(location, ManifestStore):
+        put(location)
+        return None
+    repo = location
+    if not isinstance(repo, Repository):
+        repo = Repository.open_or_create(repo)
+    session = repo.writable_session(branch)
+    put(session.store)
+    return session.commit(message)
+
+
+def _is_region(region: object) -> bool:
+    return isinstance(region, Mapping) and all(
+        isinstance(part, slice)
+        and all(
+            each is None or isinstance(each, int) for each in (part.start, part.stop, part.step)
+        )
+        for part in region.values()
+    )
+
+
+class _Write:
+    """One group of a virtual dataset, on its way into a store."""
+
+    def __init__(
+        self,
+        store: ManifestStore,
+        path: str,
+        mode: str | None,
+        append_dim: Hashable | None,
+        region: Mapping[str, slice] | None,
+        validate: Validation,
+        checksums: bool,
+    ) -> None:
+        self._store, self._path, self._mode = store, path, mode
+        self._append_dim, self._region = append_dim, region
+        self._validate, self._checksums = validate, checksums
+        self._workspace: Workspace = workspace_of(store)
+        self._reader = VirtualReader(self._workspace.context.containers)
+        self._versions: dict[str, tuple[Version, int]] = {}
+
+    def planned(self, ds: xr.Dataset) -> list[Callable[[], None]]:
+        """Check the dataset against what is there; what writes it, in order."""
+        contents = self._workspace.contents
+        old = contents.node(self._path)
+        if old is not None and old.array is not None:
+            raise AlreadyExistsError(f"/{self._path} is an array; a group is due")
+        here = any(name != self._path for name in contents.within(self._path))
+        partly = self._append_dim is not None or self._region is not None
+        if here and not partly and self._mode in (None, "w-"):
+            raise AlreadyExistsError(
+                f"there is something at /{self._path}: say mode='w' to replace it, mode='a' to "
+                "write over it, append_dim= or region="
+            )
+        if self._append_dim is not None and self._append_dim not in ds.dims:
+            raise InvalidArgumentError(f"the dataset has no dimension {self._append_dim!r}")
+        changes = [self._planned(str(name), var) for name, var in ds.variables.items()]
+        return [partial(self._write_group, ds), *changes]
+
+    def _write_group(self, ds: xr.Dataset) -> None:
+        above = self._path
+        while above:  # parents first is not needed: all are written before anything is read
+            above = above.rpartition("/")[0]
+            if self._workspace.contents.node(above) is None:
+                self._put_document(above, _GROUP)
+        node = self._workspace.contents.node(self._path)
+        document = dict(_GROUP if node is None else json.loads(node.documents[V3_DOCUMENT]))
+        attributes = _plain(ds.attrs)
+        others = sorted(str(name) for name in ds.coords if name not in ds.dims)
+        if others:
+            attributes["coordinates"] = " ".join(others)
+        document["attributes"] = {**document.get("attributes", {}), **attributes}
+        self._put_document(self._path, document)
+
+    def _put_document(self, path: str, document: Mapping[str, Any]) -> None:
+        self._workspace.set(join(path, V3_DOCUMENT), json.dumps(document).encode())
+
+    # --- variables ---------------------------------------------------------------------------
+
+    def _planned(self, name: str, var: xr.Variable) -> Callable[[], None]:
+        """Check a variable against what is there; what writes it."""
+        path = join(self._path, name)
+        node = self._workspace.contents.node(path)
+        if node is None and (self._region is not None or self._mode == "r+"):
+            raise NotFoundError(f"there is no array /{path} to write to")
+        virtual = is_virtual(var)
+        if node is None:
+            return partial(self._make, path, var) if virtual else partial(self._save, name, var)
+        if node.array is None:
+            raise InvalidArgumentError(f"/{path} is a group, and no array")
+        old = json.loads(node.documents[V3_DOCUMENT])
+        grows = self._append_dim is not None and self._append_dim in var.dims
+        if not grows and self._region is None:
+            if not virtual and self._append_dim is not None:
+                _check_same(path, old, self._values(old, var), self._store)
+                return lambda: None
+            return partial(self._make, path, var) if virtual else partial(self._save, name, var)
+        if tuple(old.get("dimension_names") or ()) != tuple(map(str, var.dims)):
+            raise InvalidArgumentError(
+                f"/{path} has the dimensions {old.get('dimension_names')}, not {list(var.dims)}"
+            )
+        start, shape = self._place(path, old, var)
+        if not virtual:
+            values = self._values(old, var)
+            return partial(self._fill, path, start, shape, values)
+        new = _document(var)
+        _check_fits(path, old, new)
+        chunks = node.array.chunk_shape
+        for dim, at, chunk, size, whole in zip(
+            var.dims, start, chunks, var.shape, shape, strict=True
+        ):
+            ends = at + size
+            if at % chunk or (ends % chunk and ends != whole):
+                raise InvalidArgumentError(
+                    f"/{path} cannot be written from {at} to {ends} of {str(dim)!r}: its chunks "
+                    f"have {chunk} there, and one would be filled partly by each of two files"
+                )
+        first = tuple(at // chunk for at, chunk in zip(start, chunks, strict=True))
+        return partial(self._extend, path, old, shape, var, first)
+
+    def _place(
+        self, path: str, old: Mapping[str, Any], var: xr.Variable
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where a variable begins in an existing array, and the shape of the array afterwards."""
+        start, shape = [], []
+        for dim, have, size in zip(var.dims, old["shape"], var.shape, strict=True):
+            if dim == self._append_dim:
+                start.append(have)
+                shape.append(have + size)
+                continue
+            part = (self._region or {}).get(str(dim), slice(None))
+            begin, end, step = part.indices(have)
+            if step != 1 or end - begin != size:
+                raise InvalidArgumentError(
+                    f"/{path} has {have} along {str(dim)!r}, of which {end - begin} are to be "
+                    f"written, and the dataset has {size}"
+                )
+            start.append(begin)
+            shape.append(have)
+        return tuple(start), tuple(shape)
+
+    def _make(self, path: str, var: xr.Variable) -> None:
+        self._workspace.edits.drop(path)
+        self._put_document(path, _document(var))
+        self._refer(path, var, (0,) * var.ndim)
+
+    def _extend(
+        self,
+        path: str,
+        old: dict[str, Any],
+        shape: tuple[int, ...],
+        var: xr.Variable,
+        first: tuple[int, ...],
+    ) -> None:
+        self._put_document(path, {**old, "shape": shape})
+        self._refer(path, var, first)
+
+    def _save(self, name: str, var: xr.Variable) -> None:
+        xr.Dataset({name: var}).to_zarr(
+            self._store, group=self._path or None, mode="a", consolidated=False, zarr_format=3
+        )
+
+    def _values(self, old: Mapping[str, Any], var: xr.Variable) -> Any:
+        """The values of a variable as the existing array stores them."""
+        attributes = old.get("attributes", {})
+        encoding = {name: attributes[name] for name in _ENCODINGS if name in attributes}
+        encoding.pop("_FillValue", None)  # stored as text; filled in below
+        given = xr.Variable(var.dims, var.values, var.attrs, encoding)
+        encoded = encode_cf_variable(given)
+        return np.asarray(encoded.values)
+
+    def _fill(self, path: str, start: tuple[int, ...], shape: tuple[int, ...], values: Any) -> None:
+        array = zarr.open_array(self._store, path=path, mode="r+")
+        if array.shape != shape:
+            array.resize(shape)
+        if values.dtype.kind == "f" and np.dtype(array.dtype).kind in "iu":
+            values = values.round()
+        stored = values.astype(array.dtype)
+        where = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
+        array[where] = stored
+
+    # --- references --------------------------------------------------------------------------
+
+    def _refer(self, path: str, var: xr.Variable, first: tuple[int, ...]) -> None:
+        """Set the references of a variable, whose first chunk lies at `first`."""
+        manifest: Any = _references(var).manifest
+        paths = manifest._paths.ravel().tolist()
+        numbers: dict[str, int] = {}
+        source = np.array([numbers.setdefault(each, len(numbers)) for each in paths], np.int64)
+        here = Box((0,) * var.ndim, manifest._paths.shape)
+        present = np.ones(len(paths), np.bool_)
+        if "" in numbers:
+            present &= source != numbers[""]
+        for coords in manifest._inlined:
+            present[here.ravel_one(coords)] = False
+        rows = np.flatnonzero(present)
+        used, source = np.unique(source[rows], return_inverse=True)
+        names = list(numbers)
+        locations = [names[number] for number in used.tolist()]
+        index = here.unravel(rows) + np.array(first, np.int64)
+        offset = manifest._offsets.ravel()[rows].astype(np.int64)
+        length = manifest._lengths.ravel()[rows].astype(np.int64)
+        versions = self._noted(locations)
+        if len(rows):
+            self._store.set_virtual_refs(
+                path,
+                index,
+                locations,
+                source,
+                offset,
+                length,
+                etags=[version.etag for version, _ in versions],
+                modified=[_or_none(version.modified_ms) for version, _ in versions],
+                sizes=[_or_none(version.nbytes) for version, _ in versions],
+                unchanged_since=[since for _, since in versions],
+                checksums=self._sums(locations, source, offset, length),
+            )
+        node = self._workspace.contents.array_at(path)
+        assert node.array is not None
+        for coords, data in manifest._inlined.items():
+            at = tuple(a + b for a, b in zip(coords, first, strict=True))
+            self._workspace.set(join(path, node.array.chunk_keys.encode(at)), bytes(data))
+
+    def _noted(self, locations: list[str]) -> list[tuple[Version, int]]:
+        """What is noted of each file: its version, and since when it must be the same."""
+        unknown = Version()
+        if self._validate == "none":
+            return [(unknown, -1)] * len(locations)
+        runtime, containers = self._workspace.runtime, self._workspace.context.containers
+        due = [each for each in locations if each not in self._versions]
+        held = [each for each in due if containers.places and containers.locate(each)[0]]
+        if self._validate != "auto" and len(held) < len(due):
+            raise VirtualContainerError(
+                f"{next(iter({*due} - {*held}))} lies below no container, so that its "
+                f"{self._validate} cannot be noted: open the repository with a container that "
+                "holds it, or say validate='auto'"
+            )
+        runtime.parallel([partial(self._look, each) for each in held])
+        same = unknown, runtime.now_ms() + _SLACK_MS
+        return [self._versions.get(each, same) for each in locations]
+
+    def _look(self, location: str) -> None:
+        found = self._reader.version(location)
+        tagged = self._validate == "etag" or (self._validate == "auto" and found.etag is not None)
+        if (found.etag if tagged else found.modified_ms) is None:
+            raise InvalidArgumentError(f"{location}: its {self._validate} is not known there")
+        noted = Version(found.etag if tagged else None, None if tagged else found.modified_ms)
+        self._versions[location] = Version(noted.etag, noted.modified_ms, found.nbytes), -1
+
+    def _sums(
+        self, locations: list[str], source: IndexArray, offset: IndexArray, length: IndexArray
+    ) -> IndexArray | None:
+        """The checksum of each chunk, if they are wanted."""
+        if not self._checksums:
+            return None
+        containers = self._workspace.context.containers
+
+        def checksum(number: int, start: int, nbytes: int) -> int:
+            ref = VirtualRef(containers.source_at(locations[number]), start, nbytes)
+            return crc32c(self._reader.read(ref, 0, nbytes))
+
+        rows = zip(source.tolist(), offset.tolist(), length.tolist(), strict=True)
+        calls = [partial(checksum, *row) for row in rows]
+        return np.array(self._workspace.runtime.parallel(calls), np.int64)
+
+
+def _references(var: xr.Variable) -> Any:
+    return var._data
+
+
+def _plain(attributes: Mapping[Any, Any]) -> dict[str, Any]:
+    """Attributes as JSON has them."""
+    encode: Callable[[Any], Any] = encode_zarr_attr_value
+    return {str(name): encode(value) for name, value in attributes.items()}
+
+
+def _or_none(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _document(var: xr.Variable) -> dict[str, Any]:
+    """The `zarr.json` of a virtual variable."""
+    metadata = _references(var).metadata
+    found = metadata.to_buffer_dict(default_buffer_prototype())[V3_DOCUMENT].to_bytes()
+    document: dict[str, Any] = json.loads(found)
+    attributes = {**var.attrs, **{k: v for k, v in var.encoding.items() if k in _ENCODINGS}}
+    document["attributes"] = _plain(attributes)
+    document["dimension_names"] = list(map(str, var.dims))
+    document["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
+    return document
+
+
+def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuse what would decode differently from what is there."""
+    for name in _FIXED:
+        if old.get(name) != new.get(name):
+            raise InvalidArgumentError(
+                f"/{path} has another {name} than what is written to it: {old.get(name)} there, "
+                f"{new.get(name)} here"
+            )
+    was, now = old.get("attributes", {}), new.get("attributes", {})
+    for name in _ENCODINGS:
+        a, b = was.get(name), now.get(name)
+        nans = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+        if a != b and not nans:
+            raise InvalidArgumentError(
+                f"/{path} has the {name} {a!r}, and what is written to it {b!r}: chunks of both "
+                "cannot be in one array"
+            )
+
+
+def _check_same(path: str, old: Mapping[str, Any], values: Any, store: ManifestStore) -> None:
+    """Refuse a variable that is not appended to, and has other values than those there."""
+    there = zarr.open_array(store, path=path, mode="r")[...]
+    if np.shape(there) != np.shape(values) or not np.array_equal(
+        there, values, equal_nan=values.dtype.kind == "f"
+    ):
+        raise InvalidArgumentError(
+            f"/{path} has other values than the dataset, and no dimension to append along"
+        )
