@@ -437,7 +437,7 @@ def test_relocate_appends_is_asked_for_and_can_be_taken_back() -> None:
     with pytest.raises(ConflictError, match="both commits append along 'time'"):
         session.commit("mine")
     session.relocate_appends("time")
-    with pytest.raises(ConflictError, match="told not to"):
+    with pytest.raises(ConflictError, match="with rebase=False"):
         session.commit("mine", rebase=False)
     session.commit("mine")
     assert opened(storage).sizes["time"] == 8

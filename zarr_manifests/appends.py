@@ -56,7 +56,7 @@ def _appended(context: ReadContext, workspace: Workspace, move: Relocation) -> A
     before = _values(context, view, ChangeSet(), move, first, move.start)
     if not _equal(now[: move.start - first], before):
         raise ConflictError(
-            "other commits have appended first, and this append cannot be put behind theirs; "
+            "other commits have appended first, and this append cannot be relocated behind them; "
             "nothing was committed. Open a new session on the branch and make the changes again",
             [
                 Conflict(

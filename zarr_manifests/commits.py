@@ -143,7 +143,7 @@ class SessionCommits:
     def resumed(cls, context: Context, data: bytes) -> SessionCommits:
         """The session that was detached to these bytes; see `Repository.resume`."""
         if not isinstance(data, bytes):
-            raise InvalidArgumentError("a detached session is given as the bytes of it")
+            raise InvalidArgumentError("data: expected the bytes that session.detach() returned")
         detached = Detached.from_bytes(data)
         commits = cls(attach(context, detached), serializable=detached.serializable)
         if detached.append_dim is not None:
@@ -205,8 +205,8 @@ class SessionCommits:
             steps = steps_between(marks_of(context, before), marks_of(context, done.snapshot))
         if not contents.changes and not steps:
             raise InvalidArgumentError(
-                f"snapshot {done.snapshot_id} has nothing to {'undo' if undo else 'do'} on branch "
-                f"{self.writer.branch!r}: it is so already"
+                f"nothing to {'undo' if undo else 'do'}: branch {self.writer.branch!r} has the "
+                f"state {'before' if undo else 'after'} commit {done.snapshot_id} already"
             )
         rebasing = self._rebasing(True)
         return self._land(CommitRequest(message, metadata, rebasing, source=source, steps=steps))

@@ -1862,8 +1862,8 @@ def repository_of(
         refuse_options("a repository", storage_options)
         if virtual_containers or authorize:
             raise InvalidArgumentError(
-                "virtual_containers and authorize are said when a repository is opened, and this "
-                "one is open already"
+                "virtual_containers and authorize apply when a repository is opened, and this "
+                "one is open already: pass its URL instead"
             )
         return location
     return Repository.open(
@@ -1891,8 +1891,8 @@ def _checked_writer(isolation: str, copies: str, lease: timedelta | float | None
         raise InvalidArgumentError(f"copies={copies!r}: give 'merge' or 'report'")
     if copies == "report" and isolation == "serializable":
         raise InvalidArgumentError(
-            "a serializable session must know what was read, which copies do not report; use "
-            "copies='merge' with session.fork()"
+            "a serializable session must know what its copies have read, and copies='report' "
+            "does not tell; use copies='merge' with session.fork()"
         )
     return None if lease is None else checked_timeout_ms(lease)
 

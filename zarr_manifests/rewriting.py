@@ -178,10 +178,10 @@ def _layout(
         new["shards"] = None if shards is None else tuple(shards)
     if new == now:
         raise InvalidArgumentError(
-            f"/{old.path} has such chunks, shards and codecs already: give others"
+            f"/{old.path} has these chunks, shards and codecs already; nothing was rewritten"
         )
     if len(new["chunks"]) != old.ndim:
-        raise InvalidArgumentError(f"chunks {new['chunks']} are not of {old.ndim} axes")
+        raise InvalidArgumentError(f"chunks must have {old.ndim} axes, not {new['chunks']}")
     return new
 
 

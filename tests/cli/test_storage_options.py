@@ -63,7 +63,7 @@ def test_options_are_used(tmp_path: Path) -> None:
         (["region=a", "region=b"], "each name once"),
         (["allow_http=maybe"], "allow_http: must be true or false"),
         (["secret_access_key=geheim"], "secret_access_key: a secret cannot be a storage option"),
-        (["credentials=accounts:nobody"], "are not there in this process"),
+        (["credentials=accounts:nobody"], "cannot be imported in this process"),
         (["credentials=accounts:no_mapping", "retries=0"], "did not return a mapping"),
     ],
 )

@@ -161,7 +161,7 @@ def test_what_an_unreadable_archive_was_of_is_not_known(made: MemoryStorage) -> 
     storage.delete_many([archive_key(version)])
     storage.put(archive_key(version), b"damaged")
     lose_the_root(storage)
-    with pytest.raises(ConflictError, match=f"At version {version}"):
+    with pytest.raises(ConflictError, match=f"at version {version}"):
         Repository.recover(storage, runtime=in_order())
     Repository.recover(storage, collections_ended=True, runtime=in_order())
     assert read(opened(storage)) == [3] * 4

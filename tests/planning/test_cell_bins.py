@@ -66,7 +66,7 @@ def test_inside_tells_cells_of_the_region() -> None:
 
 def test_a_region_beyond_all_numbers_is_refused() -> None:
     size = 2**20
-    with pytest.raises(InvalidArgumentError, match="too large to be written at once"):
+    with pytest.raises(InvalidArgumentError, match="too large for one write"):
         Bins.of(Box((0,) * 3, (size,) * 3), (1, 1, 1), cells=4)
 
 
@@ -117,7 +117,7 @@ def test_a_tolerance_finds_the_nearest(
 
 
 def test_a_label_twice_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"2\.0 is there twice along 'x'"):
+    with pytest.raises(InvalidArgumentError, match=r"2\.0 occurs twice along 'x'"):
         Lookup.of("x", np.array([2.0, 1.0, 2.0]))
 
 

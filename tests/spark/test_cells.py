@@ -318,7 +318,7 @@ def test_whole_labels_and_texts(tmp_path: Path) -> None:
 def test_a_label_that_is_there_twice_names_no_cell(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": [1.0, 2.0, 1.0]})
     zm.write(ds, tmp_path, message="grid")
-    with pytest.raises(InvalidArgumentError, match=r"1\.0 is there twice along 'x'"):
+    with pytest.raises(InvalidArgumentError, match=r"1\.0 occurs twice along 'x'"):
         over(Repository.open(tmp_path), pa.table({"x": [1.0], "a": [1.0]}), target="a", dims=["x"])
 
 
@@ -552,12 +552,12 @@ def test_nothing_is_created_if_it_fails(repo: Repository) -> None:
         ({"mode": "replace"}, "mode cannot be 'replace'"),
         ({"missing": "zero"}, "missing cannot be"),
         ({"append_dim": "time"}, "append_dim goes with mode='append'"),
-        ({"mode": "append"}, "append_dim says along which of time, lat, lon"),
+        ({"mode": "append"}, "needs append_dim, one of time, lat, lon"),
         ({"mode": "create", "region": {"lat": (0, 1)}}, "region goes with"),
         ({"region": {"x": (0, 1)}}, "'x' is not among the dims"),
         ({"duplicates": "last"}, "order_by go together"),
         ({"order_by": "u"}, "order_by go together"),
-        ({"tolerance": {"lat": -1}}, "no tolerance"),
+        ({"tolerance": {"lat": -1}}, "not a tolerance"),
         ({"dims": ["time", "lat"], "target": "/"}, r"'lon' has the dimensions \(lon\), and"),
         ({"dims": "time"}, "dims are names"),
         ({"dims": [*DIMS, "x"]}, "no column 'x'"),

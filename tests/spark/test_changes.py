@@ -197,7 +197,7 @@ def test_what_cannot_be_answered_is_an_error(repo: Repository, spark: SparkSessi
     append(repo, 3, 3, 0)
     for wrong, what in (
         ({"cells": "new"}, "cells cannot be 'new'"),
-        ({"variables": "day"}, "only coordinates"),
+        ({"variables": "day"}, "all variables are coordinates"),
         ({"nan": "none"}, "nan cannot be"),
     ):
         with pytest.raises(InvalidArgumentError, match=what):

@@ -121,9 +121,9 @@ def test_a_transaction_lands_once(repo: Repository, spark: SparkSession) -> None
     [
         ({"dims": "time,lat"}, "has the dimensions"),
         ({"dims": ""}, "option 'dims'"),
-        ({"append_dim": "lot"}, "append_dim says along which"),
+        ({"append_dim": "lot"}, "needs append_dim, one of"),
         ({"apend_dim": "time"}, "did you mean append-dim"),
-        ({"tag": "v1"}, "this is a write, and tag say what to read"),
+        ({"tag": "v1"}, "a write does not take tag"),
         ({"txn_app_id": "a"}, "go together"),
         ({"txn_version": "-1", "txn_app_id": "a"}, "expected a whole number"),
         ({"branch": "dev"}, "dev"),
@@ -142,7 +142,7 @@ def test_wrong_rows_are_refused_with_examples(repo: Repository, spark: SparkSess
     frame = rows(spark, hours(6, 4))
     with pytest.raises(PySparkException, match=r"no cell in the grid.*lat=45\.5"):
         append(frame.replace(45.0, 45.5, ["lat"]), repo)
-    with pytest.raises(PySparkException, match="'time' are no moments"):
+    with pytest.raises(PySparkException, match="column 'time' has no time zone"):
         append(frame.withColumn("time", frame.time.cast("timestamp_ntz")), repo)
     with pytest.raises(PySparkException, match="two rows are of the cell"):
         append(frame.union(frame), repo)

@@ -314,11 +314,11 @@ def test_chunks_that_coordinates_leave_out_are_not_read(repo: Repository) -> Non
 @pytest.mark.parametrize(
     ("where", "error", "message"),
     [
-        ("odd > 1 OR odd < 0", WhereError, "comparisons are joined by AND"),
+        ("odd > 1 OR odd < 0", WhereError, "comparisons can only be joined by AND"),
         ("speed > 1", InvalidArgumentError, "no column 'speed' to compare .*there are: time, y"),
         ("odd > 'a'", InvalidArgumentError, "'odd' has values of type float"),
         ("y > 'north'", InvalidArgumentError, "'y' has values of type float"),
-        ([("odd", "like", 3)], InvalidArgumentError, "'like' compares nothing"),
+        ([("odd", "like", 3)], InvalidArgumentError, "'like' is not an operator"),
     ],
 )
 def test_what_cannot_be_compared_is_told_at_once(

@@ -104,8 +104,8 @@ def test_a_class_of_obstore_serves(signed: list[Any], monkeypatch: pytest.Monkey
     [
         (accounts.failing, "raised an error; call it yourself"),
         (accounts.no_mapping, "did not return a mapping"),
-        (accounts.other_keys, "did not return what is due"),
-        (accounts.naive_time, "no datetime with a time zone"),
+        (accounts.other_keys, "did not return the right keys"),
+        (accounts.naive_time, "not a datetime with a time zone"),
     ],
 )
 @pytest.mark.usefixtures("impatient", "signed")
@@ -173,7 +173,7 @@ def test_a_pickle_names_the_function(signed: list[Any]) -> None:
 
 @pytest.mark.parametrize("made", [partial(dict), accounts.Provider()])
 def test_what_has_no_name_is_not_pickled(made: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="give a function or class at the top"):
+    with pytest.raises(InvalidArgumentError, match="pass a function or class at the top"):
         pickle.dumps(_open(made))
 
 
@@ -187,7 +187,7 @@ def test_what_a_notebook_defines_is_not_pickled_by_value(monkeypatch: pytest.Mon
     data = cloudpickle.dumps(_open(theirs))
     assert b"PLANTED" not in data
     monkeypatch.delattr(sys.modules["__main__"], "theirs")
-    with pytest.raises(InvalidArgumentError, match="are not there in this process"):
+    with pytest.raises(InvalidArgumentError, match="cannot be imported in this process"):
         pickle.loads(data)
 
 

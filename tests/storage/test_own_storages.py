@@ -63,7 +63,7 @@ def test_a_store_is_taken_where_a_storage_is(small_store: Any) -> None:
             zarr.open_group(store, path="a").attrs["n"] = 1
     with pytest.raises(InvalidArgumentError, match="storage_options"):
         zm.Repository.open(client, storage_options={"region": "x"})
-    with pytest.raises(InvalidArgumentError, match="a Group is no place"):
+    with pytest.raises(InvalidArgumentError, match="a Group is not a location"):
         zm.Repository.open(zarr.create_group({}))
 
 

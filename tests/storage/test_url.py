@@ -155,7 +155,7 @@ def test_options_are_read_from_text() -> None:
     with pytest.raises(ConfigError, match="secret_access_key: a secret cannot be"):
         parse_options("s3://bucket", {"secret_access_key": "geheim"})
     for name in ("accounts", "accounts:", ":alice", "accounts:nobody", "accounts:SECRET", "no.x:y"):
-        with pytest.raises(InvalidArgumentError, match="are not there in this process"):
+        with pytest.raises(InvalidArgumentError, match="cannot be imported in this process"):
             parse_options("s3://bucket", {"credentials": name})
 
 

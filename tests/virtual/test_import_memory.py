@@ -291,7 +291,7 @@ SMALL: dict[str, tuple[int, Callable[[], Any], str]] = {
     "a small footer": (16, lambda: small_footer(*one_page(16)), "max_bytes="),
     "a large page": (33, lambda: large_page(*one_page(33)), "max_bytes="),
     "many values": (1000, lambda: many_values(*one_page(70)), "do not hold the values"),
-    "fixed width": (1 << 12, fixed_width, "text is due"),
+    "fixed width": (1 << 12, fixed_width, "it must be text"),
     "lists": (1 << 12, lists, "one value for each row"),
 }
 

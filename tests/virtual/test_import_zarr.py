@@ -153,7 +153,7 @@ def test_documents_that_only_consolidated_metadata_knows_are_not_left_out(
     for name in (".zarray", "zarr.json"):
         (plain / "flag" / name).unlink(missing_ok=True)
     repo = zm.Repository.create(tmp_path / "repo")
-    with pytest.raises(InvalidArgumentError, match=r"'flag/.*consolidate it anew"):
+    with pytest.raises(InvalidArgumentError, match=r"'flag/.*consolidate it again"):
         repo.import_zarr(plain)
 
 

@@ -205,8 +205,8 @@ def plain(folder: Path, columns: dict[str, Any] | pa.Table, **fields: Any) -> Pa
         (GOOD | {"size": [-1, 0]}, "negative"),
         (GOOD | {"offset": [0.5, 0]}, "whole numbers"),
         (GOOD | {"size": ["5", "0"]}, "whole numbers"),
-        (GOOD | {"path": [1, 2]}, "text is due"),
-        (GOOD | {"raw": [1.5, 2.5]}, "text is due"),
+        (GOOD | {"path": [1, 2]}, "it must be text"),
+        (GOOD | {"raw": [1.5, 2.5]}, "it must be text"),
         (GOOD | {"path": ["a.nc", None]}, "relative path"),
         (GOOD | {"path": [b"\xff", None]}, "not text"),
         (GOOD | {"offset": pa.array([2**64 - 1, 0], pa.uint64())}, "offset"),
@@ -245,7 +245,7 @@ def test_a_wrong_record_size_is_noticed_by_what_does_not_fit(
     plain(
         folder, GOOD | {"path": ["/a", "/b"]}, metadata={"a/.zarray": json.loads(zarray([1], [1]))}
     )
-    with pytest.raises(InvalidArgumentError, match="behind the end"):
+    with pytest.raises(InvalidArgumentError, match="beyond the end"):
         repo.import_kerchunk(folder, "beyond")
 
 

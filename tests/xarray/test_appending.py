@@ -226,7 +226,7 @@ def test_without_an_index_coordinate() -> None:
         ({"sort": True}, "sort must be 'keep' or None"),
         ({"append_dim": None, "on_existing": "skip"}, "go with append_dim"),
         ({"append_dim": None, "sort": "keep"}, "go with append_dim"),
-        ({"region": {"x": slice(0, 1)}, "on_existing": "skip"}, "leave region out"),
+        ({"region": {"x": slice(0, 1)}, "on_existing": "skip"}, "leave out region"),
     ],
 )
 def test_wrong_arguments(how: dict[str, Any], match: str) -> None:

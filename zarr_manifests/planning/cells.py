@@ -71,8 +71,8 @@ class Lookup:
         again = np.flatnonzero(ordered[1:] == ordered[:-1])
         if again.size:
             raise InvalidArgumentError(
-                f"{ordered[again[0]]} is there twice along {name!r}, so a row does not say which "
-                "cell it is of"
+                f"the label {ordered[again[0]]} occurs twice along {name!r}, so the cell of a row "
+                "is not unique"
             )
         return Lookup(ordered, positions, tolerance, _even_step(ordered))
 
@@ -189,8 +189,8 @@ class Bins:
         bits = max(math.prod(shape) - 1, 0).bit_length()
         if len(scan) > _MOST_BINS or len(scan).bit_length() + bits > 63:
             raise InvalidArgumentError(
-                f"a region of {len(scan)} times {math.prod(shape)} cells is too large to be "
-                "written at once; write parts of it"
+                f"a region of {len(scan)} times {math.prod(shape)} cells is too large for one "
+                "write; write parts of it"
             )
         tables: list[IndexArray] = []
         bin_step, cell_step = 1, 1

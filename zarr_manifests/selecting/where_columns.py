@@ -120,7 +120,9 @@ class WhereArray:
         """The decoded values of a coordinate; positions from 0 on where there is none."""
         node, size = self._at(name), self.meta.shape[axis]
         if size > _MOST_CELLS:
-            raise InvalidArgumentError(f"the {size} values of {name!r} are too many to compare")
+            raise InvalidArgumentError(
+                f"{name!r} has {size} values, and at most {_MOST_CELLS} can be compared"
+            )
         if node is None or node.array is None:
             return Ranges.of_cells(np.arange(size), np.zeros(size, np.bool_))
         stored = np.asarray(zarr.open_array(self._store, path=node.path, mode="r")[...])

@@ -168,8 +168,8 @@ def _order(plan: WritePlan, batch: pa.RecordBatch, places: Sequence[IndexArray])
     if column.null_count:
         row = column.is_valid().to_numpy(zero_copy_only=False).argmin()
         raise InvalidArgumentError(
-            f"a row at {plan.cell([at[row] for at in places])} has no {plan.order_by!r}, so "
-            "it does not say whether it is the last"
+            f"a row at {plan.cell([at[row] for at in places])} has no value in order_by "
+            f"{plan.order_by!r}, so it is not known which row is the last"
         )
     return column.cast(pa.float64(), safe=False).to_numpy()
 

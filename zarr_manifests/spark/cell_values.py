@@ -116,12 +116,13 @@ class AlongAxis:
         _check_comparable(name, labels.dtype, column)
         if labels.dtype.kind == "O":
             if tolerance is not None:
-                raise InvalidArgumentError(f"labels of {name!r} are texts, which have no tolerance")
+                raise InvalidArgumentError(
+                    f"labels of {name!r} are text, so tolerance cannot be used"
+                )
             texts = {label: at for at, label in enumerate(labels.tolist())}
             if len(texts) < size:
                 raise InvalidArgumentError(
-                    f"a label is there twice along {name!r}, so a row does not say which cell it "
-                    "is of"
+                    f"a label occurs twice along {name!r}, so the cell of a row is not unique"
                 )
             return AlongAxis(name=name, size=size, dtype=labels.dtype, texts=texts)
         if labels.dtype.kind in "biu" and not pa.types.is_integer(column):
@@ -200,9 +201,11 @@ def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> float | None:
             return int(np.timedelta64(given, "us").astype(np.int64))
         found = float(given)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{given!r} is no tolerance of {name!r}: {error}") from None
+        raise InvalidArgumentError(f"{given!r} is not a tolerance for {name!r}: {error}") from None
     if not 0 <= found < np.inf:
-        raise InvalidArgumentError(f"{given!r} is no tolerance of {name!r}")
+        raise InvalidArgumentError(
+            f"{given!r} is not a tolerance for {name!r}: it must be 0 or more"
+        )
     return found
 
 

@@ -178,7 +178,7 @@ class ChangePlan:
             raise InvalidArgumentError(
                 f"the columns at snapshot {self.cells.start}, {before.schema.simpleString()}, are "
                 f"not those at {self.cells.end}, {self.whole.schema.simpleString()}, so removed "
-                "cells cannot be rows of the same table; read them at the first snapshot"
+                "cells do not fit into this table; read them at the first snapshot"
             )
         return restrict(before, boxes, options, self.facts)
 
@@ -201,7 +201,7 @@ def plan_changes(
     """
     if options.layout != "long":
         raise InvalidArgumentError(
-            f"changed cells are rows of their own; the layout {options.layout!r} is for read only"
+            f"changes has one row for each cell; only read takes layout={options.layout!r}"
         )
     last = snapshot_named(repository, end)
     options = replace(options, snapshot_id=last)
@@ -211,8 +211,8 @@ def plan_changes(
     paths = [f"{group}/{column.name}" for column in whole.variables]
     if not paths:
         raise InvalidArgumentError(
-            "only coordinates of dimensions were asked for, whose cells are not told apart; name "
-            "a variable that has the dimensions with variables=[...]"
+            "all variables are coordinates, whose changes are not tracked; name another variable "
+            "with variables=[...]"
         )
     cells = repository.changed_cells(paths, first, last)
     if first is not None and cells.old_shape is not None:
@@ -267,8 +267,8 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
         if at is not None:
             raise InvalidArgumentError(
                 f"the coordinate {dim!r} has other values at snapshot {last} than at {first}, from "
-                f"position {at} on, so rows of both cannot be told apart by their positions. Read "
-                "the whole of a newer snapshot, and the changes from there on"
+                f"position {at} on, so positions do not identify rows. Read the whole of a newer "
+                "snapshot, and the changes from there on"
             )
 
 

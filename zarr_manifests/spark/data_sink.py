@@ -122,7 +122,7 @@ class Sink:
         location, arguments = write_options(given)
         if "txn_version" in arguments:
             raise InvalidArgumentError(
-                "txn-version is no option of a stream, whose batches have numbers"
+                "a stream numbers its batches itself: leave out the option txn-version"
             )
         # What an earlier batch has brought stays, where this one has no row.
         return cls._of(location, {"missing": "keep"} | arguments, schema)
@@ -138,14 +138,14 @@ class Sink:
         check_shared(repository.storage)
         if "dims" not in arguments:
             raise InvalidArgumentError(
-                "the option dims is missing: the columns that say which cell a row is of"
+                "the option dims is missing: name the columns that locate the cell of a row"
             )
         columns = to_arrow_schema(schema, timezone="UTC")
         for field in columns:
             if field.type in (pa.timestamp("us"), pa.date32()):
                 raise InvalidArgumentError(
-                    f"values of the column {field.name!r} are no moments, since they have no time "
-                    "zone: cast it to timestamp"
+                    f"the column {field.name!r} has no time zone, so its values are not "
+                    "exact times: cast it to timestamp"
                 )
         return cls(
             storage=repository.storage,
@@ -322,8 +322,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         )
         if app is None:
             raise InvalidArgumentError(
-                "no task has said which query this is, so the batch cannot be told from those of "
-                "other queries; name it by the option txn-app-id"
+                "the id of the query is not known, so its batches cannot be told from those "
+                "of other queries; name it by the option txn-app-id"
             )
         self._sink.commit([one.rows for one in reported], batch_txn(app, batchId))
 

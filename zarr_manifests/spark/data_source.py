@@ -163,13 +163,13 @@ class ManifestsDataSource(DataSource):
         """
         if self._read is None:
             raise InvalidArgumentError(
-                f"the schema {schema.simpleString()[:200]} is given, so this would not stay at one "
-                "snapshot: leave it out, and choose columns by the option variables"
+                f"with the schema {schema.simpleString()[:200]}, Spark would choose the snapshot "
+                "anew for each query: leave it out, and choose columns by the option variables"
             )
         asked, job = self._read
         if asked.stream:
             raise InvalidArgumentError(
-                f"the options {', '.join(STREAM)} are those of a stream: use readStream"
+                f"only a stream takes the options {', '.join(STREAM)}: use readStream"
             )
         return _Reader(job)
 
@@ -191,8 +191,7 @@ class ManifestsDataSource(DataSource):
             )
         if asked.changes:
             raise InvalidArgumentError(
-                f"{' and '.join(CHANGES)} are no options of a stream, which begins at "
-                "starting-snapshot"
+                f"a stream does not take {' and '.join(CHANGES)}: use starting-snapshot"
             )
         names = [column.name for column in job.variables]
         options, stream = ReadOptions(**asked.read), StreamOptions(**asked.stream)

@@ -206,13 +206,13 @@ def metadata_table(
         raise InvalidArgumentError(f"there is no table {table!r}: {known_as(table, _TABLES)}")
     if path is not None and table not in ("arrays", "chunks", "statistics"):
         raise InvalidArgumentError(
-            f"the table {table} is not about arrays: leave path out, or take arrays, chunks or "
-            "statistics"
+            f"the table {table} is not about arrays: leave out path, or choose the table arrays, "
+            "chunks or statistics"
         )
     if table == "operations" and (branch, tag, snapshot_id, as_of) != (None,) * 4:
         raise InvalidArgumentError(
-            "the log of operations is that of the whole repository: leave branch, tag, "
-            "snapshot_id and as_of out, and filter by its columns ref and at"
+            "the log of operations is that of the whole repository: leave out branch, tag, "
+            "snapshot_id and as_of, and filter by its columns ref and at"
         )
     repository = repository_of(url, storage_options)
     session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)

@@ -306,7 +306,9 @@ def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     location, arguments, texts = _parsed(known)
     reads = [name for name in texts if name in OPTIONS and name not in (*WRITE, *_EITHER)]
     if reads:
-        raise InvalidArgumentError(f"this is a write, and {' and '.join(reads)} say what to read")
+        raise InvalidArgumentError(
+            f"a write does not take {' and '.join(reads)}, which say what to read"
+        )
     both = taken(arguments, ("group", "branch", "virtual-containers", "authorize"))
     if "storage_options" in arguments:
         both["storage_options"] = arguments["storage_options"]

@@ -336,7 +336,7 @@ def _axes(
     unknown = sorted(ranges.keys() - set(dims))
     if unknown:
         raise InvalidArgumentError(
-            f"there is no dimension {', '.join(map(repr, unknown))} to have a range; "
+            f"ranges: there is no dimension {', '.join(map(repr, unknown))}; "
             f"{', '.join(map(repr, names))} has: {', '.join(dims) or 'none'}"
         )
     axes = []

@@ -332,15 +332,15 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut = oldest.parent_id is not None
         if lost is not None and not (cut and lost.written_at < oldest.written_at):
             raise InvalidArgumentError(
-                f"snapshot {snapshot_id}, at which the stream goes on, is not in the history of "
-                f"branch {self._branch!r} any more: the branch was reset, and commits that the "
-                f"stream has delivered are not in it. {advice}"
+                f"snapshot {snapshot_id}, the offset of the stream, is not in the history of "
+                f"branch {self._branch!r} any more: the branch was reset, and lacks commits that "
+                f"the stream has delivered. {advice}"
             )
         if snapshot_id not in self._repository.list_tags().values():
             raise HistoryExpiredError(
-                f"snapshot {snapshot_id}, at which the stream goes on, has expired: the history of "
-                f"branch {self._branch!r} begins at {oldest.snapshot_id} now. {advice}, and "
-                "keep-for or a tag keeps an offset for a stream that has stopped"
+                f"snapshot {snapshot_id}, the offset of the stream, has expired: the history of "
+                f"branch {self._branch!r} begins at {oldest.snapshot_id} now. {advice}. Next time, "
+                "keep the offset of a stopped stream with keep-for or a tag"
             )
 
     # --- batches -----------------------------------------------------------------------------
@@ -423,9 +423,9 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(boxes)
             )
             raise InvalidArgumentError(
-                f"commit {one.snapshot_id} ({one.message!r}) {what} of {', '.join(paths)}, which "
-                "a stream of added cells cannot tell. The option streaming-overwrite-mode=skip "
-                "leaves out all that such commits did, and added-only delivers what they added"
+                f"commit {one.snapshot_id} ({one.message!r}) {what} of {', '.join(paths)}, and "
+                "a stream delivers only added cells. The option streaming-overwrite-mode=skip "
+                "skips such commits, and added-only delivers the cells that they added"
             )
         return cells.only_added
 

@@ -385,9 +385,7 @@ def distinct(dim: str, column: pa.Array) -> npt.NDArray[Any]:
     if labels.dtype.kind == "f" and np.isnan(labels).any():
         lacks = "NaN"
     if lacks:
-        raise InvalidArgumentError(
-            f"rows have {lacks} in {dim!r}, so they do not say which cell they are of"
-        )
+        raise InvalidArgumentError(f"rows have {lacks} in {dim!r}, so their cells are not known")
     return np.unique(labels)
 
 

@@ -62,7 +62,7 @@ class WriteOptions:
                 raise InvalidArgumentError(f"{name} goes with mode={goes_with!r}")
         if self.mode == "append" and self.append_dim not in self.dims:
             raise InvalidArgumentError(
-                f"append_dim says along which of {', '.join(self.dims)} to append; got "
+                f"mode='append' needs append_dim, one of {', '.join(self.dims)}, not "
                 f"{self.append_dim!r}"
             )
         if (self.duplicates == "last") != (self.order_by is not None):

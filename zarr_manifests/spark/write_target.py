@@ -108,7 +108,7 @@ class Target:
         if options.mode == "create":
             if there:
                 raise AlreadyExistsError(
-                    f"/{join(path, there[0])} is there already; nothing was written. Give "
+                    f"/{join(path, there[0])} is there already; nothing was written. Pass "
                     "mode='append' or 'overwrite-region' to write to it"
                 )
         elif len(there) < len(names):
@@ -265,8 +265,8 @@ def _dims_of(source: Source, target: Target, options: WriteOptions) -> list[str]
         if set(found) != set(options.dims):
             raise InvalidArgumentError(
                 f"{name!r} has the dimensions ({', '.join(found)}), and dims are "
-                f"({', '.join(options.dims)}): rows say the cells of variables that have them all. "
-                "Write other variables in calls of their own, each with its dims"
+                f"({', '.join(options.dims)}): they must be the same. Write variables with other "
+                "dimensions in other calls"
             )
     return [str(dim) for dim in source.encoded(target.names[0]).dims]
 
@@ -344,8 +344,8 @@ def _region(source: Source, along: Sequence[AlongAxis], given: Mapping[str, Any]
             runs = runs_in_range(axis.name, coordinate, axis.size, given[axis.name])
             if len(runs) != 1:
                 raise InvalidArgumentError(
-                    f"the range {given[axis.name]!r} of {axis.name!r} selects {len(runs)} runs of "
-                    "labels, and a region is one; write them one after the other"
+                    f"the range {given[axis.name]!r} of {axis.name!r} selects {len(runs)} separate "
+                    "runs of labels, and a region is one run; write one after the other"
                 )
             first, end = runs[0].tolist()
         lo.append(first)
@@ -423,12 +423,12 @@ def _own_advice() -> Iterator[None]:
     except AlreadyExistsError as error:
         what = str(error).partition("; nothing was written")[0]
         raise AlreadyExistsError(
-            f"{what}; nothing was written. mode='overwrite-region' writes over what is there"
+            f"{what}; nothing was written. mode='overwrite-region' overwrites existing cells"
         ) from None
     except InvalidArgumentError as error:
         what = str(error).partition(". Nothing was written")[0]
         raise InvalidArgumentError(
-            f"{what}. Nothing was written: labels to append go behind those that are there"
+            f"{what}. Nothing was written: labels to append must come after the existing ones"
         ) from None
 
 
@@ -440,7 +440,7 @@ def _behind(dim: str, size: int, given: npt.NDArray[Any], options: WriteOptions)
     """The length after an append of positions."""
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(
-            f"{dim!r} has no coordinate, so its column has positions, not {given.dtype}"
+            f"{dim!r} has no coordinate, so its column must have positions, not {given.dtype}"
         )
     there = given[given < size]
     if there.size and options.missing != "keep":
@@ -454,8 +454,8 @@ def _behind(dim: str, size: int, given: npt.NDArray[Any], options: WriteOptions)
 def _check_labels(dim: str, there: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
     if there.dtype.kind == "O" and there.size and hasattr(there[0], "calendar"):
         raise InvalidArgumentError(
-            f"{dim!r} has a calendar whose dates are no timestamps, so rows cannot say which to "
-            "append; append with zarr_manifests.write"
+            f"{dim!r} has a calendar that Spark's timestamps cannot represent; append with "
+            "zarr_manifests.write"
         )
     kinds = {"M": "M", "m": "m", "O": "O"}
     if given.dtype.kind not in kinds.get(there.dtype.kind, "biuf"):
@@ -481,8 +481,7 @@ def _write_labels(
     except MisfitError as error:
         told = "; ".join(f"{one.given} would be read back as {one.read}" for one in error.misfits)
         raise InvalidArgumentError(
-            f"labels of {dim!r} do not fit the coordinate that is there: {told}. Nothing was "
-            "written"
+            f"labels of {dim!r} do not fit the existing coordinate: {told}. Nothing was written"
         ) from None
     to = ArrayTarget(array, workspace_of(store), statistics=True)
     to[(slice(start, start + len(given)),)] = codes
@@ -583,12 +582,12 @@ def _labels_there(session: Session, target: Target, options: WriteOptions) -> La
     for dim, found in there.items():
         if found is None:
             raise InvalidArgumentError(
-                f"there is an array {dim!r} in /{target.group} that is no coordinate of {dim!r}"
+                f"/{target.group} has an array {dim!r} that is not a coordinate of {dim!r}"
             )
         given = None if options.template is None else options.template.coords.get(dim)
         if given is not None and not np.array_equal(given.values, found):
             raise InvalidArgumentError(
-                f"the labels of {dim!r} in the template are not those that are there, in "
+                f"the labels of {dim!r} in the template differ from the existing ones in "
                 f"/{target.group}; leave it out of the template, or create in another group"
             )
     return {dim: found for dim, found in there.items() if found is not None}

@@ -87,7 +87,7 @@ class S3Conditions:
             found = self._put(key, data, IfNoneMatch="*")
             if found != _CONTENDED:
                 return found if isinstance(found, str) else None
-        raise StorageError(f"cannot write {key!r} in {self._files.url}: others write it all along")
+        raise StorageError(f"cannot write {key!r} in {self._files.url}: others keep writing it")
 
     def _put(self, key: str, data: bytes, **condition: str) -> Token | int:
         """The etag of what was written; the status, if the store refused the condition."""
@@ -124,7 +124,7 @@ class S3Conditions:
         if self.failed:
             raise UnsupportedStorageError(
                 f"{self._files.url} can only be read: several writers at once all succeeded with "
-                f"{self.failed}, so commits could be lost there without a word"
+                f"{self.failed}, so commits could be lost silently"
             )
 
     def _race(self) -> str:

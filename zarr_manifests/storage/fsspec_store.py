@@ -117,8 +117,8 @@ class FsspecStorage:
             )
         if mode == "proven" and not is_s3(files.fs):
             raise UnsupportedStorageError(
-                f"mode 'proven' is for s3fs only: of {type(files.fs).__name__} it is not known "
-                "that one of several writers wins. Use from_url(...) if it opens the same place, "
+                f"mode 'proven' is for s3fs only: {type(files.fs).__name__} is not known to let "
+                "exactly one of several writers win. Use from_url(...) if it opens the same place, "
                 "mode='single-writer' for one process at a time, or mode='read'"
             )
 
@@ -250,7 +250,7 @@ class FsspecStorage:
     def _writing(self) -> S3Conditions | SingleWriter:
         if self._mode == "read":
             raise UnsupportedStorageError(
-                f"{self.url} was opened to be read: to write, use from_url(...) if it opens the "
+                f"{self.url} was opened read-only: to write, use from_url(...) if it opens the "
                 "same place, or from_fsspec(..., mode=...)"
             )
         writers = self._writers

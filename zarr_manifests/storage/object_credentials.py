@@ -40,9 +40,9 @@ FAILED: Final = "zarr-manifests credentials: "
 FAULTS: Final = {
     "raised": "the function given as credentials raised an error; call it yourself to see it",
     "no-mapping": "the function given as credentials did not return a mapping",
-    "no-time": "the function given as credentials returned an `expires_at` that is no datetime "
+    "no-time": "the function given as credentials returned an `expires_at` that is not a datetime "
     "with a time zone",
-    "keys": "the function given as credentials did not return what is due: on S3 access_key_id, "
+    "keys": "the function given as credentials did not return the right keys: on S3 access_key_id, "
     "secret_access_key and perhaps token, on Google Cloud token, on Azure token, sas_token or "
     "access_key; all of them text, and perhaps expires_at",
     "profile": "the AWS SDK has no valid credentials for the profile; log in again, as with "
@@ -93,8 +93,8 @@ def reference_to(credentials: Callable[[], object]) -> str:
         found = getattr(found, part, None)
     if found is not credentials:
         raise InvalidArgumentError(
-            "these credentials cannot be sent to another process, since only their name is sent, "
-            "and never a secret: give a function or class at the top of a module"
+            "these credentials cannot be sent to another process, since only the name of a "
+            "function is sent, and never a secret: pass a function or class at the top of a module"
         )
     return f"{module}:{name}"
 
@@ -116,8 +116,8 @@ def function_named(reference: str) -> Callable[[], object]:
         found = None
     if not callable(found):
         raise InvalidArgumentError(
-            f"credentials {reference[:200]!r} are not there in this process: give module:function "
-            "of a function in a module that every process can import"
+            f"credentials {reference[:200]!r} cannot be imported in this process: pass "
+            "module:function of a module that every process can import"
         )
     checked: Callable[[], object] = found
     return checked

@@ -512,7 +512,7 @@ class ObjectStorage:
 
     def _refuse_read_only(self) -> None:
         if self._place.read_only and self._place.kind != "http":
-            raise UnsupportedStorageError(f"{self.url} was opened to be read only")
+            raise UnsupportedStorageError(f"{self.url} was opened read-only; open it for writing")
         if self._place.kind == "http":
             raise UnsupportedStorageError(
                 f"{self.url} can only be read; to write, use the address of the object store "
@@ -523,8 +523,8 @@ class ObjectStorage:
         if self._proof.failed:
             raise UnsupportedStorageError(
                 f"{self.url} can only be read: the store takes no notice of {self._proof.failed}, "
-                "so commits could be lost there without a word. Use a store, or a version of it, "
-                "that has conditional writes"
+                "so commits could be lost silently. Use a store, or a version of it, that has "
+                "conditional writes"
             )
 
 

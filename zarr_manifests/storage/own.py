@@ -42,8 +42,8 @@ def own_storage(location: object) -> Storage:
     path = getattr(location, "root", getattr(location, "path", None))
     if not hasattr(files, "cat_file") or not isinstance(path, str):
         raise InvalidArgumentError(
-            f"a {type(location).__name__} is no place: pass a path, a URL, a storage, or a store "
-            "of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper)"
+            f"a {type(location).__name__} is not a location: pass a path, a URL, a storage, or a "
+            "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper)"
         )
     # zarr.storage.FsspecStore, or a mapper of fsspec.
     return from_fsspec(files, path, "proven" if is_s3(files) and not read_only else "read")

@@ -178,8 +178,8 @@ class Capabilities:
     def __post_init__(self) -> None:
         if self.gap_bytes < 0 or self.span_bytes < 0:
             raise InvalidArgumentError(
-                f"a storage that brings ranges together up to {self.gap_bytes} bytes apart and "
-                f"{self.span_bytes} bytes in all: neither may be negative"
+                f"gap_bytes and span_bytes must be 0 or more, not {self.gap_bytes} and "
+                f"{self.span_bytes}"
             )
 
 

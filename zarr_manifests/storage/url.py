@@ -348,8 +348,8 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
     if kind == "http":
         if not _HTTP.fullmatch(rest):
             raise InvalidArgumentError(
-                f"a {scheme}:// URL is of the form {scheme}://host/path, without a query: what is "
-                "signed in a query is a secret, and is refused"
+                f"a {scheme}:// URL is of the form {scheme}://host/path, without a query: the "
+                "signature of a signed URL is a secret, and is refused"
             )
         place = Endpoint(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options))
         return ObjectStorage(place)

@@ -99,10 +99,12 @@ class Fault:
             raise InvalidArgumentError(f"{self.kind!r} is not a kind of fault; there are {_KINDS}")
         if self.op is not None and self.op not in ops:
             raise InvalidArgumentError(
-                f"no fault {self.kind!r} can befall {self.op!r}; it can {sorted(ops)}"
+                f"the fault {self.kind!r} is not possible for {self.op!r}, only for {sorted(ops)}"
             )
         if self.skip < 0 or self.after_calls < 0 or (self.count is not None and self.count < 1):
-            raise InvalidArgumentError(f"skip, count and after_calls make no sense in {self}")
+            raise InvalidArgumentError(
+                f"skip and after_calls must be 0 or more, and count 1 or more: {self}"
+            )
 
     def matches(self, op: str, keys: Sequence[str]) -> bool:
         """Whether the fault applies to a call of `op` with these keys."""

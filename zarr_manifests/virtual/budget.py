@@ -66,5 +66,5 @@ def check_bound(name: str, given: object) -> int:
         If it is not.
     """
     if not isinstance(given, int) or isinstance(given, bool) or given <= 0:
-        raise InvalidArgumentError(f"{name} is {given!r}; a positive whole number is due")
+        raise InvalidArgumentError(f"{name} must be a positive whole number, not {given!r}")
     return given

@@ -104,7 +104,7 @@ class VirtualContainer:
     ) -> None:
         if not isinstance(url, str | os.PathLike):
             raise InvalidArgumentError(
-                f"a container is at a URL or a path, not {type(url).__name__}"
+                f"a container takes a URL or a path, not {type(url).__name__}"
             )
         text = os.fspath(url)
         if not isinstance(url, str) or "://" not in url:
@@ -233,7 +233,7 @@ class Containers:
             If no container of an authorized name is saved or was given.
         """
         if isinstance(authorize, str) or not isinstance(authorize, Iterable):
-            raise InvalidArgumentError("authorize: a list of names of saved containers is due")
+            raise InvalidArgumentError("authorize must be a list of names of saved containers")
         known, places = {one.name: one for one in saved}, dict(self.places)
         for name in authorize:
             if name in places:
@@ -266,8 +266,8 @@ class Containers:
                 or not {"", ".", ".."}.isdisjoint(path.split("/"))
             ):
                 raise InvalidArgumentError(
-                    f"a location in container {name!r} is refused: a relative path without empty, "
-                    "'.' or '..' segments is due"
+                    f"a location in container {name!r} is refused: it must be a relative path "
+                    "without empty, '.' or '..' segments"
                 )
             return name, path
         scheme, path = parse_location(url)

@@ -172,13 +172,13 @@ def _generated(
                 spans = [others[name] for name in ("offset", "length") if name in others]
             case _:
                 raise InvalidArgumentError(
-                    f"'gen' number {number} of the kerchunk references is malformed: key, url and "
-                    "dimensions are due"
+                    f"'gen' number {number} of the kerchunk references is malformed: it needs key, "
+                    "url and dimensions"
                 )
         if len(spans) == 1 or not all(type(span) in (str, int) for span in spans):
             raise InvalidArgumentError(
-                f"'gen' number {number} of the kerchunk references has one of offset and length, "
-                "or not as text: both or none are due"
+                f"'gen' number {number} of the kerchunk references must have both or none of "
+                "offset and length, as text or numbers"
             )
         axes = [_axis(number, name, values) for name, values in dimensions.items()]
         count = math.prod(map(len, axes))
@@ -208,7 +208,7 @@ def _axis(number: int, name: str, given: Any) -> Sequence[int | str]:
             return range(*bounds)
     raise InvalidArgumentError(
         f"the dimension {name[:80]!r} of 'gen' number {number} of the kerchunk references is "
-        "malformed: a list of numbers and texts, or start, stop and step, are due"
+        "malformed: give a list of numbers and texts, or start, stop and step"
     )
 
 
@@ -227,8 +227,8 @@ def _surrogates(text: str) -> bool:
 
 def _malformed(key: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"kerchunk reference {key[:200]!r} is malformed: text, or [url], or [url, offset, length] "
-        "is due"
+        f"kerchunk reference {key[:200]!r} is malformed: it must be text, [url], or "
+        "[url, offset, length]"
     )
 
 

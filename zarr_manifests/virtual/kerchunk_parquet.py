@@ -142,8 +142,8 @@ def _metadata(folder: str, budget: Budget) -> tuple[dict[str, bytes], int]:
         )
     if type(record_size) is not int or not 0 < record_size <= _MOST_RECORD:
         raise InvalidArgumentError(
-            f"{where}/.zmetadata has the record_size {str(record_size)[:40]}; 1 to {_MOST_RECORD} "
-            "is due"
+            f"{where}/.zmetadata has the record_size {str(record_size)[:40]}; it must be 1 to "
+            f"{_MOST_RECORD}"
         )
     return documents, record_size
 
@@ -181,7 +181,7 @@ def _check_strays(folder: str, arrays: Mapping[str, ArrayMeta]) -> None:
         path = os.path.relpath(at, folder).replace(os.sep, "/").removeprefix(".")
         if path not in arrays and any(map(_NAME.fullmatch, names)):
             raise InvalidArgumentError(
-                f"{_url(folder)} holds references of {path!r}, which .zmetadata knows no array of"
+                f"{_url(folder)} holds references of {path!r}, but .zmetadata has no such array"
             )
 
 
@@ -214,14 +214,14 @@ def _read(
     due = max(min(record_size, size - first), 0)
     if rows < due:
         raise InvalidArgumentError(
-            f"{where} has {rows} rows, and the array /{path} of {size} chunks has {due} chunks "
-            f"there with a record_size of {record_size}"
+            f"{where} has {rows} rows; with a record_size of {record_size} it must have {due}, "
+            f"because the array /{path} has {size} chunks"
         )
     inline, raws = _texts(where, table, "raw", rows)
     there, urls = _texts(where, table, "path", rows)
     if max(there[due:].max(initial=-1), inline[due:].max(initial=-1)) >= 0:
         raise InvalidArgumentError(
-            f"{where} has references behind the end of the array /{path}, which has {size} chunks"
+            f"{where} has references beyond the end of the array /{path}, which has {size} chunks"
         )
     if not due:
         none = np.zeros(0, np.int64)
@@ -310,17 +310,17 @@ def _columns(where: str, schema: Any) -> tuple[list[str], list[str]]:
     names = schema.names
     if len(set(names)) < len(names) or ("path" not in names and "raw" not in names):
         raise InvalidArgumentError(
-            f"{where} has the columns {', '.join(names)[:200]}; {', '.join(_COLUMNS)} are due"
+            f"{where} has the columns {', '.join(names)[:200]}; it must have {', '.join(_COLUMNS)}"
         )
     found = [name for name in _COLUMNS if name in names]
     for name in found:
         kind = schema.field(name).type
         if types.is_null(kind):
             continue
-        due, known = "whole numbers are due", [types.is_integer]
+        due, known = "it must be whole numbers", [types.is_integer]
         if name in _TEXTS:
             kind = kind.value_type if types.is_dictionary(kind) else kind
-            due, known = "text is due", [types.is_string, types.is_large_string]
+            due, known = "it must be text", [types.is_string, types.is_large_string]
             known += [types.is_binary, types.is_large_binary]
         if not any(is_one(kind) for is_one in known):
             raise InvalidArgumentError(f"{where} has a column {name!r} of {kind}; {due}")

@@ -184,7 +184,7 @@ def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
     except ValueError as error:  # rows of different lengths
         raise InvalidArgumentError(f"{name}: {error}") from error
     if array.size and array.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"{name}: whole numbers are due, not {array.dtype}")
+        raise InvalidArgumentError(f"{name} must be whole numbers, not {array.dtype}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > 2**63 - 1:
         raise InvalidArgumentError(f"{name}: a value is beyond 2**63")
     # A copy, so that later changes to the caller's array have no effect.
@@ -196,7 +196,7 @@ def _column(name: str, values: npt.ArrayLike | None, n: int, least: int, most: i
         return np.full(n, -1, np.int64)
     column = _numbers(name, values)
     if column.shape != (n,):
-        raise InvalidArgumentError(f"{name}: {n} values in one axis are due, not {column.shape}")
+        raise InvalidArgumentError(f"{name} must have {n} values in one axis, not {column.shape}")
     if n and not (least <= int(column.min()) and int(column.max()) <= most):
         raise InvalidArgumentError(f"{name}: a value is not in {least}..{most}")
     return column
@@ -206,10 +206,12 @@ def _coords(index: npt.ArrayLike, n: int, grid: Box) -> IndexArray:
     coords = _numbers("index", index)
     if coords.shape != (n, grid.ndim):
         raise InvalidArgumentError(
-            f"index: chunk coordinates of shape {(n, grid.ndim)} are due, not {coords.shape}"
+            f"index must be chunk coordinates of shape {(n, grid.ndim)}, not {coords.shape}"
         )
     if n > MAX_ROWS:
-        raise InvalidArgumentError(f"{n} refs at once are beyond {MAX_ROWS}; set them in parts")
+        raise InvalidArgumentError(
+            f"{n} refs are more than the {MAX_ROWS} that one call sets; set them in parts"
+        )
     outside = (coords < 0) | (coords >= np.asarray(grid.hi, np.int64))
     if outside.any():
         first = tuple(coords[outside.any(axis=1)][0].tolist())
@@ -228,14 +230,14 @@ def _files(
     unchanged_since: npt.ArrayLike | None,
 ) -> VirtualSources:
     if isinstance(locations, str):
-        raise InvalidArgumentError("locations: a sequence of URLs is due, not one string")
+        raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
     n = len(locations)
     tags = tuple("" if etag is None else etag for etag in etags) if etags is not None else ()
     if etags is not None and len(tags) != n:
-        raise InvalidArgumentError(f"etags: {n} are due, one for each location, not {len(tags)}")
+        raise InvalidArgumentError(f"etags: expected {n}, one for each location, not {len(tags)}")
     texts = tuple(tag for tag in tags if isinstance(tag, str) and tag.isprintable())
     if len(texts) != len(tags):
-        raise InvalidArgumentError("etags: strings without control characters, or None, are due")
+        raise InvalidArgumentError("etags must be strings without control characters, or None")
     if any(bound_of(tag) is not None for tag in texts):
         raise InvalidArgumentError("etags: one begins with <=; give the time as unchanged_since")
     texts = _with_bounds(
@@ -272,6 +274,6 @@ def _with_bounds(etags: tuple[str, ...], since: Column) -> tuple[str, ...]:
     found = [(etag, bound_etag(ms) if ms >= 0 else "") for etag, ms in both]
     if any(etag and bound for etag, bound in found):
         raise InvalidArgumentError(
-            "unchanged_since: the etag of a file is known, which says more; give -1 there"
+            "unchanged_since: a file with an etag does not need it; pass -1 for that file"
         )
     return tuple(etag or bound for etag, bound in found)

@@ -213,8 +213,8 @@ def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
             place = f"{folder}/{other}" if folder else other
             if place not in values:
                 raise InvalidArgumentError(
-                    f"the consolidated metadata {key!r} knows of {place!r}, which is not there, so "
-                    "that it is not clear what the store holds; consolidate it anew, or remove it"
+                    f"the consolidated metadata {key!r} lists {place!r}, which does not exist, so "
+                    "the store may be incomplete; consolidate it again, or remove that metadata"
                 )
     return kept
 
@@ -250,13 +250,13 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
     if scheme == "file" and os.path.isfile(place):
         zipped = "a ZIP file" if zipfile.is_zipfile(place) else "a file"
         raise UnsupportedFormatError(
-            f"{root} is {zipped}, and a Zarr store is taken in from a folder; unpack it first "
+            f"{root} is {zipped}, and only a folder can be imported; unpack it first "
             "(with copy=True the folder is not needed afterwards)"
         )
     if scheme in REMOTE:
         raise UnsupportedStorageError(
-            f"a Zarr store is taken in from a folder, and {root} is none; set_virtual_refs refers "
-            "to chunks elsewhere"
+            f"only a local folder can be imported, not {root}; refer to chunks elsewhere with "
+            "set_virtual_refs"
         )
     values: dict[str, bytes] = {}
     keys, sizes, modified = [], [], []

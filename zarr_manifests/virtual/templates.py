@@ -166,7 +166,7 @@ def _known(text: str, names: Mapping[str, _Value], name: str) -> _Value:
     if name not in names:
         known = ", ".join(sorted(names)[:10]) or "none"
         raise InvalidArgumentError(
-            f"the kerchunk template {text[:80]!r} needs {name!r}, which is not there; known: "
+            f"the kerchunk template {text[:80]!r} needs {name!r}, which is not defined; known: "
             f"{known}"
         )
     return names[name]
@@ -175,7 +175,7 @@ def _known(text: str, names: Mapping[str, _Value], name: str) -> _Value:
 def _number(text: str, value: _Value) -> int:
     if type(value) is not int:
         raise InvalidArgumentError(
-            f"the kerchunk template {text[:80]!r} computes with the text {str(value)[:80]!r}"
+            f"the kerchunk template {text[:80]!r} needs a number, not the text {str(value)[:80]!r}"
         )
     return value
 

@@ -123,20 +123,20 @@ def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hasha
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in sorted(lengths.items())[:_LISTED])
         raise InvalidArgumentError(
-            f"the arrays along {append_dim!r} are of different lengths already ({listed}), so that "
-            "an append would put its values side by side wrongly; resize them to one length first"
+            f"the arrays along {append_dim!r} have different lengths already ({listed}), so an "
+            "append would put values at different positions; resize them to one length first"
         )
     missing = lengths.keys() - set(map(str, ds.variables))
     if missing:
         raise InvalidArgumentError(
             f"{_names(missing)} would be left shorter than the rest along {append_dim!r}, and the "
             "group could not be opened as a dataset any more: append all of its variables "
-            "together, or drop those arrays"
+            "together, or delete those arrays"
         )
     new = {str(k) for k, v in ds.variables.items() if append_dim in v.dims} - lengths.keys()
     if new and any(lengths.values()):
         raise InvalidArgumentError(
-            f"{_names(new)} is not there yet, so that an append would leave it shorter than the "
+            f"{_names(new)} does not exist yet, so an append would leave it shorter than the "
             f"rest along {append_dim!r}: write it at full length first, or drop it from the append"
         )
 
@@ -149,15 +149,15 @@ def _check_variable(
         there, given = attributes.get(key), variable.attrs.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
             raise InvalidArgumentError(
-                f"{name!r} is in {key} {given!r}, and the array that is there in {there!r}, which "
-                "stays: convert the values, or drop the attribute if it means the same"
+                f"{name!r} has the {key} {given!r}, and the existing array keeps its {key} "
+                f"{there!r}: convert the values, or drop the attribute if it means the same"
             )
     for key in _PACKING:
         if key in variable.attrs and key not in attributes:  # if it is in both, xarray refuses
             raise InvalidArgumentError(
                 f"{name!r} has the attribute {key!r}, so its values are encoded already, and the "
-                "array that is there, whose attributes stay, has none: decode the dataset first, "
-                "with xr.decode_cf, or drop the attribute if it means nothing"
+                "existing array has no such attribute: decode the dataset first, with "
+                "xr.decode_cf, or drop the attribute if it means nothing"
             )
     if variable.chunks is not None:
         return  # xarray itself refuses to encode lazy times in other units
@@ -165,15 +165,15 @@ def _check_variable(
         _check_times(name, variable, stored)
     elif " since " in str(attributes.get("units")) and "units" not in variable.attrs:
         raise InvalidArgumentError(
-            f"{name!r} has no units, and the array that is there holds times, in "
-            f"{attributes['units']!r}: give it times, or numbers with these units as an attribute"
+            f"{name!r} has no units, and the existing array holds times, in "
+            f"{attributes['units']!r}: pass times, or numbers with these units as an attribute"
         )
     is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
     if is_index and variable.shape == stored.array.shape and not _same(variable, stored):
         raise InvalidArgumentError(
-            f"the values of {name!r} are not those that are there, which an append would replace "
-            f"for all that was written before: bring the dataset onto the same {name!r} (such as "
-            f"by sortby or reindex), or drop {name!r} if only its values are wrong"
+            f"the values of {name!r} differ from the existing ones, which an append would replace "
+            f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
+            f"reindex), or drop {name!r} if only its values are wrong"
         )
 
 
@@ -207,8 +207,8 @@ def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
         return
     if "units" not in meaning:
         raise InvalidArgumentError(
-            f"{name!r} has times, and the array that is there is of type {dtype} and has no "
-            "units that times could be told in: convert the values"
+            f"{name!r} has times, and the existing array, of type {dtype}, has no units for "
+            "times: convert the values"
         )
     kept = {key: attributes[key] for key in _ENCODING if key in attributes}
     try:
@@ -220,10 +220,9 @@ def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
         what = f"what would be written would not be these times ({error})"
     if what:
         raise InvalidArgumentError(
-            f"{name!r} cannot be told in {meaning['units']!r} as {dtype}, which is how the "
-            f"array that is there has it, and which stays: {what}. Write the array anew in units "
-            f"that have room for both, such as encoding={{{name!r}: {{'units': 'seconds since "
-            f"1970-01-01'}}}}"
+            f"{name!r} cannot be stored in {meaning['units']!r} as {dtype}, as the existing array "
+            f"requires: {what}. Write the array again, in units that can represent both, such as "
+            f"encoding={{{name!r}: {{'units': 'seconds since 1970-01-01'}}}}"
         )
 
 

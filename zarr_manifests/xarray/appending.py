@@ -96,9 +96,9 @@ class Append:
             return cls(str(dim), group, given, on_existing, sort, relocate)
         if on_existing != "error":
             raise InvalidArgumentError(
-                f"on_existing={on_existing!r} compares the labels of {dim!r} what is there "
-                f"already, and the dataset has no coordinate of that name; give it one, such as by "
-                f"ds.assign_coords({dim}=...), or leave on_existing out"
+                f"on_existing={on_existing!r} compares the labels of {dim!r} with the existing "
+                f"ones, and the dataset has no coordinate of that name; add one, such as by "
+                f"ds.assign_coords({dim}=...), or leave out on_existing"
             )
         return None
 
@@ -147,8 +147,8 @@ class Append:
             else:
                 return
         raise ConflictError(
-            f"other commits came first and changed what there is along {self.dim!r}; nothing was "
-            "committed. Write again, on top of what is there now",
+            f"other commits came first and changed arrays along {self.dim!r}; nothing was "
+            "committed. Write again, on top of the newest snapshot",
             [conflict],
         )
 

@@ -52,7 +52,7 @@ class SameLabels:
             if now.dtype != planned.dtype or not _equal(now[: len(planned)], planned):
                 raise ConflictError(
                     f"another commit came first and changed the coordinate {path!r}, by which rows "
-                    "were looked up; nothing was committed. Write again, on top of what is there",
+                    "were looked up; nothing was committed. Write again",
                     [Conflict(ConflictKind.READ, f"/{path}", "read", "the labels have changed")],
                 )
 

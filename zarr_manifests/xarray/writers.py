@@ -329,12 +329,12 @@ def _check_append(
     if sort not in (None, "keep"):
         raise InvalidArgumentError(f"sort must be 'keep' or None, not {sort!r}")
     if append_dim is None and relocate:
-        raise InvalidArgumentError("relocate goes with append_dim: it is appends that it moves")
+        raise InvalidArgumentError("relocate goes with append_dim: it only moves appends")
     if append_dim is None and (on_existing != "error" or sort is not None):
         raise InvalidArgumentError("on_existing and sort go with append_dim")
     if region is not None and on_existing != "error":
         raise InvalidArgumentError(
-            f"on_existing={on_existing!r} finds out itself where rows go; leave region out"
+            f"on_existing={on_existing!r} finds the places of rows itself; leave out region"
         )
 
 

@@ -92,8 +92,8 @@ def check_marks(
     ]
     if conflicts:
         raise ConflictError(
-            f"branch {branch!r} has other marks than this commit sets out from; nothing was "
-            "committed. `repo.txn_versions(branch)` lists them",
+            f"the last versions of applications on branch {branch!r} are not those that this "
+            "commit expects; nothing was committed. `repo.txn_versions(branch)` lists them",
             conflicts,
         )
 
@@ -118,7 +118,7 @@ def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: 
             f"version {txn.version} of {txn.app!r} comes after {shown(txn.after)}, but the last "
             f"one on branch {branch!r} is {shown(mark)}; nothing was committed. Versions between "
             "are missing, perhaps because the branch was reset or restored: commit them first, or "
-            "give no `after` if they are to be left out"
+            "leave out `after` to skip them"
         )
 
 

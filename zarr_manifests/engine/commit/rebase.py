@@ -220,8 +220,8 @@ def _onto(
     between = _between(context, view, tip)
     if not rebasing.allowed:
         raise ConflictError(
-            "other commits came first, and this one was told not to be put on top of them; "
-            "nothing was committed. Call session.rebase(), look at what there is, commit again",
+            "other commits came first, and with rebase=False this one is not rebased onto them; "
+            "nothing was committed. Call session.rebase(), look at the result, and commit again",
             [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
         )
     wanted = {*Changes.of(view.nodes, mine.nodes, mine.truncated, {}).nodes, *mine.tables}
@@ -243,7 +243,7 @@ def _onto(
     )
     if moved.conflicts:
         raise ConflictError(
-            "other commits came first and this one cannot be put on top of them; nothing was "
+            "other commits came first and this one cannot be rebased onto them; nothing was "
             "committed. Open a new session on the branch and make the changes again",
             moved.conflicts,
         )

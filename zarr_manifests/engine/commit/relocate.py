@@ -96,9 +96,8 @@ def _moved_whole(
     moves, conflicts = plan_relocation(dim, view.nodes, mine, theirs)
     if conflicts:
         raise ConflictError(
-            f"other commits have appended along {dim!r} first, and this append cannot be put "
-            "behind theirs; nothing was committed. Open a new session on the branch and append "
-            "again",
+            f"other commits have appended along {dim!r} first, and this append cannot be relocated "
+            "behind them; nothing was committed. Open a new session on the branch and append again",
             conflicts,
         )
     if not moves:

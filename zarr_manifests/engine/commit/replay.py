@@ -61,14 +61,14 @@ def to_revert(
     floor = floor_below(context, context.roots.latest.root, here.ref)
     if not any(known.key == ref.key for known, _ in ancestors(context, here.ref, floor)):
         raise InvalidArgumentError(
-            f"snapshot {snapshot_id} is not in the history of branch {branch!r}; there is "
-            "nothing of it to undo there"
+            f"snapshot {snapshot_id} is not in the history of branch {branch!r}, so it cannot be "
+            "undone there"
         )
     done = context.open_view(ref)
     if floor == snapshot_id and done.snapshot.parent is not None:
         raise SnapshotExpiredError(
-            f"the snapshot before {snapshot_id} is not in the history any more, so what was "
-            "before it is not known; make the change by hand"
+            f"the snapshot before {snapshot_id} has expired, so the earlier state is not known; "
+            "make the change by hand"
         )
     return done
 
@@ -110,10 +110,10 @@ def patch(
     for node_id, coords in _touched(states, footprint_of(context, commit, delta), delta).items():
         conflicts += _patch_chunks(changes, node_id, coords, states)
     if conflicts:
-        what = "undone" if undo else "done again"
+        what = "undone" if undo else "repeated"
         raise ConflictError(
-            f"what commit {commit.snapshot_id} did cannot be {what} here: the same has been "
-            "changed otherwise; nothing was committed. Make the changes by hand",
+            f"commit {commit.snapshot_id} cannot be {what} here, because its nodes or chunks have "
+            "other changes; nothing was committed. Make the changes by hand",
             conflicts,
         )
     if not undo:

@@ -98,7 +98,7 @@ def find_chunks(
         If box, cells or coordinates do not fit it, or more than one of them is given.
     """
     if sum(given is not None for given in (box, cells, coords)) > 1:
-        raise InvalidArgumentError("box, cells and coordinates of chunks exclude each other")
+        raise InvalidArgumentError("give only one of box, cells and coords")
 
     def find() -> tuple[Node, ChunkTable | None]:
         node = contents.array_at(path)
@@ -134,7 +134,9 @@ def stream_chunks(
     """
     for name, value, least in (("gap_bytes", gap_bytes, 0), ("window_bytes", window_bytes, 1)):
         if type(value) is not int or value < least:
-            raise InvalidArgumentError(f"{name} is a number from {least} on, not {value!r}")
+            raise InvalidArgumentError(
+                f"{name} must be a whole number of at least {least}, not {value!r}"
+            )
     _, table = find_chunks(contents, path, box, cells, coords)
     return ChunkStream(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
 
@@ -235,7 +237,7 @@ def _chunks_at(
     """The chunks of an array at these coordinates that are there; None if there is none."""
     if coords.dtype.kind not in "iu" or coords.shape[1:] != (grid.ndim,):
         raise InvalidArgumentError(
-            f"{coords!r} are not coordinates of chunks: give whole numbers, {grid.ndim} a chunk"
+            f"{coords!r} are not coordinates of chunks: give {grid.ndim} whole numbers for each"
         )
     coords = coords[((coords >= 0) & (coords < np.array(grid.hi, np.int64))).all(axis=1)]
     table = _chunks_in(contents, node, Box.around_coords(coords)) if len(coords) else None

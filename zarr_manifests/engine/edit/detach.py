@@ -65,7 +65,7 @@ def detach(
     if workspace.token is not None:
         raise InvalidArgumentError("a session with copies='report' cannot be detached")
     if workspace.pid != os.getpid():
-        raise InvalidArgumentError("a session is detached by the process that opened it")
+        raise InvalidArgumentError("only the process that opened a session can detach it")
     if keys.claimed:
         raise InvalidArgumentError(
             "a resumed session that has tried to commit cannot be detached: nobody else may commit "

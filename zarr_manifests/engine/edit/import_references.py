@@ -225,7 +225,7 @@ def _make_room(workspace: Workspace, path: str, document: str) -> None:
     """See that nothing is at the path, and make the groups above it, with that document each."""
     for other in workspace.contents.within(path):
         raise AlreadyExistsError(
-            f"there is something at /{other.removeprefix('/')}; import to a path where nothing is"
+            f"/{other.removeprefix('/')} exists already; import to a path that does not exist"
         )
     for node in workspace.contents.above(path):
         if node.array is not None:

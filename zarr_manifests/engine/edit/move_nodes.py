@@ -71,8 +71,8 @@ def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None
         steps = _steps(offset)
         if steps is None or len(steps) != len(meta.shape):
             raise InvalidArgumentError(
-                f"/{node.path} has {len(meta.shape)} axes; {offset!r} is not a whole number of "
-                "chunks for each"
+                f"/{node.path} has {len(meta.shape)} axes: give a whole number of chunks for each, "
+                f"not {offset!r}"
             )
         table = workspace.settled_chunks(node)
         if table is not None and any(steps):
@@ -107,7 +107,7 @@ def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
     node = workspace.contents.array_at(node_path(path))
     assert node.array is not None
     if not node.array.shape:
-        raise InvalidArgumentError(f"/{node.path} has no axes to move its chunk along")
+        raise InvalidArgumentError(f"/{node.path} is a scalar: its chunk cannot be moved")
     return node, node.array
 
 

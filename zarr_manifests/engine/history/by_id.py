@@ -25,7 +25,7 @@ def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
     except ObjectNotFoundError as error:
         raise SnapshotExpiredError(
             f"snapshot {snapshot_id} is not in {context.storage.url}: it never was, or has "
-            "expired; `repo.ancestry()` and `zarr-manifests log` list what there is"
+            "expired; `repo.ancestry()` and `zarr-manifests log` list the snapshots"
         ) from error
     context.objects.remember(ref, snapshot)
     return ref

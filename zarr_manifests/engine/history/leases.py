@@ -211,7 +211,7 @@ def hold(
         If it shall take the place of others, and has no owner.
     """
     if instead and not owner:
-        raise InvalidArgumentError("a lease takes the place of others of its owner: name one")
+        raise InvalidArgumentError("instead=True replaces the owner's other leases: pass an owner")
     held = take(context, snapshot_id, checked_timeout_ms(timeout), owner, instead=instead)
     lease = HeldLease(held, context.runtime)
     try:
@@ -310,8 +310,8 @@ def _keep_renewing(context: Context, held: Held) -> None:
         context.heart.add(held, context.runtime, partial(_beat, context))
     except RuntimeError as error:
         raise LeaseError(
-            f"no lease is held on snapshot {held.snapshot}: there is no thread that could renew it "
-            f"({error}). Let this process have fewer threads, or allow it more"
+            f"no lease is held on snapshot {held.snapshot}: no thread can be started to renew it "
+            f"({error}). Use fewer threads in this process, or allow it more"
         ) from error
 
 

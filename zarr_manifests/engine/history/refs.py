@@ -259,7 +259,7 @@ class Refs:
             for at in reversed(range(len(found))):
                 if found.written_ms[at] <= until_ms:
                     return Branch(found.pointer(at).ref, None)
-        raise NotFoundError(f"the branch has no snapshot as old as {as_of.isoformat()}")
+        raise NotFoundError(f"the branch has no snapshot from {as_of.isoformat()} or before")
 
     def _root(self) -> Root:
         return self._context.roots.read().root
@@ -307,14 +307,14 @@ class Refs:
             at = snapshot_id_of(old.head.key)
             if expected is not None and at != expected:
                 raise ConflictError(
-                    f"branch {name!r} is at {at} and no more at {expected}; look at what came "
-                    "meanwhile, then reset it from there"
+                    f"branch {name!r} is at {at}, not at {expected} any more; look at the commits "
+                    "since, then reset it from there"
                 )
             if not force and expected is None and not self._comes_after(moved, old):
                 raise InvalidArgumentError(
-                    f"branch {name!r} is at {at}, which {snapshot_id} does not come after: its "
-                    f"commits since would be dropped. If so it shall be, say expected={at!r}, or "
-                    "force=True whatever else has been committed meanwhile"
+                    f"branch {name!r} is at {at}, and {snapshot_id} is not a descendant of it: the "
+                    f"reset would drop commits. To drop them, pass expected={at!r}, or force=True "
+                    "to drop all that others commit meanwhile, too"
                 )
             # The dropped commits can be of any age, so the next collection scans everything.
             return replace(root, branches={**root.branches, name: moved}, swept=0)

@@ -130,7 +130,7 @@ def _check_outside(storage: Storage) -> None:
     if outer is not None:
         raise AlreadyExistsError(
             f"{storage.url} lies inside the repository {outer}, whose groups are not folders: "
-            "write to that with group=, or choose a place outside"
+            "write to that repository with group=, or choose a place outside"
         )
 
 

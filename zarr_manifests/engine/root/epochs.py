@@ -170,7 +170,8 @@ def check_collector(root: Root, epoch: int) -> None:
     if newest < epoch:
         raise FencedError(
             f"the root of version {root.version} knows nothing of the collection that began at "
-            f"version {epoch}: it was put back, or made anew. Nothing more was deleted"
+            f"version {epoch}: an older root was put back, or a new one was made. Nothing more was "
+            "deleted"
         )
     if epoch < newest:
         raise overtaken(root, COLLECTOR, epoch)

@@ -103,9 +103,11 @@ class Held:
             return
         over = f"the lease on snapshot {self.snapshot} was not renewed within {self.timeout_ms} ms"
         if self.is_inherited:
-            raise LeaseError(f"{over} as far as this child knows: ask the process that took it")
+            raise LeaseError(
+                f"{over}, as far as this child process knows; ask the process that took it"
+            )
         raise LeaseError(
-            f"{over}: a collection may take it away. Renewing is tried again; if a later check "
+            f"{over}, so a collection may remove it. Renewal is tried again: if a later check "
             "raises nothing, nothing was lost"
         )
 

@@ -212,8 +212,8 @@ def recover(
                 at = roots.install(new, token)
                 if at is None:
                     raise ConflictError(
-                        f"somebody else has changed the root of {storage.url} meanwhile; look at "
-                        "it first"
+                        f"somebody else has changed the root of {storage.url} meanwhile; open the "
+                        "repository and look at it first"
                     )
                 _archive(roots, at)
             heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
@@ -257,7 +257,7 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
         if token == before:
             return token, current
     raise ConflictError(
-        f"others go on changing the root of {storage.url}, which leads to what is damaged; end "
+        f"the root of {storage.url} leads to damaged objects, and others keep changing it; stop "
         "them, then recover"
     )
 
@@ -271,11 +271,10 @@ def _check_collections(
     if begun is None:
         return
     raise ConflictError(
-        f"the newest archive in {storage.url} of which all is there is that of version {version}. "
-        f"At version {begun} a collection of garbage began, or may have begun, which is not known "
-        "to have ended, and which may still delete what that archive leads to. Make sure that no "
-        "collection is running, then recover with `collections_ended=True` "
-        "(`--collections-ended`)"
+        f"the newest complete archive in {storage.url} is that of version {version}. A garbage "
+        f"collection began, or may have begun, at version {begun}, and may still delete objects "
+        "that this archive needs. Make sure that no collection is running, then recover with "
+        "`collections_ended=True` (`--collections-ended`)"
     )
 
 

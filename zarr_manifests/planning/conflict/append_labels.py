@@ -95,8 +95,8 @@ def plan_append(
     if known.any() and on_existing == "error":
         raise AlreadyExistsError(
             f"{_listed(given[known])} of {dim!r} {_are(known)} there already; nothing was written. "
-            "Give on_existing='skip' to append only what is not there, or on_existing='replace' to "
-            "write over what is"
+            "Pass on_existing='skip' to append only new labels, or on_existing='replace' to "
+            "overwrite existing ones"
         )
     appended = np.flatnonzero(~known)
     if not keep_order:
@@ -128,8 +128,8 @@ def _codes(
         codes = np.unique(both, return_inverse=True)[1].astype(np.int64)
     except TypeError as error:
         raise InvalidArgumentError(
-            f"the labels of {dim!r} cannot be compared ({error}), so that an append cannot tell "
-            "which of them are there already"
+            f"the labels of {dim!r} cannot be compared ({error}), so it is not known which exist "
+            "already"
         ) from None
     return codes[: len(there)], codes[len(there) :]
 
@@ -140,8 +140,7 @@ def _check_single(dim: str, given: npt.NDArray[Any], new: IndexArray) -> None:
     if again.size:
         raise InvalidArgumentError(
             f"{_listed(given[np.sort(again)])} of {dim!r} {_are(again)} in the dataset more than "
-            f"once; nothing was written. Drop what is there twice, such as by "
-            f"ds.drop_duplicates({dim!r})"
+            f"once; nothing was written. Drop duplicates, such as by ds.drop_duplicates({dim!r})"
         )
 
 
@@ -170,7 +169,7 @@ def _check_sorted(
     else:
         what = f"{dim!r} would not be sorted any more: {pair}"
     raise InvalidArgumentError(
-        f"{what}. Nothing was written; give sort='keep' to append in the order given nonetheless"
+        f"{what}. Nothing was written; pass sort='keep' to append in the given order all the same"
     )
 
 
@@ -192,7 +191,7 @@ def _runs(
     if several.any():
         raise InvalidArgumentError(
             f"{_listed(given[rows[several]])} of {dim!r} {_are(several)} there more than once, so "
-            "that nobody knows which is to be replaced; nothing was written. Write with region="
+            "it is not clear which to replace; nothing was written. Write with region="
         )
     at = order[first]
     rows, at = rows[np.argsort(at)], np.sort(at)

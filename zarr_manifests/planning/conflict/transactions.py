@@ -69,7 +69,8 @@ class Txn:
             type(self.after) is int and NO_MARK <= self.after < self.version
         ):
             raise InvalidArgumentError(
-                f"txn: after={self.after!r:.40} is no version below {self.version}, nor -1 for none"
+                f"txn: after must be a version below {self.version}, or -1 for none, "
+                f"not {self.after!r:.40}"
             )
 
 

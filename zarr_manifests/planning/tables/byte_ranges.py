@@ -76,8 +76,7 @@ def coalesce(
     """
     if gap_bytes < 0 or span_bytes < 0:
         raise InvalidArgumentError(
-            f"ranges are coalesced up to a gap and a span of 0 bytes or more, not of "
-            f"{gap_bytes} and {span_bytes}"
+            f"gap_bytes and span_bytes must be 0 or more, not {gap_bytes} and {span_bytes}"
         )
     if len(offsets) != len(lengths):
         raise InvalidArgumentError(f"{len(offsets)} offsets and {len(lengths)} lengths")

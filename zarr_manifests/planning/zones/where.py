@@ -103,7 +103,7 @@ class Moment:
         """Year to second and nanoseconds; and the time zone."""
         found = _MOMENT.fullmatch(self.text)
         if found is None:
-            raise InvalidArgumentError(f"{self.text!r} is no date or time in ISO 8601")
+            raise InvalidArgumentError(f"{self.text!r} is not a date or time in ISO 8601")
         *parts, fraction, zone = found.groups()
         year, month, day, hour, minute, second = (
             int(part) if part else least
@@ -112,7 +112,7 @@ class Moment:
         leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
         sound = 1 <= month <= 12 and 1 <= day <= _DAYS[month - 1] and max(minute, second) < 60
         if not sound or hour > 23 or ((month, day) == (2, 29) and not leap):
-            raise InvalidArgumentError(f"{self.text!r} is no date or time of the calendar")
+            raise InvalidArgumentError(f"{self.text!r} is not a date or time of the calendar")
         return [year, month, day, hour, minute, second, int((fraction or "").ljust(9, "0"))], zone
 
     def nanoseconds(self, zone: tzinfo = UTC) -> int:
@@ -171,14 +171,16 @@ def _canonical_number(value: Any) -> int | float:
     number = (int if isinstance(value, Integral) else Decimal if exact else float)(value)
     if not math.isfinite(number):
         raise InvalidArgumentError(
-            f"{value!r} is no literal: find infinity by `> 1.7976931348623157e308`, and missing "
-            "values by IS NULL"
+            f"{value!r} cannot be a literal: find infinity by `> 1.7976931348623157e308`, and "
+            "missing values by IS NULL"
         )
     whole = int(number)
     if number == whole and len(str(abs(whole))) < _DIGITS:
         return whole
     if number == whole and exact:
-        raise InvalidArgumentError(f"{value!r} has {_DIGITS} digits or more")
+        raise InvalidArgumentError(
+            f"{value!r} has too many digits; fewer than {_DIGITS} are allowed"
+        )
     return float(number)
 
 
@@ -234,11 +236,11 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if not self.column:
-            raise InvalidArgumentError(f"{self.column!r} is no name of a column")
+            raise InvalidArgumentError(f"{self.column!r} is not the name of a column")
         op = str(self.op).strip().lower().replace(" ", "_")
         op = _SYMBOLS.get(op, op)
         if op not in _OPS:
-            raise InvalidArgumentError(f"{self.op!r} compares nothing; known: {', '.join(_OPS)}")
+            raise InvalidArgumentError(f"{self.op!r} is not an operator; known: {', '.join(_OPS)}")
         values = tuple(map(_canonical, self.values))
         count = {"between": 2, "is_null": 0, "is_not_null": 0}.get(op, 1)
         if len(values) != count and not (op == "in" and values):
@@ -300,7 +302,7 @@ class Where:
 
     def __post_init__(self) -> None:
         if not self.comparisons:
-            raise InvalidArgumentError("a where has at least one comparison")
+            raise InvalidArgumentError("a where needs at least one comparison")
 
     @property
     def sql(self) -> str:
@@ -359,7 +361,7 @@ def parse_where(where: Any) -> Where:
             return Where(tuple(_of_item(name, value) for name, value in where.items()))
         case Iterable():
             return Where(tuple(_of_tuple(each) for each in where))
-    raise InvalidArgumentError(f"{where!r} is no where; {GRAMMAR}")
+    raise InvalidArgumentError(f"{where!r} is not a where; {GRAMMAR}")
 
 
 def _of_item(name: str, value: Any) -> Comparison:
@@ -380,7 +382,7 @@ def _of_tuple(given: Any) -> Comparison:
         case (name, op, *rest) if len(rest) < 2:
             several = str(op).lower() in ("in", "between") and rest
             return Comparison(name, op, tuple(rest[0]) if several else tuple(rest))
-    raise InvalidArgumentError(f"{given!r} is no comparison: give (column, operator, value)")
+    raise InvalidArgumentError(f"{given!r} is not a comparison: give (column, operator, value)")
 
 
 class _Parser:
@@ -409,7 +411,7 @@ class _Parser:
         kind, token, _ = self._tokens[self._next]
         if kind != "end":
             alone = token.upper() == "OR"
-            raise self._error("comparisons are joined by AND alone" if alone else "expected AND")
+            raise self._error("comparisons can only be joined by AND" if alone else "expected AND")
         return Where(tuple(found))
 
     def _error(self, what: str, at: int | None = None) -> WhereError:
@@ -452,7 +454,7 @@ class _Parser:
         if self._word("IN"):
             return self._made(start, lambda: name, "in", *self._list())
         if self._word("NOT"):
-            raise self._error("there is no NOT, but != and IS NOT NULL")
+            raise self._error("NOT is not supported; use != or IS NOT NULL")
         op = self._symbol(*_SYMBOLS)
         if op is None:
             raise self._error("expected an operator: = != < <= > >= IN BETWEEN IS")
@@ -461,7 +463,7 @@ class _Parser:
     def _made(self, start: int, column: Callable[[], str], op: str, *values: Literal) -> Comparison:
         name = column()
         if self._tokens[self._next][1] in ("+", "-", "("):
-            raise self._error("there is no arithmetic and no function in a where")
+            raise self._error("a where cannot have arithmetic or functions")
         try:
             return Comparison(name, op, values)
         except InvalidArgumentError as error:
@@ -483,11 +485,11 @@ class _Parser:
             self._next += 1
             return token[1:-1].replace(token[0] * 2, token[0])
         if kind != "word" or token.upper() in _WORDS - _ALLOWED:
-            what = "there is no NOT, but !=" if token.upper() == "NOT" else None
+            what = "NOT is not supported; use !=" if token.upper() == "NOT" else None
             raise self._error(what or "expected the name of a column")
         self._next += 1
         if self._tokens[self._next][1] == "(":
-            raise self._error("there is no function in a where", self._tokens[self._next - 1][2])
+            raise self._error("a where cannot have functions", self._tokens[self._next - 1][2])
         return token
 
     def _is_literal(self) -> bool:
