@@ -36,7 +36,7 @@ cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI d
 sweep: setup  ## run what CI runs at last: each benchmark once, all seeds, examples, crashes and faults
 	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py
 	.venv/bin/pytest -m faults -n auto tests/storage
-	.venv/bin/pytest -m "(sweep or hypothesis) and $(QUICK)" --hypothesis-profile sweep -n auto
+	.venv/bin/pytest -m "(sweep or hypothesis) and $(QUICK)" --hypothesis-profile sweep --examples 2 -n auto
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
 simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)

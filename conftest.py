@@ -19,5 +19,5 @@ collect_ignore = ["tests/benchmarks"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=200, help="seeds that the simulation tries")
     parser.addoption(
-        "--examples", type=int, default=2, help="calls of a public entrance, for each parameter"
+        "--examples", type=int, default=1, help="calls of a public entrance, for each parameter"
     )

@@ -573,6 +573,7 @@ def _owners(entrance: Entrance) -> tuple[Any, ...]:
     return OWNERS[entrance.owner.__name__] if entrance.bound and entrance.owner else (None,)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("entrance", ENTRANCES, ids=str)
 def test_unusual_values_together(
     entrance: Entrance, template: Any, apart: Path, request: pytest.FixtureRequest
@@ -597,6 +598,7 @@ def test_unusual_values_together(
     one()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("entrance", ENTRANCES, ids=str)
 def test_unusual_values_alone(
     entrance: Entrance, template: Any, apart: Path, request: pytest.FixtureRequest

@@ -168,6 +168,7 @@ def template() -> Any:
     return worlds.Template()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("verb", [verb for verb, _ in VERBS], ids=" ".join)
 def test_verb(
     verb: tuple[str, ...],

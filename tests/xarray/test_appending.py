@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
-from effort import examples
+from effort import examples, some_or_all
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -388,10 +388,13 @@ def test_what_is_there_is_looked_at_again_on_the_tip(relocate: bool, chunk: int)
 
 @pytest.mark.parametrize("on_existing", ["error", "skip", "replace"])
 @pytest.mark.parametrize("relocate", [False, True])
-def test_the_same_day_by_two_writers_at_every_moment(on_existing: str, relocate: bool) -> None:
+@some_or_all
+def test_the_same_day_by_two_writers_at_every_moment(
+    on_existing: str, relocate: bool, every: int
+) -> None:
     """Also where neither finds a repository that has data."""
     for first in ((1, 2), ()):
-        for at in count(1):
+        for at in count(1, every):
             below = MemoryStorage()
             zm.Repository.create(below)
             if first:
@@ -421,9 +424,10 @@ def relabel(storage: Any, start: int, *numbers: int) -> None:
 
 
 @pytest.mark.parametrize("on_existing", ["skip", "replace"])
-def test_a_job_that_dies_at_any_moment_and_is_started_again(on_existing: str) -> None:
+@some_or_all
+def test_a_job_that_dies_at_any_moment_and_is_started_again(on_existing: str, every: int) -> None:
     """Also right after its commit has landed, which it does not know."""
-    for at in count(1):
+    for at in count(1, every):
         below = MemoryStorage()
         write(days(1, 2), below)
 
