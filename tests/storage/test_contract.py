@@ -537,7 +537,13 @@ def _processes(storage: Storage, script: str, count: int) -> Iterator[subprocess
         )
 
 
-@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(one, marks=pytest.mark.sweep) if "local" in one and one != "local" else one
+        for one in SHARED
+    ],
+)
 def test_races_between_processes(backend: str, tmp_path: Path) -> None:
     storage = BACKENDS[backend](tmp_path / "repository")
     storage.create("counter", b"0 start")

@@ -15,6 +15,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import zarr_manifests as zm
+from effort import swept
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
 
 ENGINE = "zarr_manifests"
@@ -158,7 +159,7 @@ def test_a_store_that_was_merely_pickled_cannot_be_committed(client, tmp_path):
     assert messages(tmp_path) == []
 
 
-@pytest.mark.parametrize("scheduler", ["distributed", "processes"])
+@pytest.mark.parametrize("scheduler", swept(["distributed", "processes"], but=["distributed"]))
 def test_copies_that_report_let_xarray_write_by_itself(request, tmp_path, scheduler):
     if scheduler == "distributed":
         request.getfixturevalue("client")
@@ -190,6 +191,7 @@ def _write_by_itself(session: zm.Session, options: dict[str, object]) -> None:
         session.commit("patch")
 
 
+@pytest.mark.sweep
 def test_an_attempt_that_died_and_the_one_after_it_agree(client, tmp_path):
     died = tmp_path / "died"
     repo = make_ones(tmp_path / "repo")
@@ -213,6 +215,7 @@ def write_array_and_die_once(array: zarr.Array, at: int, value: int, died: Path)
         os._exit(1)
 
 
+@pytest.mark.sweep
 def test_a_worker_that_dies_is_made_up_for(client, tmp_path):
     died = tmp_path / "died"
 
