@@ -19,7 +19,7 @@ from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_proof import Proof
 
 URL = "s3://bucket/prefix"
-LISTINGS = ["GET /bucket"] * 2
+LISTINGS = ["GET /bucket"]
 PROBE = "PUT /bucket/prefix/.probe"
 
 

@@ -260,11 +260,14 @@ class ObjectStorage:
         """The first of the first thousand names that is not a valid key."""
         if self._place.kind == "http":
             return None
-        for meta in itertools.islice(self._listed("", ""), _LISTED):
-            path: str = meta["path"]
-            if not path.startswith(".") and not is_key(path):
-                return path
-        return None
+        names = itertools.islice(self.names(), _LISTED)
+        return next((name for name in names if not is_key(name)), None)
+
+    def names(self) -> Iterator[str]:
+        """The names of all objects, in order, whether or not they are valid keys."""
+        for meta in self._listed("", ""):
+            if not meta["path"].startswith("."):
+                yield meta["path"]
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)

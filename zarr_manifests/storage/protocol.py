@@ -339,6 +339,10 @@ class ProvesConditions(Protocol):
     requests: `begin_proof` and `end_proof` are one round each, and can run beside other requests.
     """
 
+    def names(self) -> Iterator[str]:
+        """The names of what is at the place, valid keys or not, in order; not hidden ones."""
+        ...
+
     def begin_proof(self) -> None:
         """Send the first request; a failure decides nothing."""
         ...

@@ -109,6 +109,8 @@ class VirtualReader:
             storage = await asyncio.to_thread(self._opened, container)
         try:
             found = await storage.get_version_async(place.path, start, length, _known(source))
+            if found is None:
+                await asyncio.to_thread(_check_there, storage, place)
         except ObjectNotFoundError as error:
             raise _missing(place) from error
         return _remote(place, source, start, found)[0]
@@ -151,6 +153,8 @@ class VirtualReader:
             try:
                 storage = self._opened(container)
                 found = storage.get_version(place.path, start, length, _known(source))
+                if found is None:
+                    _check_there(storage, place)
             except ObjectNotFoundError as error:
                 raise _missing(place) from error
             return _remote(place, source, start, found)
@@ -164,6 +168,11 @@ class VirtualReader:
             check_reachable(container)
             self._storages[container] = storage_of(container)
         return self._storages[container]
+
+
+def _check_there(storage: ObjectStorage, place: VirtualLocation) -> None:
+    """Raise `ObjectNotFoundError` if the file is gone: some stores look at conditions first."""
+    storage.get_version(place.path, 0, 1, Version())
 
 
 def _known(source: VirtualSource) -> Version:

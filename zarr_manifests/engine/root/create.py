@@ -11,7 +11,7 @@ condition is needed. The root comes last. A store that ignores conditions keeps 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -32,10 +32,10 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import new_session_id, object_key, session_of, session_start, snapshot_id_of
-from zarr_manifests.runtime import Runtime, one_by_one
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.protocol import ProvesConditions
+from zarr_manifests.storage.protocol import ProvesConditions, is_key
 
 __all__ = ["create_repository"]
 
@@ -97,15 +97,13 @@ def _proof(storage: Storage) -> ProvesConditions | None:
 def _begin(storage: Storage, runtime: Runtime, proof: ProvesConditions | None) -> None:
     """Refuse a place that is not empty; where that takes requests, begin the proof beside it."""
     _check_outside(storage)
-    checks: list[Callable[[], None]] = [
-        partial(_check_no_stray, storage),
-        partial(_check_no_objects, storage),
-    ]
     if proof is None:
-        one_by_one(checks)
+        _refuse_stray(storage, storage.stray())
+        _check_no_objects(storage, (info.key for info in storage.list()))
         return
     try:
-        runtime.parallel([*checks, proof.begin_proof])
+        calls: list[Callable[[], None]] = [partial(_check_no_names, storage, proof)]
+        runtime.parallel([*calls, proof.begin_proof])
     except BaseException:
         with contextlib.suppress(StorageError):  # the first error says more
             proof.withdraw_proof()
@@ -134,28 +132,35 @@ def _check_outside(storage: Storage) -> None:
         )
 
 
-def _check_no_stray(storage: Storage) -> None:
-    stray = storage.stray()
+def _check_no_names(storage: Storage, proof: ProvesConditions) -> None:
+    """Refuse what is there, by one listing."""
+    for name in proof.names():
+        if not is_key(name):
+            _refuse_stray(storage, name)
+        _check_no_objects(storage, [name])
+
+
+def _refuse_stray(storage: Storage, stray: str | None) -> None:
     if stray is not None:
         raise AlreadyExistsError(
             f"{storage.url} is not empty (it holds {stray!r}); choose an empty place"
         )
 
 
-def _check_no_objects(storage: Storage) -> None:
+def _check_no_objects(storage: Storage, keys: Iterable[str]) -> None:
     """Refuse objects other than leftovers of writers that never made a repository.
 
     A repository that has had a commit has archives of its root, from which it can be recovered.
     """
-    for info in storage.list():
-        if not _is_abandoned(info.key):
+    for key in keys:
+        if not _is_abandoned(key):
             _refuse_repository(storage)
             hint = instead(storage) or (
                 "choose an empty place. If there was a repository here, its object 'current' is "
                 "lost: the newest archive under 'root/' holds its last known state"
             )
             raise AlreadyExistsError(
-                f"{storage.url} is not empty (it holds {info.key!r}) and has no repository; {hint}"
+                f"{storage.url} is not empty (it holds {key!r}) and has no repository; {hint}"
             )
 
 
