@@ -180,9 +180,9 @@ def test_requests_keep_to_the_bounds_that_the_storage_names(
 
 
 def test_bounds_below_zero_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="neither may be negative"):
+    with pytest.raises(InvalidArgumentError, match="must be 0 or more"):
         Capabilities(gap_bytes=-1)
-    with pytest.raises(InvalidArgumentError, match="neither may be negative"):
+    with pytest.raises(InvalidArgumentError, match="must be 0 or more"):
         Capabilities(span_bytes=-1)
 
 
