@@ -56,11 +56,11 @@ def rewrite_chunks(
     run: Run | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> RewriteReport:
-    """Write an array anew with other chunks, shards or codecs, in one commit.
+    """Rewrite an array with other chunks, shards or codecs, in one commit.
 
-    Older snapshots are untouched. If the rewriting fails, call it again: what it had written is
-    used, unless the array has changed. Until it ends, a branch `rewrite-chunks/...` keeps that;
-    delete the branch to give up.
+    Older snapshots are untouched. If the rewriting fails, call it again: it continues, unless the
+    array has changed. Until it ends, a branch `rewrite-chunks/...` holds what is done; delete the
+    branch to give up.
 
     Parameters
     ----------
@@ -69,10 +69,10 @@ def rewrite_chunks(
     path : str
         The array.
     chunks, shards : sequence of int, optional
-        Their new shapes, as in `zarr.create_array`; those of now if not given. None for `shards`
-        stores chunks on their own.
+        Their new shapes, as in `zarr.create_array`; unchanged if not given. None for `shards`
+        stores chunks without shards.
     codecs : mapping, optional
-        `filters`, `compressors` and `serializer`, as in `zarr.create_array`; those of now if not
+        `filters`, `compressors` and `serializer`, as in `zarr.create_array`; unchanged if not
         given.
     branch : str, default "main"
         The branch.
@@ -83,7 +83,7 @@ def rewrite_chunks(
     round_bytes : int, default 16 GiB
         Bytes of values that are written between two of the commits that keep them.
     dry_run : bool, default False
-        Only tell what it would cost.
+        Only report the cost.
     progress : callable, optional
         Called with what is being done, and with how many boxes are done.
     run : callable, optional

@@ -29,9 +29,9 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
       chunk on one thread, without an event loop.
     - `async.concurrency`: how many chunks of an array are requested at once from remote storage.
       Zarr's default of 10 leaves connections idle most of the time.
-    - `codec_pipeline.max_workers`, if `threads` is given: how many threads are used for
-      the chunks of an array. Zarr's default of one for each processor pays if chunks take long
-      to decode. For many chunks of a few kilobytes, one thread is two to three times as fast.
+    - `codec_pipeline.max_workers`, if `threads` is given: how many threads decode the chunks of an
+      array. Zarr's default is one for each processor, which helps if chunks take long to decode.
+      For many chunks of a few kilobytes, one thread is two to three times as fast.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
-"""The first step of a write from rows: tell which cell each row is of.
+"""The first step of writing rows: find the cell of each row.
 
 `share_cells` looks up the coordinates of rows, encodes and checks their values, and gathers many
-rows at a time by bin. What it gives is few, large rows, so shuffling them costs little.
+rows at a time by bin. The result is few, large rows, so shuffling them costs little.
 
-Memory is bounded by `GATHER_BYTES` of rows. Invariant: wrong data is told in a row of the result
-and is no exception, since Spark would try it again.
+Memory is bounded by `GATHER_BYTES` of rows. Invariant: wrong data is reported in a row of the
+result, not by an exception, since Spark would try the task again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The second step of a write from rows: fill chunks.
+"""The second step of writing rows: fill chunks.
 
 `write_cells` puts the cells of a bin in place, and writes its chunks to a fork of the session.
 
@@ -6,7 +6,8 @@ Memory is bounded by the values of one bin. Invariants:
 
 - A chunk is written by one task, once.
 - Cells that are not written keep their values.
-- Wrong data is told in a row of the result and is no exception, since Spark would try it again.
+- Wrong data is reported in a row of the result, not by an exception, since Spark would try the
+  task again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What changed between two snapshots, as rows.
 
 The driver finds the boxes of cells that changed from the deltas of the commits in between, and each
-task reads the cells of some boxes, as for `read`. Rows are told apart by the positions of their
-cells. So the coordinates must have the same values at both snapshots, as far as both have them.
+task reads the cells of some boxes, as for `read`. Rows are identified by the positions of their
+cells. So coordinates must have the same values at both snapshots, as far as both have them.
 """
 
 from __future__ import annotations

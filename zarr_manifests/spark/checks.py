@@ -1,4 +1,4 @@
-"""What several entrances of `zarr_manifests.spark` refuse, said once."""
+"""Checks that several functions of `zarr_manifests.spark` share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Writing through the data source: `df.write`, `INSERT INTO` and `writeStream`.
 
 Tasks get rows in any order and spool them (`zarr_manifests.spark.spool`). The commit runs in one
-process, without a Spark session. It learns from the tasks which labels there are, gathers the cells
-of the rows by bin, and writes one bin after the other. Invariants:
+process, without a Spark session. It gets the labels from the tasks, gathers the cells of the rows
+by bin, and writes one bin after the other. Invariants:
 
 - Only `commit` commits, once; `abort` deletes nothing.
 - Memory is bounded by `write.buffer-bytes`: beyond that, cells are spooled again, by bin.

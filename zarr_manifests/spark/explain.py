@@ -1,4 +1,4 @@
-"""What a read leaves out, without reading it."""
+"""Which chunks a read would leave out, and why, without reading any."""
 
 from __future__ import annotations
 

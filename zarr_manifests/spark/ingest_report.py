@@ -1,4 +1,4 @@
-"""What an ingestion has done, and how far it is."""
+"""The report of an ingestion, and its progress."""
 
 from __future__ import annotations
 

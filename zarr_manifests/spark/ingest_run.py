@@ -1,14 +1,14 @@
 """One call of `ingest`: what its tasks do, and what the driver does between them.
 
-1. Tasks look at the files: those that were ingested before and have not changed are left alone. All
-   others are opened, and their layouts and labels come back.
+1. Tasks open the files, except those that were ingested before and have not changed. They return
+   layouts and labels.
 2. The driver compares the layouts, sorts the files by their labels and gives each its rows. It
    grows the arrays, and writes the axis variables and the records of the files to the session.
 3. Tasks write the rows of their files to forks of the session. No chunk has rows of two tasks.
 4. The driver merges the forks and commits.
 
-Records, labels and data are in one commit. So two ingestions at once conflict, and the later one
-begins again at 2 with what is there by then.
+Records, labels and data are in one commit. So two concurrent ingestions conflict, and the later one
+begins again at 2, on top of the other one's commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Leases that keep the snapshots of DataFrames readable.
 
-A DataFrame is lazy, so the end of its use cannot be known. Its lease has a duration, and three ways
-to last:
+A DataFrame is lazy, so the end of its use cannot be known. Its lease has a duration, and is
+prolonged in three ways:
 
 - `keep_readable`: the process that calls `read` holds a lease for the duration, and longer as long
   as it refers to the DataFrame. Frames of one snapshot share it. It ends with the process.

@@ -1,7 +1,7 @@
 """Maintenance whose work Spark's executors do: the methods of `Repository`, with Spark tasks.
 
-The driver plans, and it alone changes what the repository's root says. Tasks read, check, write and
-delete objects. A task that Spark runs twice does the same again.
+The driver plans, and only the driver changes the repository's root. Tasks read, check, write and
+delete objects. A task that Spark runs twice does no harm.
 
 Each function takes a Spark session and the repository: a path, a URL, a `Storage` or a
 `Repository`. `storage_options` are those of `zarr_manifests.storage.from_url` for the path or URL.

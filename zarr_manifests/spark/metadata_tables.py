@@ -1,4 +1,4 @@
-"""What a repository says of itself, as DataFrames: from its history to its chunks.
+"""The metadata of a repository as DataFrames, from its history to its chunks.
 
 Tables that are as small as a snapshot or a log are made on the driver. Tables of chunks can have as
 many rows as the repository has chunks, so tasks make them: each gets a box of one array's chunk

@@ -1,4 +1,4 @@
-"""What a `Where` leaves to read: positions along axes, and boxes of chunks."""
+"""The positions along axes, and the boxes of chunks, that a `Where` may match."""
 
 from __future__ import annotations
 

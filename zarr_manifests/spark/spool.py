@@ -2,8 +2,8 @@
 
 A data source's tasks get rows in any order, and cannot know where new labels go. So each task
 stores its rows as they are, in a fork of a session that never commits, and reports where they are.
-The process that commits reads them back piece by piece. Invariant: what is spooled is reached by no
-snapshot; the next collection that is due removes it.
+The process that commits reads them back piece by piece. Invariant: no snapshot refers to spooled
+rows, so the next collection that is due removes them.
 """
 
 from __future__ import annotations

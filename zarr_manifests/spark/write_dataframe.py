@@ -101,41 +101,40 @@ def write_dataframe(
 ) -> WriteReport:
     """Write the rows of a DataFrame to the cells of arrays, in one commit.
 
-    A row is a cell: the columns `dims` say which one, by its coordinates, and the other columns are
-    variables. Rows may be in any order. If anything fails, nothing is committed.
+    Each row is written to one cell. The columns `dims` hold its coordinates, and the other columns
+    are variables. Rows may be in any order. If anything fails, nothing is committed.
 
     Parameters
     ----------
     df : DataFrame
-        The rows. It is computed once more to find labels to append or to make, and to find the
-        region if none is given, so it has to give the same rows again; persist it if it is costly.
+        The rows. Without a region, the DataFrame is computed twice, first to find labels or the
+        region, and must give the same rows both times; persist it if it is costly.
     url : str, path, Storage or Repository
         The repository. Spark's workers must be able to reach it.
     target : str
-        Path of an array, which is written by the one column of its name; or of a group, whose
-        variables the columns besides dims are.
+        Path of an array, whose name the one column besides `dims` has; or of a group, whose
+        variables have the names of the columns besides `dims`.
     dims : sequence of str
         The columns that are coordinates: all dimensions of the variables, in any order. Values are
         looked up in the coordinates as they are read; times are timestamps. For a dimension without
         a coordinate they are positions from 0 on.
     mode : "append", "overwrite-region" or "create", default "append"
-        Whether cells are put behind what is there, written over what is there, or are those of new
-        variables.
+        Whether to append cells, to overwrite existing ones, or to make new variables.
     append_dim : str, optional
-        The dimension to append along. Its new labels are those of the rows, and go behind those
-        that are there. Rows of labels that are there are an error, unless `missing` is "keep".
+        The dimension to append along. Its new labels are those of the rows, and are added after the
+        existing ones. Rows of existing labels are an error, unless `missing` is "keep".
     region : mapping of str to (lo, hi) or slice, optional
         With `overwrite-region`: by dimension, the closed range of labels to write, as for `read`;
         other dimensions are written whole. By default the smallest box that holds the rows.
     template : Dataset, optional
-        With `create`: what the new variables are like. Its coordinates, types, encodings and
-        attributes are taken, its values are not read. Without one, coordinates are the distinct
-        labels of the rows, ascending. Coordinates that the group has are used as they are.
+        With `create`: a dataset that provides coordinates, types, encodings and attributes. Its
+        values are not read. Without one, coordinates are the distinct labels of the rows,
+        ascending. Existing coordinates of the group are used as they are.
     encoding : mapping, optional
         With `create`: encodings of the new variables, such as `{"t": {"chunks": (10, 90, 90)}}`.
     missing : "fill", "keep" or "error", default "fill"
-        What becomes of cells of the region that have no row: they have no value afterwards, they
-        stay as they are, or are an error. Cells outside the region always stay as they are.
+        What to do with cells of the region without a row: remove their values, keep them, or raise
+        an error. Cells outside the region never change.
     duplicates : "error" or "last", default "error"
         What to do about two rows of one cell. `last` takes the one with the larger value in the
         column `order_by`, since rows have no order in Spark.
