@@ -151,6 +151,39 @@ def creating(case: Case) -> Iterator[Figure]:
         yield watch.figure(arrays)
 
 
+def creating_beside_zarr(case: Case) -> Iterator[Figure]:
+    """Make each array in a session and in memory: the processor time that the session adds.
+
+    The two take turns, and the median difference counts, since what is measured is a tenth of what
+    Zarr itself takes.
+    """
+    arrays = case.sizes["arrays"]
+    for number in range(1_000_000):
+        contestant = fresh(case.contestant, case.folder, number)
+        contestant.create()
+        store, commit = contestant.writer()
+        groups = zarr.create_group(store), zarr.create_group(zarr.storage.MemoryStore())
+        added: list[float] = []
+        with Watch() as watch:
+            for i in range(arrays):
+                began = time.process_time()
+                groups[0].create_array(f"a{i}", shape=(10,), chunks=(5,), dtype="i4")
+                between = time.process_time()
+                groups[1].create_array(f"a{i}", shape=(10,), chunks=(5,), dtype="i4")
+                added.append(2 * between - began - time.process_time())
+            began = time.process_time()
+            commit()
+            committing = (time.process_time() - began) / arrays
+        tenth = max(arrays // 10, 1)
+        extras = {
+            "seconds, first tenth": statistics.median(added[:tenth]) + committing,
+            "seconds, last tenth": statistics.median(added[-tenth:]) + committing,
+            "seconds, commit": committing,
+        }
+        value = statistics.median(added) + committing
+        yield Figure(value, watch.cpu_seconds / arrays, watch.peak_bytes, extras)
+
+
 def reading(case: Case) -> Iterator[Figure]:
     """Read all chunks of an array, opened anew."""
     use_pipeline(case.pipeline)
