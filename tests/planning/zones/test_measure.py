@@ -120,6 +120,25 @@ def test_chunks_larger_than_a_piece_are_measured_one_by_one() -> None:
     assert found.high.tolist() == [39_999, 79_999, 119_999, 159_999]
 
 
+@pytest.mark.parametrize("dtype", ["f4", "i4", "u2"])
+@pytest.mark.parametrize("kept", [(0, 1, 2), (1,), (2,), (0,), ()])
+def test_pieces_without_values_say_nothing(
+    dtype: str, kept: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 4 * np.dtype(dtype).itemsize)
+    for mark in (np.nan, 99, 0) if dtype == "f4" else (99, 0):
+        values = np.full((2, 12), mark, dtype)
+        for piece in kept:
+            values[1, piece * 4 + 1 : piece * 4 + 3] = 5 + piece, 9 - piece
+        marks = np.array([mark] if mark == mark else [], dtype)
+        block = (values, (1, 12), values.dtype.type(7), marks)
+        found = measure(*block)
+        for row, (low, high, *counts) in enumerate(slowly(*block)):
+            assert [found.missing[row], found.nan[row], found.cells[row]] == counts
+            assert found.bounded[row] == (low is not None)
+            assert low is None or (found.low[row], found.high[row]) == (low, high)
+
+
 def test_large_blocks_are_measured_in_slabs() -> None:
     values = np.random.default_rng(0).integers(-9, 9, (70, 130, 64)).astype("f4")
     values[values == 3] = np.nan

@@ -199,23 +199,26 @@ def _measured(
     return low, high, _counted(missing, axes), nan
 
 
-def _measured_chunk(chunk: _Values, marks: _Values, room: _Room | None) -> tuple[_Values, ...]:
+def _measured_chunk(chunk: _Values, marks: _Values, room: _Room | None) -> tuple[Any, ...]:
     """The same of one chunk, in few steps: between other work, each takes long."""
-    pieces: list[tuple[Any, ...]] = []
+    least: Any = None
+    most: Any = None
+    gone = nan = seen = 0
     for part in _pieces(chunk, room):
         low, high, empty = np.minimum.reduce(part), np.maximum.reduce(part), 0
         if low != low:  # NaN passes on
             low, high = np.fmin.reduce(part), np.fmax.reduce(part)
             empty = int(np.count_nonzero(np.isnan(part)))
+        missing = empty
         if any(low <= mark <= high for mark in marks):
-            pieces.append((part.size, *_measured(part, [0], marks)))
-        else:
-            pieces.append((part.size, low, high, empty, empty))
-    if len(pieces) == 1:
-        return pieces[0][1:]
-    sizes, lows, highs, gone, nan = (np.array(column) for column in zip(*pieces, strict=True))
-    some = gone < sizes if (gone < sizes).any() else gone == sizes
-    return lows[some].min(), highs[some].max(), gone.sum(), nan.sum()
+            low, high, *counts = _measured(part, [0], marks)
+            missing, empty = map(int, counts)
+        if least is None or missing < part.size:
+            known = least is not None and gone < seen
+            least = min(least, low) if known else low
+            most = max(most, high) if known else high
+        gone, nan, seen = gone + missing, nan + empty, seen + part.size
+    return least, most, gone, nan
 
 
 def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
@@ -228,18 +231,20 @@ def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
         row = chunk.reshape(-1)
         yield from (row[at : at + most] for at in range(0, row.size, most))
         return
-    step = most // math.prod(chunk.shape[1:])
+    width = math.prod(chunk.shape[1:])
+    step = most // width
     if not step:
         for part in chunk:
             yield from _pieces(part, room)
         return
     if room is None:
         room = np.empty(PIECE_BYTES, np.uint8)
+    row = room[: step * width * chunk.itemsize].view(chunk.dtype)
+    copied = row.reshape(step, *chunk.shape[1:])
     for at in range(0, len(chunk), step):
         part = chunk[at : at + step]
-        row = room[: part.size * part.itemsize].view(part.dtype)
-        row.reshape(part.shape)[...] = part
-        yield row
+        copied[: len(part)] = part
+        yield row[: len(part) * width]
 
 
 def _split(block: _Values, sizes: Sequence[int]) -> tuple[_Values, list[int]]:
