@@ -1,58 +1,62 @@
 """A transactional, versioned store for Zarr.
 
 `Repository` is where everything starts; `write` puts an xarray dataset into one in a single call.
+Names are imported when they are used: `import zarr_manifests` alone loads neither Zarr nor NumPy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from zarr_manifests import errors
-from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
-from zarr_manifests.engine.history.leases import HeldLease
-from zarr_manifests.planning.conflict.transactions import Txn
-from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
-from zarr_manifests.reports import (
-    Amount,
-    ArrayShape,
-    ArrayStatistics,
-    ArrayStats,
-    ArrayTotals,
-    ArrayUsage,
-    CellChanges,
-    Change,
-    ChunkSelection,
-    CollectionReport,
-    CompactionReport,
-    Diff,
-    ExpiryReport,
-    IndexReport,
-    LoggedOperation,
-    ManifestLayout,
-    Operation,
-    PreloadReport,
-    Problem,
-    ReadCosts,
-    RecoveryReport,
-    RepackReport,
-    RestoreReport,
-    RewriteReport,
-    SnapshotInfo,
-    StatisticsReport,
-    Status,
-    Totals,
-    Usage,
-    VerifyReport,
-)
-from zarr_manifests.repository import Repository
-from zarr_manifests.session import Fork, Session
-from zarr_manifests.store import ManifestStore
-from zarr_manifests.tuning import tune_zarr
-from zarr_manifests.virtual.containers import VirtualContainer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from zarr_manifests import bulk as bulk
+    from zarr_manifests import config as config
+    from zarr_manifests import errors
+    from zarr_manifests import storage as storage
+    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
+    from zarr_manifests.engine.history.leases import HeldLease
+    from zarr_manifests.planning.conflict.transactions import Txn
+    from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
+    from zarr_manifests.reports import (
+        Amount,
+        ArrayShape,
+        ArrayStatistics,
+        ArrayStats,
+        ArrayTotals,
+        ArrayUsage,
+        CellChanges,
+        Change,
+        ChunkSelection,
+        CollectionReport,
+        CompactionReport,
+        Diff,
+        ExpiryReport,
+        IndexReport,
+        LoggedOperation,
+        ManifestLayout,
+        Operation,
+        PreloadReport,
+        Problem,
+        ReadCosts,
+        RecoveryReport,
+        RepackReport,
+        RestoreReport,
+        RewriteReport,
+        SnapshotInfo,
+        StatisticsReport,
+        Status,
+        Totals,
+        Usage,
+        VerifyReport,
+    )
+    from zarr_manifests.repository import Repository
     from zarr_manifests.rewriting import rewrite_chunks
+    from zarr_manifests.session import Fork, Session
+    from zarr_manifests.store import ManifestStore
+    from zarr_manifests.tuning import tune_zarr
+    from zarr_manifests.virtual.containers import VirtualContainer
     from zarr_manifests.xarray import write
 
 __all__ = [
@@ -105,14 +109,35 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_MODULES: Final = ("bulk", "config", "errors", "storage")
+_HOMES: Final = {
+    "ChunkKind": "planning.tables.resolved_chunks",
+    "ChunkStatistics": "engine.edit.chunk_statistics",
+    "Fork": "session",
+    "HeldLease": "engine.history.leases",
+    "ManifestStore": "store",
+    "Repository": "repository",
+    "RepositoryConfig": "config",
+    "ResolvedChunks": "planning.tables.resolved_chunks",
+    "Session": "session",
+    "Txn": "planning.conflict.transactions",
+    "VirtualContainer": "virtual.containers",
+    "rewrite_chunks": "rewriting",
+    "tune_zarr": "tuning",
+    "write": "xarray",
+}
+"""The modules of names that are not in `reports`."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "write":  # xarray is imported only by those who use it
-        from zarr_manifests.xarray import write
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'reports')}"), name)
+    globals()[name] = found
+    return found
 
-        return write
-    if name == "rewrite_chunks":
-        from zarr_manifests.rewriting import rewrite_chunks
 
-        return rewrite_chunks
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

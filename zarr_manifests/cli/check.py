@@ -7,13 +7,14 @@ from rich.text import Text
 
 from zarr_manifests.cli.console import Options, Url, columns, console, storage_options
 from zarr_manifests.plain import plain_text
-from zarr_manifests.storage import check
 
 __all__ = ["run"]
 
 
 def run(url: Url, option: Options = None) -> None:
     """Try out what a place can be used for: it writes some objects there and deletes them."""
+    from zarr_manifests.storage import check
+
     report = check(url, storage_options=storage_options(url, option))
     table = columns("", "", whole=("",))
     table.add_row("usable for", report.usable_for)

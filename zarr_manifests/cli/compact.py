@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -16,7 +16,9 @@ from zarr_manifests.cli.console import (
     console,
     open_at,
 )
-from zarr_manifests.reports import CompactionReport
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import CompactionReport
 
 __all__ = ["run"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +15,11 @@ from zarr_manifests.cli.console import (
     open_at,
     write_error,
 )
-from zarr_manifests.config import RepositoryConfig, config_schema
-from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES, load_yaml
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.plain import plain_text
+
+if TYPE_CHECKING:
+    from zarr_manifests.config import RepositoryConfig
 
 __all__ = ["app", "read_config"]
 
@@ -65,11 +66,16 @@ def validate(file: File) -> None:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
+    from zarr_manifests.config import config_schema
+
     typer.echo(json.dumps(config_schema(), indent=2))
 
 
 def read_config(file: str) -> RepositoryConfig:
     """Read the configuration in the file; faults are printed one per line, and end the program."""
+    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES
+
     try:
         # One byte more than allowed, so that the rest of a huge file is never read.
         if file == "-":
@@ -89,6 +95,8 @@ def read_config(file: str) -> RepositoryConfig:
 
 def _put(given: dict[str, Any], option: str) -> None:
     """Put `section.option=value` into nested options."""
+    from zarr_manifests.config.yaml_text import load_yaml
+
     place, equals, text = option.partition("=")
     if not equals or not place:
         raise InvalidArgumentError(f"{option!r}: expected option=value, as commits.mode=rewrite")

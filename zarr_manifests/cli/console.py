@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,9 +14,10 @@ from rich.text import Text
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session
-from zarr_manifests.storage.url import parse_options
+
+if TYPE_CHECKING:
+    from zarr_manifests.repository import Repository
+    from zarr_manifests.session import Session
 
 __all__ = [
     "Branch",
@@ -71,6 +72,8 @@ Options = Annotated[
 
 def storage_options(url: str, given: list[str] | None) -> dict[str, object]:
     """Return the storage options that `--option name=value` gives."""
+    from zarr_manifests.storage.url import parse_options
+
     texts = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -85,6 +88,8 @@ def storage_options(url: str, given: list[str] | None) -> dict[str, object]:
 
 def open_at(url: str, option: list[str] | None) -> Repository:
     """Open the repository at that URL."""
+    from zarr_manifests.repository import Repository
+
     return Repository.open(url, storage_options=storage_options(url, option))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -18,23 +18,25 @@ from zarr_manifests.cli.console import (
     open_at,
 )
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import Change, Operation, moved_tops
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import Change
 
 __all__ = ["run"]
 
 _Ref = Annotated[
     str, typer.Argument(help="The id of a snapshot, a branch or a tag.", show_default=False)
 ]
-_MARKS: Final = {
-    Operation.CREATE: "+ {path}",
-    Operation.METADATA: "~ {path}",
-    Operation.DELETE: "- {path}",
-    Operation.MOVE: "> {moved_from} to {path}",
+_MARKS: Final[dict[str, str]] = {
+    "create": "+ {path}",
+    "metadata": "~ {path}",
+    "delete": "- {path}",
+    "move": "> {moved_from} to {path}",
 }
-_WORDS: Final = {
-    Operation.APPEND: "appended",
-    Operation.OVERWRITE: "overwritten",
-    Operation.UNSET: "removed",
+_WORDS: Final[dict[str, str]] = {
+    "append": "appended",
+    "overwrite": "overwritten",
+    "unset": "removed",
 }
 
 
@@ -83,13 +85,15 @@ def _with_first(first: Change | None, rest: Iterator[Change]) -> Iterator[Change
 
 def _lines(records: Iterable[Change], coordinates: bool) -> Iterator[str]:
     """The changes of nodes, then of chunks, array by array."""
+    from zarr_manifests.reports import moved_tops
+
     found = list(records)
     moved = {record.moved_from: record.path for record in found if record.moved_from is not None}
     tops = moved_tops(moved)
     for operation, mark in _MARKS.items():
         for record in found:
             went_along = record.moved_from is not None and record.moved_from not in tops
-            if record.operation is operation and not went_along:
+            if record.operation == operation and not went_along:
                 yield mark.format(path=record.path, moved_from=record.moved_from)
     chunks = [record for record in found if record.operation not in _MARKS]
     for path, group in groupby(sorted(chunks, key=lambda r: r.path), key=lambda r: r.path):
@@ -102,7 +106,7 @@ def _lines(records: Iterable[Change], coordinates: bool) -> Iterator[str]:
 
 
 def _summary(record: Change) -> str:
-    if record.operation is Operation.TRUNCATE:
+    if record.operation == "truncate":
         return f"cut off at {record.grid_shape}"
     return f"{count_text(len(record.coordinates), 'chunk')} {_WORDS[record.operation]}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -20,7 +20,9 @@ from zarr_manifests.cli.console import (
     session_at,
 )
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import Amount, ArrayStats, Totals
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import Amount, ArrayStats, Totals
 
 __all__ = ["run"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -19,14 +20,13 @@ from zarr_manifests.cli.console import (
     time_text,
     written_text,
 )
-from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.format.envelope import FORMAT_VERSION
-from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.format.root import ROOT_KEY, Root
 from zarr_manifests.plain import plain_text
-from zarr_manifests.repository import Repository
-from zarr_manifests.storage import Storage
-from zarr_manifests.store import contents_of
+
+if TYPE_CHECKING:
+    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.format.root import Root
+    from zarr_manifests.repository import Repository
+    from zarr_manifests.storage import Storage
 
 __all__ = ["run"]
 
@@ -35,6 +35,8 @@ _SHOWN_REFS = 20
 
 def run(url: Url, option: Options = None) -> None:
     """Show what a repository is, its branches and tags, and its size."""
+    from zarr_manifests.format.root import ROOT_KEY, Root
+
     repo = open_at(url, option)
     root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
     out = console()
@@ -48,6 +50,8 @@ def run(url: Url, option: Options = None) -> None:
 
 
 def _facts(repo: Repository, root: Root) -> Table:
+    from zarr_manifests.format.envelope import FORMAT_VERSION
+
     facts = columns("", "")
     facts.show_header = False
     facts.columns[0].style = "dim"
@@ -80,6 +84,9 @@ def _options(config: RepositoryConfig) -> Iterator[str]:
 
 def _refs(repo: Repository) -> Table:
     """Branches and tags, each with its arrays and the number of live deltas."""
+    from zarr_manifests.format.nodes import NodeKind
+    from zarr_manifests.store import contents_of
+
     heads = {f"branch {name}": head for name, head in repo.list_branches().items()}
     heads |= {f"tag {name}": head for name, head in repo.list_tags().items()}
     numbers = ("arrays", "deltas")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -22,9 +22,10 @@ from zarr_manifests.cli.console import (
     open_at,
 )
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.keys import absolute, no_array
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
 
 __all__ = ["run_explain", "run_plan"]
 
@@ -134,6 +135,8 @@ def _print_leaves(out: Console, layout: ManifestLayout, array: ArrayPlace) -> No
 
 
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
+    from zarr_manifests.keys import absolute, no_array
+
     path = absolute(array.strip("/"))
     found = next((one for one in layout.arrays if one.path == path), None)
     if found is None:

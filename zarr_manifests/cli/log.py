@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -22,8 +22,10 @@ from zarr_manifests.cli.console import (
     written_text,
 )
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import SnapshotInfo
-from zarr_manifests.repository import Repository
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import SnapshotInfo
+    from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +22,12 @@ from zarr_manifests.cli.console import (
     storage_options,
     time_text,
 )
-from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.keys import V3_DOCUMENT
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import CollectionReport, RepackReport
-from zarr_manifests.repository import Repository
-from zarr_manifests.storage import Storage
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import CollectionReport, RepackReport
+    from zarr_manifests.storage import Storage
 
 __all__ = [
     "run_expire",
@@ -127,6 +126,8 @@ def run_statistics(
 
 def run_verify(url: Url, option: Options = None) -> None:
     """Read everything that can be reached; exit code 1 if anything is wrong."""
+    from zarr_manifests.keys import V3_DOCUMENT
+
     repo = open_at(url, option)
     with _progress() as progress:
         report = repo.verify(progress=progress)
@@ -192,6 +193,8 @@ def run_recover(
     option: Options = None,
 ) -> None:
     """Make a new root from the newest complete archive if the root is lost or damaged."""
+    from zarr_manifests.repository import Repository
+
     options = storage_options(url, option)
     report = Repository.recover(
         url, dry_run=dry_run, collections_ended=collections_ended, storage_options=options
@@ -258,6 +261,8 @@ def _progress(what: str = "objects") -> Iterator[Callable[[str, int], None]]:
 
 
 def _duration(text: str) -> timedelta:
+    from zarr_manifests.config.snapshots import duration_of
+
     try:
         found = duration_of(text)
     except OverflowError as error:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from zarr_manifests.reports import ArrayPlace, ManifestLayout
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from zarr_manifests.reports import ArrayPlace, ManifestLayout
 
 __all__ = ["draw"]
 

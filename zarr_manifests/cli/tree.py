@@ -6,7 +6,7 @@ it is optional.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,15 +22,14 @@ from zarr_manifests.cli.console import (
     count_text,
     session_at,
 )
-from zarr_manifests.display import hierarchy
-from zarr_manifests.engine.compact.compute_statistics import statistics_of
-from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import ArrayStatistics
-from zarr_manifests.store import contents_of
+
+if TYPE_CHECKING:
+    from zarr_manifests.engine.snapshot.view import SnapshotView
+    from zarr_manifests.format.nodes import Node
+    from zarr_manifests.keys import ArrayMeta
+    from zarr_manifests.reports import ArrayStatistics
 
 __all__ = ["run"]
 
@@ -55,6 +54,10 @@ def run(
     option: Options = None,
 ) -> None:
     """Show groups and arrays: dimensions, type, chunk shape and units."""
+    from zarr_manifests.display import hierarchy
+    from zarr_manifests.engine.compact.compute_statistics import statistics_of
+    from zarr_manifests.store import contents_of
+
     if chunks and stats:
         raise InvalidArgumentError("--chunks or --stats, not both")
     session = session_at(url, option, branch, tag, snapshot)
