@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import zarr_manifests as zm
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage, checking, from_fsspec, from_url, fsspec_writer
+from zarr_manifests.storage import MemoryStorage, checking, from_fsspec, fsspec_writer
 from zarr_manifests.testing import Call, WrappedStorage
 
 
@@ -28,8 +28,28 @@ def test_a_disk_can_be_used_for_everything(tmp_path: Path) -> None:
     assert (report.usable_for, report.problems) == ("everything", ())
     assert min(report.latency_ms or 0, report.read_mb_per_s or 0, report.write_mb_per_s or 0) > 0
     assert report.url == repo.url
-    assert not [info.key for info in from_url(tmp_path).list("check-")]
+    assert not list(tmp_path.glob("check-*"))
     assert repo.verify().ok
+
+
+def test_a_folder_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    assert checking.check(tmp_path).usable_for == "everything"
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine.txt"]
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """It may be a typing error."""
+    report = checking.check(tmp_path / "absent" / "deep")
+    assert report.usable_for == "nothing"
+    assert report.problems[0].startswith("reading: there is no folder ")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("mine")
+    assert checking.check(tmp_path / "file").usable_for == "nothing"
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "absent")])
+    assert done.exit_code == 1
+    assert "there is no folder" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_an_object_store_that_works(small_store: Any) -> None:
@@ -101,7 +121,7 @@ def test_filesystems_say_how_far_they_go() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["check", str(tmp_path / "new")])
+    done = CliRunner().invoke(app, ["check", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "everything" in done.output
     assert "MB/s" in done.output

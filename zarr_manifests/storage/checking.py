@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from zarr_manifests.errors import ManifestsError, ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.fsspec_store import FsspecStorage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.storage.url import Location, storage_of
 
@@ -65,7 +68,8 @@ def check(
     """Try out what a place can be used for: conditions, ranges, paging, deletes, speed.
 
     It writes about 1,200 small objects and 16 MiB under a name of its own, and deletes them. Where
-    nothing can be written, it only reads. A repository that is there is not changed.
+    nothing can be written, it only reads. A repository that is there is not changed, and a folder
+    that is not there is not made.
 
     Parameters
     ----------
@@ -85,7 +89,23 @@ def check(
     >>> check("memory://check-example").problems
     ('processes: others cannot see what is written, and it ends with this process',)
     """
-    return _Check(storage_of(location, storage_options)).report()
+    storage = storage_of(location, storage_options)
+    if isinstance(storage, LocalStorage):
+        return _check_folder(storage)
+    return _Check(storage).report()
+
+
+def _check_folder(storage: LocalStorage) -> StorageReport:
+    """Try out a folder on a disk in one of its own below it, which is removed with all in it."""
+    folder = Path(storage.path)
+    if not folder.is_dir():
+        why = f"reading: there is no folder {folder}; make it, or correct the path"
+        return StorageReport(storage.url, "nothing", (why,))
+    own = folder / f"check-{SYSTEM.random_bytes(8).hex()}"
+    try:
+        return replace(_Check(LocalStorage(own)).report(), url=storage.url)
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 class _Check:

@@ -10,8 +10,8 @@ Invariants:
   its lookups.
 - Nothing is fetched or decoded for it.
 - At most as many refs are made in vain as were used before: windows double while they are used up.
-  Where bytes are fetched ahead, the next window is made in the middle of one, so that it is at most
-  half as much again.
+  Where bytes are fetched ahead, the next window is made in the middle of one, and is smaller at
+  first: up to `MOST` chunks, three quarters are in vain at most, and one and a half times later.
 - At most two windows are kept, each of `MOST` or `MOST_FAR` refs; the older one is for threads that
   lag behind.
 
@@ -71,7 +71,7 @@ class RefsAhead:
         self._newest: dict[str, NativeRef | VirtualRef] = {}
         self._run = _Run(b"", 0, 0)
         self._window: _Window | None = None
-        self._due: Collection[NativeRef | VirtualRef] = ()
+        self._asked = 0
 
     def find(self, view: SnapshotView, key: str) -> NativeRef | VirtualRef | None:
         """The ref of the key in that view, if it is known already."""
@@ -86,6 +86,7 @@ class RefsAhead:
         at = node.array.grid.ravel_one(coords)
         follows = run.node_id == node.node_id and 0 <= at - run.next < _NEAR
         length = run.length + 1 if follows else 1
+        self._asked = self._asked if follows else 0
         self._run = _Run(node.node_id, length, at + 1)
         if length < _BEGINS:
             return
@@ -98,12 +99,15 @@ class RefsAhead:
         In the middle of a window the next one is made, so that its bytes come in time.
         """
         window = self._window
-        if window is not None and key == window.middle and self._kept[0] is view:
-            most = min(window.used, MOST_FAR)
-            if self._make(view, window.node, window.last, window.reach, most):
-                self._due = self._newest.values() if window.used >= _FETCHES else ()
-        due, self._due = self._due, ()
-        return due
+        self._asked += 1
+        if window is None or key != window.middle or self._kept[0] is not view:
+            return ()
+        used = window.used
+        if 8 * self._asked < 7 * used:  # some of them are asked for, here and there
+            return ()
+        most = min(used if used >= MOST else used // 2, MOST_FAR)
+        made = self._make(view, window.node, window.last, window.reach, most)
+        return self._newest.values() if made and used >= _FETCHES else ()
 
     def _make(self, view: SnapshotView, node: Node, coords: Coords, reach: int, most: int) -> bool:
         """Make the refs after this chunk, the last of so many in order; whether there are any."""
