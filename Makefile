@@ -3,6 +3,7 @@
 MINUTES ?= 10
 FIRST ?= 100000
 QUICK = not servers and not spark and not cluster and not simulation and not faults and not benchmarks
+ALL = --hypothesis-profile sweep --examples 2
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
@@ -25,18 +26,18 @@ test: lint  ## run lint and all tests but those of Spark and the sweeps
 
 servers: setup  ## run the tests of each server of object stores, as CI does after make test
 	@.ci/setup-servers
-	.venv/bin/pytest -m servers -n auto tests/storage
+	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage
 
 spark: setup  ## run the tests that start Spark, as CI does after make servers
-	.venv/bin/pytest -m spark --hypothesis-profile sweep
+	.venv/bin/pytest -m spark $(ALL)
 
 cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark
 	.venv/bin/pytest -m cluster
 
 sweep: setup  ## run what CI runs at last: each benchmark once, all seeds, examples, crashes and faults
 	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py
-	.venv/bin/pytest -m faults -n auto tests/storage
-	.venv/bin/pytest -m "(sweep or hypothesis) and $(QUICK)" --hypothesis-profile sweep --examples 2 -n auto
+	.venv/bin/pytest -m faults $(ALL) -n auto tests/storage
+	.venv/bin/pytest -m "(sweep or hypothesis) and $(QUICK)" $(ALL) -n auto
 	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
 
 simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)
