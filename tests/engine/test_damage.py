@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+from effort import some_or_all
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.by_id import snapshot_ref
@@ -127,7 +128,8 @@ def _read(storage: Storage, snapshot_id: str | None) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["current", "chunks", "deltas", "manifests", "nodes", "snapshots"])
-def test_damage_of_every_object(seeded: Seeded, kind: str) -> None:
+@some_or_all
+def test_damage_of_every_object(seeded: Seeded, kind: str, every: int) -> None:
     storage = seeded.storage
     reads: list[tuple[str | None, dict[str, bytes], set[str]]] = [
         (None, seeded.head, seeded.used_by_head)
@@ -138,7 +140,9 @@ def test_damage_of_every_object(seeded: Seeded, kind: str) -> None:
         for snapshot_id in [*seeded.snapshots][::2]
     )
     noticed = 0
-    for info in [info for info in storage.list() if info.key.split("/")[0] == kind]:
+    of_kind = [info for info in storage.list() if info.key.split("/")[0] == kind]
+    of_kind.sort(key=lambda info: all(info.key not in read[2] for read in reads))  # the read first
+    for info in of_kind[::every]:
         data = storage.get(info.key)
         users = [read for read in reads if info.key in read[2]]
         others = [read for read in reads if info.key not in read[2]]
