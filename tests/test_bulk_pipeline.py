@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, integer_array_indices
 from numcodecs import Blosc, GZip, Shuffle, Zstd
 from zarr import codecs as v3
 from zarr.core.buffer.cpu import Buffer, NDBuffer
 from zarr.core.codec_pipeline import FusedCodecPipeline
 from zarr.storage import MemoryStore
+from zarr.testing import strategies as zarr_strategies
 
 import zarr_manifests as zm
 from effort import examples
@@ -191,6 +193,45 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
             assert np.asarray(found).dtype == np.asarray(due).dtype
             np.testing.assert_array_equal(found, due)
             np.testing.assert_array_equal(_indexed(fused(array), how)[part], due)
+
+
+# --- what Zarr's own tests try ---------------------------------------------------------------
+
+
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_arrays_that_zarr_draws_are_read_and_written_as_numpy_arrays(data: st.DataObject) -> None:
+    config = {**_CONFIG, "pack-bytes": data.draw(st.sampled_from([100, 8_388_608]))}
+    store = zm.Repository.create(MemoryStorage(), config).writable_session().store
+    shapes = array_shapes(max_dims=4, min_side=1)
+    with zm.tune_zarr():
+        array: Any = data.draw(
+            zarr_strategies.arrays(
+                stores=st.just(store),
+                shapes=shapes,
+                paths=st.just("g"),
+                array_names=st.just("a"),
+                attrs=st.none(),
+                compressors=st.sampled_from([None, "default"]),
+            )
+        )
+    assert type(array.async_array.codec_pipeline) is BulkCodecPipeline
+    judge = array[:]
+    values = zarr_strategies.numpy_arrays
+    at = data.draw(zarr_strategies.basic_indices(shape=judge.shape))
+    np.testing.assert_array_equal(array[at], judge[at])
+    array[at] = judge[at] = data.draw(values(shapes=st.just(judge[at].shape), dtype=judge.dtype))
+    np.testing.assert_array_equal(array[:], judge)
+    at, there = data.draw(zarr_strategies.orthogonal_indices(shape=judge.shape))
+    np.testing.assert_array_equal(array.oindex[at], judge[there])
+    numbers = [each for each in there if isinstance(each, np.ndarray)]
+    if all(each.size == np.unique(each).size for each in numbers):
+        given_ = data.draw(values(shapes=st.just(judge[there].shape), dtype=judge.dtype))
+        array.oindex[at] = judge[there] = given_
+        np.testing.assert_array_equal(array[:], judge)
+    points = array_shapes(min_side=1, max_dims=None)
+    at = data.draw(integer_array_indices(shape=judge.shape, result_shape=points))
+    np.testing.assert_array_equal(array.vindex[at], judge[at])
 
 
 # --- where chunks are ------------------------------------------------------------------------
