@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Final
 
 from zarr_manifests.engine.history.ancestry import (
@@ -242,7 +242,8 @@ class Refs:
             floor = floor_below(context, root, start.head)
         found = entries(context, start.head, floor, most)
         whole = (_complete(context, part) for part in found)
-        return islice(((part, at) for part in whole for at in reversed(range(len(part)))), most)
+        rows = (zip(repeat(part), reversed(range(len(part)))) for part in whole)
+        return islice(chain.from_iterable(rows), most)
 
     def _in(self, root: Root, point: Point) -> Branch:
         roots = self._context.roots
