@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, overload
 
+from zarr.abc.store import Store
+
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
@@ -27,6 +29,7 @@ from zarr_manifests.engine.compact.presence_index import array_stats, build_inde
 from zarr_manifests.engine.compact.repack_chunks import repack_chunks
 from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.engine.edit.import_references import import_references
+from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
 from zarr_manifests.engine.history.changed_cells import changed_cells, compared_cells
@@ -56,6 +59,7 @@ from zarr_manifests.errors import (
     ManifestsError,
 )
 from zarr_manifests.importing import IcechunkHistory
+from zarr_manifests.keys import directory
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
@@ -92,7 +96,7 @@ from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, check_bound
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 from zarr_manifests.virtual.kerchunk import read_kerchunk
-from zarr_manifests.virtual.references import References, list_zarr, location_of
+from zarr_manifests.virtual.references import References, list_zarr
 
 __all__ = ["Repository", "repository_of"]
 
@@ -1241,13 +1245,15 @@ class Repository:
 
     def import_zarr(
         self,
-        url: str | os.PathLike[str],
+        url: str | os.PathLike[str] | Storage | Store,
         path: str = "/",
         copy: bool = False,
         *,
         message: str | None = None,
         branch: str = DEFAULT_BRANCH,
         max_bytes: int = MAX_BYTES,
+        storage_options: Mapping[str, object] | None = None,
+        progress: Progress | None = None,
     ) -> str:
         """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
 
@@ -1256,8 +1262,10 @@ class Repository:
 
         Parameters
         ----------
-        url : str or path
-            Path or URL (`file://`, `memory://`) of the store.
+        url : str, path, Storage or Zarr store
+            Path or URL (`file://`, `memory://`, `s3://`, `gs://`, `az://`) of the store, or the
+            store itself. Refs need a place: of a Zarr store in memory or in a ZIP file, chunks can
+            only be copied.
         path : str
             Where to; nothing may be there. Groups above it are made.
         copy : bool
@@ -1268,6 +1276,10 @@ class Repository:
             What to commit to.
         max_bytes : int
             Bytes that all metadata documents together, and each chunk that is copied, may have.
+        storage_options : mapping, optional
+            Options of `zarr_manifests.storage.from_url` for the URL.
+        progress : callable, optional
+            Called with `"chunks"` and the number of chunks taken in so far.
 
         Returns
         -------
@@ -1282,8 +1294,10 @@ class Repository:
             If there is something at the path.
         InvalidArgumentError
             If there is more than `max_bytes`, consolidated metadata knows of documents that are
-            not there, a folder in the store
-            is a symbolic link, or a file is one that leads out of the store.
+            not there, a folder in the store is a symbolic link, a file is one that leads out of
+            the store, or the store is at no place and its chunks are not copied.
+        UnsupportedStorageError
+            If it is on a web server, which has no listing.
         UnsupportedFormatError
             If the store has metadata that is not understood, or is a file, such as a ZIP.
 
@@ -1298,9 +1312,24 @@ class Repository:
         >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
         []
         """
-        references, location = list_zarr(url, max_bytes=max_bytes), location_of(url)
-        trusted, message = Containers.of({"source": location}), message or f"import {location}"
-        return self._import(references, path, trusted, message, branch, copy, max_bytes)
+        location, references = list_zarr(
+            url,
+            max_bytes=max_bytes,
+            storage_options=storage_options,
+            copy=copy,
+            parallel=self._context.runtime.parallel,
+        )
+        trusted = Containers.of({"source": location} if references.fetch is None else {})
+        return self._import(
+            references,
+            path,
+            trusted,
+            message or f"import {location}",
+            branch,
+            copy,
+            max_bytes,
+            progress=progress,
+        )
 
     def import_kerchunk(
         self,
@@ -1311,15 +1340,19 @@ class Repository:
         branch: str = DEFAULT_BRANCH,
         max_bytes: int = MAX_BYTES,
         max_references: int = MAX_REFERENCES,
+        mode: Literal["w-", "w"] = "w-",
+        remote_protocol: str | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> str:
         """Take kerchunk references in, in one commit: metadata, and refs to chunks.
 
         Parameters
         ----------
         references : str, path or mapping
-            A JSON file, or what is in one, or a folder of parquet files (this needs pyarrow). Of
-            files that lie below a container, size and time of modification are noted, and reading
-            one that has changed is an error.
+            A JSON file, which may be compressed with gzip or zstd and lie at any URL, or what is in
+            one, or a local folder of parquet files (this needs pyarrow). Of files that lie below a
+            container, size and time of modification are noted, and reading one that has changed is
+            an error.
         path, message, branch
             As for `import_zarr`; so is what is returned.
         max_bytes : int
@@ -1327,6 +1360,12 @@ class Repository:
             chunks, and some 32 for each reference in parquet files.
         max_references : int
             References that `gen` may generate.
+        mode : {"w-", "w"}
+            Whether there must be nothing at the path, or what is there is replaced.
+        remote_protocol : str, optional
+            The scheme of locations without one, such as `s3`.
+        storage_options : mapping, optional
+            Options of `zarr_manifests.storage.from_url` for the URL of the references.
 
         Raises
         ------
@@ -1348,10 +1387,25 @@ class Repository:
         """
         trusted, message = self._context.containers, message or "import kerchunk references"
         found = read_kerchunk(
-            references, trusted, max_bytes=max_bytes, max_references=max_references
+            references,
+            trusted,
+            max_bytes=max_bytes,
+            max_references=max_references,
+            remote_protocol=remote_protocol,
+            storage_options=storage_options,
         )
+        if mode not in ("w-", "w"):
+            raise InvalidArgumentError(f"mode={mode!r}: give 'w-' or 'w'")
         return self._import(
-            found, path, trusted, message, branch, False, max_bytes, only_chunks=True
+            found,
+            path,
+            trusted,
+            message,
+            branch,
+            False,
+            max_bytes,
+            only_chunks=True,
+            replace=mode == "w",
         )
 
     def import_icechunk(
@@ -1450,8 +1504,12 @@ class Repository:
         max_bytes: int,
         *,
         only_chunks: bool = False,
+        progress: Progress | None = None,
+        replace: bool = False,
     ) -> str:
         commits = self._commits(branch)
+        if replace:
+            commits.writer.workspace.delete_below(directory(node_path(path)))
         import_references(
             commits.writer.workspace,
             path,
@@ -1460,6 +1518,7 @@ class Repository:
             copy=copy,
             max_bytes=max_bytes,
             only_chunks=only_chunks,
+            progress=progress,
         )
         return commits.commit(message)
 

@@ -215,6 +215,18 @@ class ObjectStorage:
             )
         return self._list(prefix, after)
 
+    def files(self) -> Iterator[ObjectInfo]:
+        """All objects, also those whose names are no keys, such as `.zarray`.
+
+        Raises
+        ------
+        UnsupportedStorageError
+            If it is a web server, which has no listing.
+        """
+        self.list()  # refuses a web server
+        for meta in self._listed("", ""):
+            yield _info(meta["path"], meta)
+
     def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         last = ""
         for meta in self._listed(prefix, max(_listable(after), _just_before(prefix))):

@@ -22,23 +22,27 @@ import itertools
 import json
 import math
 import os
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import zstandard
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
     NotFoundError,
+    ObjectNotFoundError,
     StorageError,
     UnsupportedFormatError,
 )
 from zarr_manifests.storage.files import open_regular
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
-from zarr_manifests.virtual.locations import VirtualLocation, parse_location
+from zarr_manifests.virtual.locations import parse_location, url_at
 from zarr_manifests.virtual.references import Files, References, location_of
 from zarr_manifests.virtual.templates import Templates
 
@@ -53,8 +57,12 @@ def read_kerchunk(
     *,
     max_bytes: int = MAX_BYTES,
     max_references: int = MAX_REFERENCES,
+    remote_protocol: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> References:
     """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
+
+    A JSON file may be compressed with gzip or zstd, and lie at any URL.
 
     For files below a container, size and modification time are recorded.
 
@@ -68,6 +76,10 @@ def read_kerchunk(
         The most bytes to read and make.
     max_references : int
         The most references that templates may generate.
+    remote_protocol : str, optional
+        The scheme of locations without one, such as `s3`.
+    storage_options : mapping, optional
+        Options of `from_url` for the URL of the references.
 
     Raises
     ------
@@ -82,12 +94,22 @@ def read_kerchunk(
     """
     budget = Budget(max_bytes)
     most = check_bound("max_references", max_references)
-    files = Files(containers, budget)
+    if remote_protocol is not None:
+        url_at(*parse_location(f"{remote_protocol}://name"))  # says if there is no such scheme
+    files = Files(containers, budget, remote_protocol)
     if not isinstance(given, Mapping):
-        place = _local(given)
-        if os.path.isdir(place):
+        url = location_of(given)
+        scheme, place = parse_location(url)
+        if scheme == "file" and os.path.isdir(place):
             return read_parquet(place, files, budget)
-        given = _load(place, budget)
+        if scheme == "file":
+            refuse_options("a local file", storage_options)
+        data = (
+            _local(place, url, budget)
+            if scheme == "file"
+            else _remote(url, budget, storage_options)
+        )
+        given = _loaded(data, url, budget)
     refs, templates = _parts(given, budget, most)
     values: dict[str, bytes] = {}
     keys: list[str] = []
@@ -115,29 +137,45 @@ def read_kerchunk(
     return files.references(values, keys, sources, offsets, lengths)
 
 
-def _local(given: str | os.PathLike[str]) -> str:
-    scheme, path = parse_location(location_of(given))
-    if scheme != "file":
-        raise InvalidArgumentError(
-            "kerchunk references are a mapping, a local JSON file, or a local folder of parquet "
-            "files"
-        )
-    return path
-
-
-def _load(path: str, budget: Budget) -> Any:
-    where = VirtualLocation("file", path).url
+def _local(path: str, url: str, budget: Budget) -> bytes:
     try:
         with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
-            budget.take(nbytes, where)
-            return json.loads(file.read(nbytes))
+            budget.take(nbytes, url)
+            return file.read(nbytes)
     except FileNotFoundError as error:
-        raise NotFoundError(f"there is no file {where}") from error
+        raise NotFoundError(f"there is no file {url}") from error
     except OSError as error:
-        raise StorageError(f"{where} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{where} is not JSON: {error}") from error
+        raise StorageError(f"{url} cannot be read: {error}") from error
+
+
+def _remote(url: str, budget: Budget, storage_options: Mapping[str, object] | None) -> bytes:
+    folder, _, name = url.rpartition("/")
+    storage = storage_of(folder, storage_options)
+    try:
+        budget.take(storage.head(name).nbytes, url)
+        return storage.get(name)
+    except ObjectNotFoundError as error:
+        raise NotFoundError(
+            f"there is no file {url}; a folder of parquet files must be local: download it"
+        ) from error
+
+
+def _loaded(data: bytes, url: str, budget: Budget) -> Any:
+    """The value that a JSON file holds, which may be compressed."""
+    try:
+        if data.startswith(b"\x1f\x8b"):
+            data = zlib.decompressobj(31).decompress(data, budget.left + 1)
+            budget.take(len(data), url)
+        elif data.startswith(zstandard.FRAME_HEADER):
+            with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+                data = reader.read(budget.left + 1)
+            budget.take(len(data), url)
+        return json.loads(data)
+    except (ValueError, RecursionError, zlib.error, zstandard.ZstdError) as error:
+        if isinstance(error, InvalidArgumentError):  # of the budget, which is a ValueError
+            raise
+        raise InvalidArgumentError(f"{url} is not JSON: {error}") from error
 
 
 def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Templates]:

@@ -15,24 +15,31 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
     NotFoundError,
     StorageError,
     UnsupportedFormatError,
-    UnsupportedStorageError,
     VirtualContainerError,
 )
 from zarr_manifests.format.columns import Column
-from zarr_manifests.storage import from_url
+from zarr_manifests.runtime import one_by_one
+from zarr_manifests.storage import ObjectStorage, Storage, from_url
 from zarr_manifests.storage.files import open_inside, with_room
+from zarr_manifests.storage.object_versions import Version
+from zarr_manifests.storage.own import own_storage
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.budget import MAX_BYTES, Budget
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.locations import REMOTE, VirtualLocation, parse_location
@@ -82,6 +89,8 @@ class References:
         Modification times and sizes of the files; -1 if unknown.
     numbered : tuple of Numbered
         The other rows.
+    fetch : callable, optional
+        Returns the bytes of a key, where they are not read from the location.
     """
 
     values: Mapping[str, bytes]
@@ -93,6 +102,7 @@ class References:
     modified: Column
     sizes: Column
     numbered: tuple[Numbered, ...] = ()
+    fetch: Callable[[str], bytes] | None = None
 
 
 def location_of(given: str | os.PathLike[str]) -> str:
@@ -112,10 +122,14 @@ class Files:
         Places whose files may be inspected; nothing is known of other files.
     budget : Budget
         The bytes that may still be made.
+    remote_protocol : str, optional
+        The scheme of locations without one, such as `s3`.
     """
 
-    def __init__(self, containers: Containers, budget: Budget) -> None:
-        self._containers = containers
+    def __init__(
+        self, containers: Containers, budget: Budget, remote_protocol: str | None = None
+    ) -> None:
+        self._containers, self._protocol = containers, remote_protocol
         self._budget = budget
         self._given: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
@@ -131,6 +145,9 @@ class Files:
             If the scheme is not supported.
         """
         number = self._given.get(given)
+        if number is None and self._protocol is not None and "://" not in given:
+            number = self.number(key, f"{self._protocol}://{given}")
+            self._given[given] = number
         if number is None:
             if "://" not in given and not os.path.isabs(given):
                 raise InvalidArgumentError(
@@ -230,8 +247,21 @@ def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any
         raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
 
 
-def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> References:
-    """List the entries of the Zarr store at `url`, each a file; documents count up to `max_bytes`.
+type Parallel = Callable[[Sequence[Callable[[], bytes]]], list[bytes]]
+
+
+def list_zarr(
+    given: str | os.PathLike[str] | Storage | Store,
+    *,
+    max_bytes: int = MAX_BYTES,
+    storage_options: Mapping[str, object] | None = None,
+    copy: bool = False,
+    parallel: Parallel = one_by_one,
+) -> tuple[str, References]:
+    """The name of a place, and the entries of the Zarr store there, each a file.
+
+    Documents count up to `max_bytes`. The entries of a Zarr `Store` that is at no place can only be
+    copied.
 
     Raises
     ------
@@ -243,20 +273,36 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
     UnsupportedFormatError
         If it is a file, such as a ZIP archive.
     UnsupportedStorageError
-        If it is in an object store or on a web server.
+        If it is on a web server, which has no listing.
     """
-    root = location_of(url)
+    if isinstance(given, LocalStore):
+        given = given.root
+    if isinstance(given, ObjectStore | FsspecStore):
+        given = own_storage(given)
+    if isinstance(given, Store):
+        if not copy:
+            raise InvalidArgumentError(
+                f"the chunks of a {type(given).__name__} are at no place that references could "
+                "name: pass copy=True"
+            )
+        return f"a {type(given).__name__}", _in_store(given, Budget(max_bytes))
+    if isinstance(given, ObjectStorage):
+        refuse_options("a storage", storage_options)
+        return given.url, _in_bucket(given, Budget(max_bytes), parallel)
+    if not isinstance(given, str | os.PathLike):
+        given = given.url
+    root = location_of(given)
     scheme, place = parse_location(root)
+    if scheme in REMOTE:
+        storage = storage_of(root, storage_options)
+        assert isinstance(storage, ObjectStorage)
+        return root, _in_bucket(storage, Budget(max_bytes), parallel)
+    refuse_options("a local folder", storage_options)
     if scheme == "file" and os.path.isfile(place):
         zipped = "a ZIP file" if zipfile.is_zipfile(place) else "a file"
         raise UnsupportedFormatError(
             f"{root} is {zipped}, and only a folder can be imported; unpack it first "
             "(with copy=True the folder is not needed afterwards)"
-        )
-    if scheme in REMOTE:
-        raise UnsupportedStorageError(
-            f"only a local folder can be imported, not {root}; refer to chunks elsewhere with "
-            "set_virtual_refs"
         )
     values: dict[str, bytes] = {}
     keys, sizes, modified = [], [], []
@@ -271,17 +317,86 @@ def list_zarr(url: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Ref
             modified.append(modified_ms)
     if not values:
         raise NotFoundError(f"there is no Zarr metadata at {root}")
+    locations = [VirtualLocation(scheme, place, key).url for key in keys]
+    return root, _references(values, keys, locations, sizes, modified)
+
+
+def _references(
+    values: Mapping[str, bytes],
+    keys: Sequence[str],
+    locations: Sequence[str],
+    sizes: Sequence[int],
+    modified: Sequence[int],
+    fetch: Callable[[str], bytes] | None = None,
+) -> References:
     n = len(keys)
     return References(
         _without_consolidated(values),
         tuple(keys),
-        tuple(VirtualLocation(scheme, place, key).url for key in keys),
+        tuple(locations),
         np.arange(n),
         np.zeros(n, np.int64),
         np.array(sizes, np.int64),
         np.array(modified, np.int64),
         np.array(sizes, np.int64),
+        fetch=fetch,
     )
+
+
+def _in_bucket(storage: ObjectStorage, budget: Budget, parallel: Parallel) -> References:
+    """The entries of a store in a bucket, whose documents are fetched at once."""
+
+    def fetch(key: str) -> bytes:
+        found = storage.get_version(key, 0, sizes[key], Version(None, times[key]))
+        if found is None or len(found[0]) < sizes[key]:
+            raise StorageError(f"{storage.url}/{key} has changed while it was read; try again")
+        return found[0]
+
+    listed = [*storage.files()]
+    sizes = {info.key: info.nbytes for info in listed}
+    times = {info.key: info.modified_ms for info in listed}
+    documents = [info.key for info in listed if info.key.rpartition("/")[2] in _DOCUMENTS]
+    if not documents:
+        raise NotFoundError(f"there is no Zarr metadata at {storage.url}")
+    for key in documents:
+        budget.take(sizes[key], f"the document {key!r}")
+    values = dict(zip(documents, parallel([partial(fetch, k) for k in documents]), strict=True))
+    others = [info for info in listed if info.key not in values]
+    scheme, place = parse_location(storage.url)
+    return _references(
+        values,
+        [info.key for info in others],
+        [VirtualLocation(scheme, place, info.key).url for info in others],
+        [info.nbytes for info in others],
+        [info.modified_ms for info in others],
+        fetch,
+    )
+
+
+def _in_store(store: Store, budget: Budget) -> References:
+    """The entries of a store of Zarr, to be copied."""
+    prototype = default_buffer_prototype()
+
+    async def get(key: str) -> bytes:
+        found = await store.get(key, prototype)
+        if found is None:
+            raise StorageError(f"{key!r} is listed in the store, and is not there")
+        return bytes(found.to_bytes())
+
+    async def scan() -> tuple[dict[str, bytes], dict[str, int]]:
+        keys = [key async for key in store.list()]
+        sizes = {key: await store.getsize(key) for key in keys}
+        documents = [key for key in keys if key.rpartition("/")[2] in _DOCUMENTS]
+        for key in documents:
+            budget.take(sizes[key], f"the document {key!r}")
+        return {key: await get(key) for key in documents}, sizes
+
+    values, sizes = sync(scan())
+    if not values:
+        raise NotFoundError(f"there is no Zarr metadata in the {type(store).__name__}")
+    keys = [key for key in sizes if key not in values]
+    lengths = [sizes[key] for key in keys]
+    return _references(values, keys, keys, lengths, [-1] * len(keys), lambda key: sync(get(key)))
 
 
 type _Entry = tuple[str, int, int, bytes | None]

@@ -9,7 +9,7 @@ Invariant: nothing that exists already is changed, and nothing is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,7 @@ def import_references(
     copy: bool,
     max_bytes: int,
     only_chunks: bool = False,
+    progress: Callable[[str, int], None] | None = None,
 ) -> None:
     """Put what `references` say below `path`.
 
@@ -72,6 +73,8 @@ def import_references(
     only_chunks : bool
         Whether to refuse keys that are neither documents nor chunks of an array. Otherwise they
         are kept as they are, as other files in a Zarr store.
+    progress : callable, optional
+        Called with `"chunks"` and the number of chunks taken in so far.
 
     Raises
     ------
@@ -90,6 +93,7 @@ def import_references(
     rows_of, others = _by_array(workspace, path, references)
     if only_chunks:
         _refuse_others(workspace, path, references, others)
+    done, told = 0, progress or (lambda stage, done: None)
     for place, parts in rows_of.items():
         node = workspace.contents.array_at(place)
         assert node.array is not None
@@ -100,10 +104,14 @@ def import_references(
         if not copy:
             table = _table(workspace, node, references, rows, coords)
             workspace.put_table(node.path, node.array.grid, table)
+            done += len(rows)
+            told("chunks", done)
             continue
         for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
             key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
             workspace.set(key, source.read(row))
+            done += 1
+            told("chunks", done)
     for row in others:
         workspace.set(join(path, references.keys[row]), source.read(row))
 
@@ -119,14 +127,16 @@ class _Source:
 
     def read(self, row: int) -> bytes:
         """What a row of the references refers to."""
-        ref = _ref(self.trusted, self.references, row)
-        if ref.length > self.max_bytes:
+        length = int(self.references.length[row])
+        if length > self.max_bytes:
             which = self.references.locations[int(self.references.source[row])]
             raise InvalidArgumentError(
-                f"{which} has {ref.length} bytes, and an import copies files of up to "
+                f"{which} has {length} bytes, and an import copies files of up to "
                 f"{self.max_bytes}: pass a larger max_bytes="
             )
-        return self.reader.read(ref, 0, ref.length)
+        if self.references.fetch is not None:
+            return self.references.fetch(self.references.keys[row])
+        return self.reader.read(_ref(self.trusted, self.references, row), 0, length)
 
 
 def _refuse_others(
