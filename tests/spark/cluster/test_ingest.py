@@ -48,20 +48,23 @@ def test_tasks_fail_and_an_executor_is_killed(cluster: Driver, files: str, tmp_p
     check(url, 1)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_the_driver_is_killed_at_the_first_of_two_commits(
-    after: bool, victim: Driver, cluster: Driver, files: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("commits", "after"), [(0, False), (1, False), (1, True)], ids=["first", "before", "after"]
+)
+def test_the_driver_is_killed_at_a_commit(
+    commits: int, after: bool, victim: Driver, cluster: Driver, files: str, tmp_path: Path
 ) -> None:
-    """That commit makes the repository."""
+    """So many commits are there when it dies, or one more; the first one makes the repository."""
     url = str(tmp_path / "repo")
     kill = {"what": "kill driver", "where": "driver", "op": "cas", "key": "current"}
-    kill |= {"after": after, "tickets": str(tmp_path / "kills")}
+    kill |= {"after": after, "skip": commits, "tickets": str(tmp_path / "kills")}
     asked = {"url": url, "files": files, "per_commit": 2}
     with pytest.raises(DriverDied):
         victim.run("ingest_files", **asked, troubles=[kill])
-    assert Repository.exists(url) == after
-    if after:
-        assert landed(url, "files") == 1
-        assert xr.open_dataset(url, engine="zarr_manifests").sizes["time"] == 4
-    assert cluster.run("ingest_files", **asked) == [4 - 2 * after, 2 * after]
+    there = commits + after
+    assert Repository.exists(url) == bool(there)
+    if there:
+        assert landed(url, "files") == there
+        assert xr.open_dataset(url, engine="zarr_manifests").sizes["time"] == 4 * there
+    assert cluster.run("ingest_files", **asked) == [4 - 2 * there, 2 * there]
     check(url, 2)
