@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
+import json
 import logging
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -226,6 +230,47 @@ def test_another_process_asks_for_credentials_itself(signed: list[Any]) -> None:
     assert len(list(repo.ancestry(branch="main"))) == 3
 
 
+def test_a_container_has_credentials_of_its_own(
+    small_store: Any, signed: list[Any], impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The repository is Alice's, the files that it refers to are Bob's; no secret is told."""
+    caplog.set_level(logging.DEBUG)
+    small_store.objects["raw/a.bin"] = bytes(range(8))
+    raw = zm.VirtualContainer("s3://raw", credentials=accounts.bob)
+    given: dict[str, Any] = {
+        "storage_options": {"credentials": accounts.alice},
+        "virtual_containers": {"raw": raw},
+    }
+    repo = zm.Repository.create("s3://bucket/prefix", **given)
+    with repo.transaction(message="refer") as store:
+        zarr.create_array(store, name="t", shape=8, chunks=4, dtype="u1", compressors=None)
+        store.set_virtual_refs("t", [[0], [1]], ["virtual://raw/a.bin"], [0, 0], [0, 4], [4, 4])
+    session = repo.readonly_session()
+    again, store = pickle.loads(pickle.dumps((repo, session.store)))
+    for one in (session.store, store, again.readonly_session().store):
+        assert zarr.open_array(one, path="t", mode="r")[:].tolist() == list(range(8))
+    whose = {"raw": set[str](), "bucket": set[str]()}
+    for request, who in zip(signed, _who(signed), strict=True):
+        whose[request.path.split("/")[1]].add(who)
+    assert whose == {"raw": {"BOB"}, "bucket": {"ALICE"}}
+    small_store.faults.append(
+        lambda request: type(small_store.perform(request)).refusal(
+            403, "AccessDenied", str(request.headers)
+        )
+    )
+    with pytest.raises(StorageError) as raised:
+        zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]
+    said = [
+        *(repr(one) for one in (raw, repo, repo.virtual_containers, session.store)),
+        repr(vars(repo)),
+        *traceback.format_exception(raised.value),
+        *(dumps((repo, store)).decode("latin-1") for dumps in (pickle.dumps, cloudpickle.dumps)),
+        *(data.decode("latin-1") for data in small_store.objects.values()),
+        caplog.text,
+    ]
+    assert not [text for text in said if accounts.SECRET in text]
+
+
 def test_planted_secrets_are_found_nowhere(
     small_store: Any, signed: list[Any], impatient: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,6 +338,72 @@ def test_a_profile_gives_credentials_and_region(
     assert set(_who(signed)) == {"WINDS"}
     regions = [r.headers["Authorization"].split("/")[2] for r in signed]
     assert regions == ["eu-north-1", "eu-north-1", "eu-west-3"]
+
+
+class _SignedIn(BaseHTTPRequestHandler):
+    """What AWS's single sign-on answers to the token that `aws sso login` has left."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers.get("x-amz-sso_bearer_token")))
+        keys = {
+            "accessKeyId": "SIGNEDIN",
+            "secretAccessKey": accounts.SECRET,
+            "sessionToken": f"{accounts.SECRET}session",
+            "expiration": 4_000_000_000_000,
+        }
+        body = json.dumps({"roleCredentials": keys}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_the_token_of_a_single_sign_on_gives_credentials(
+    signed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the SDK leaves it in ~/.aws/sso/cache; nothing is asked for by a browser."""
+    sdk = pytest.importorskip("botocore.credentials")
+    start = "https://winds.awsapps.com/start"
+    home = tmp_path / ".aws"
+    (home / "sso" / "cache").mkdir(parents=True)
+    (home / "config").write_text(
+        f"[profile sso]\nsso_start_url = {start}\nsso_region = eu-north-1\n"
+        "sso_account_id = 123456789012\nsso_role_name = reader\nregion = eu-north-1\n"
+    )
+    name = hashlib.sha1(start.encode(), usedforsecurity=False).hexdigest()
+    token = {"accessToken": "TOKEN", "expiresAt": "2096-01-01T00:00:00Z", "startUrl": start}
+    (home / "sso" / "cache" / f"{name}.json").write_text(json.dumps(token))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "config"))
+    # Found from the home directory when the SDK is imported.
+    monkeypatch.setattr(sdk.SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(home / "sso" / "cache"))
+    for variable in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(variable, raising=False)
+    _SignedIn.asked.clear()
+    with HTTPServer(("127.0.0.1", 0), _SignedIn) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SSO", f"http://127.0.0.1:{server.server_port}")
+        storage = _profiled("sso")
+        storage.put("a", b"1")
+        assert storage.get("a") == b"1"
+        server.shutdown()
+        thread.join()
+    assert set(_who(signed)) == {"SIGNEDIN"}
+    assert {request.headers["x-amz-security-token"] for request in signed} == {
+        f"{accounts.SECRET}session"
+    }
+    ((path, bearer),) = _SignedIn.asked
+    assert "role_name=reader" in path
+    assert bearer == "TOKEN"
+    for text in (repr(storage), storage.url, pickle.dumps(storage).decode("latin-1")):
+        assert accounts.SECRET not in text
+        assert "TOKEN" not in text
 
 
 @pytest.mark.usefixtures("profiles", "impatient", "signed")

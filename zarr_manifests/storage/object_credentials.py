@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
@@ -177,6 +177,8 @@ class Provider:
             isinstance(answer[name], str) and answer[name] for name in names
         ):
             raise ValueError(FAILED + "keys")
+        if expires_at is not None:  # the client knows no other time zones, such as the SDK's
+            expires_at = expires_at.astimezone(UTC)
         given = {"token": None} if self._kind == "s3" else {}
         return given | answer | {"expires_at": expires_at}
 
