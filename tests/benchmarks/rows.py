@@ -499,7 +499,15 @@ ROWS = [
                 1 / 0.8,
                 {"times the bytes": 1.15},
             ),
-            ("readers", "eight readers", sharing, _FAR_CHUNKS, "s/chunk", 1 / 0.4, {}),
+            (
+                "readers",
+                "eight readers of the same array",
+                sharing,
+                {**_FAR_CHUNKS, "chunks": (250, 100, 10)},
+                "s/chunk",
+                1 / 0.4,
+                {},
+            ),
         )
     ),
     Row(

@@ -10,6 +10,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from pyspark.sql import SparkSession
 
 import accounts
@@ -105,3 +106,42 @@ def test_tasks_ask_for_credentials_and_plans_hold_none(
     assert [text for text in said if accounts.SECRET in text] == []
     seen = {r.headers["Authorization"].partition("Credential=")[2][:6] for r in requests}
     assert seen == {"ALICE/"}
+
+
+def test_tasks_read_virtual_chunks_elsewhere(
+    spark: SparkSession, small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository is Alice's, the files that it refers to are Bob's; no secret is told."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    spark.sparkContext.addPyFile(accounts.__file__)
+    requests: list[Any] = []
+    small_store.faults.append(requests.append)
+    there = {"endpoint": small_store.endpoint, "allow_http": True, "region": "eu-west-1"}
+    raw = zm.VirtualContainer("s3://raw", credentials=accounts.bob, **there)
+    options = {"credentials": accounts.alice, **there}
+    small_store.objects["raw/a.bin"] = np.arange(12, dtype="<i4").tobytes()
+    at = "s3://bucket/refs"
+    repo = zm.Repository.create(at, virtual_containers={"raw": raw}, storage_options=options)
+    with repo.transaction(message="refer") as store:
+        zarr.create_array(
+            store, name="v", shape=(12,), chunks=(4,), dtype="<i4", compressors=None,
+            dimension_names=["x"],
+        )  # fmt: skip
+        where = [[0], [1], [2]], ["virtual://raw/a.bin"], [0] * 3, [0, 16, 32], [16] * 3
+        store.set_virtual_refs("v", *where)
+    frame = zms.read(spark, repo, "v")
+    assert sorted(row.v for row in frame.collect()) == list(range(12))
+    whose: dict[str, set[str]] = {"raw": set(), "bucket": set()}
+    for request in requests:
+        who = request.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+        whose[request.path.split("/")[1]].add(who)
+    assert whose == {"raw": {"BOB"}, "bucket": {"ALICE"}}
+    plan = plan_read(repo, ReadOptions(variables="v"), SparkFacts())
+    said = [
+        frame._jdf.queryExecution().toString(),
+        cloudpickle.dumps(plan).decode("latin-1"),
+        *(data.decode("latin-1") for data in small_store.objects.values()),
+        str(spark.sparkContext.getConf().getAll()),
+    ]
+    assert [text for text in said if accounts.SECRET in text] == []

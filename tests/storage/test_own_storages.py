@@ -342,3 +342,58 @@ def test_one_process_after_another_writes(tmp_path: Path) -> None:
     }
     assert set(repo.list_tags()) == {"one", "two"}
     assert repo.verify().ok
+
+
+FORKING = """
+import os, sys, zarr, zarr_manifests as zm
+from zarr_manifests.storage import from_fsspec, from_obstore
+kind, endpoint, folder = sys.argv[1:]
+if kind == "obstore":
+    from obstore.store import S3Store
+    options = {"endpoint": endpoint, "client_options": {"allow_http": True}}
+    storage = from_obstore(S3Store("bucket", prefix="forks", **options))
+elif kind == "s3fs":
+    import s3fs
+    fs = s3fs.S3FileSystem(
+        key="tests", secret="tests", endpoint_url=endpoint, use_listings_cache=False
+    )
+    storage = from_fsspec(fs, "bucket/forks-s3fs", mode="proven")
+else:
+    import fsspec
+    storage = from_fsspec(fsspec.filesystem("file"), folder, mode="single-writer")
+repo = zm.Repository.create(storage)
+repo.storage.get("current")  # the parent has connections, and a thread or two
+if kind == "local":
+    storage.release()
+failed = 0
+for name in ("a", "b"):
+    child = os.fork()
+    if child == 0:
+        with repo.transaction(message=name) as store:
+            zarr.create_group(store, path=name)
+        if kind == "local":
+            storage.release()
+        os._exit(0)
+    failed += os.waitpid(child, 0)[1] != 0
+print(failed, sorted(info.message for info in repo.ancestry()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize(
+    "kind",
+    ["obstore", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("s3fs", "local"))],
+)
+def test_forked_children_write(small_store: Any, tmp_path: Path, kind: str) -> None:
+    if kind == "s3fs":
+        pytest.importorskip("s3fs")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, kind, small_store.endpoint, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 ['a', 'b', 'create repository']\n", done.stderr
