@@ -175,6 +175,7 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
         patch.setattr(reading, "LARGE_BYTES", large)
         patch.setattr(writing, "LARGE_BYTES", large)
         patch.setattr(writing, "_STEP_BYTES", draw(st.sampled_from([40, 1 << 20])))
+        patch.setattr(writing, "_MOST_LOOKED_UP", draw(st.sampled_from([0, 16])))
         if draw(st.integers(0, 4)) == 0:  # as if another thread had changed a node
             patch.setattr(ArrayKeys, "hold", lambda *_: False)
         for _ in range(draw(st.integers(0, 3))):
@@ -460,6 +461,25 @@ def test_writes_that_are_refused_raise_as_they_do_one_by_one() -> None:
     session.close()
     with pytest.raises(SessionClosedError):
         array[:] = 1
+
+
+def test_a_chunk_that_is_filled_by_many_commits_takes_no_more_requests_than_one_by_one() -> None:
+    def requests(read: Callable[[Any], Any]) -> list[str]:
+        counting = CountingStorage(MemoryStorage())
+        zm.Repository.create(counting, {"inline-chunk-bytes": 0})
+        with zm.Repository.open(counting).transaction(message="made") as store:
+            made: dict[str, Any] = {"shape": (64, 4), "chunks": (64, 1), "dtype": "f8"}
+            zarr.create_array(store, name="a", **made)
+        for i in range(12):
+            counting.reset()
+            repository = zm.Repository.open(counting)
+            with repository.transaction(message="appended") as store:
+                read(zarr.open_array(store, path="a"))[i] = i + 1
+        return sorted(
+            record.key.partition("/")[0] for record in counting.log if record.op.startswith("get")
+        )
+
+    assert requests(lambda a: bulk(a.store)) == requests(fused)
 
 
 # --- what is not whole -----------------------------------------------------------------------

@@ -36,6 +36,8 @@ __all__ = ["write_batch"]
 
 type _Values = npt.NDArray[Any]
 
+_MOST_LOOKED_UP: Final = 16
+"""Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
 _MOST_KEPT_BYTES: Final = 8 * 1024**2
 _ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
@@ -154,7 +156,7 @@ class _PartWriter:
             values[...] = fill_value_or_default(batch.spec)
             partial = np.flatnonzero([not batch.complete[i] for i in part])
             if len(partial) and not self._workspace.contents.guarded(
-                lambda: _read_stored(self._workspace, self._decoder, at, partial, values)
+                lambda: self._read_stored(part, at, partial, values)
             ):
                 return False
         if corner is not None:
@@ -163,6 +165,24 @@ class _PartWriter:
             for number, chunk in zip(part, values, strict=True):
                 batch.take(number, chunk)
         return True
+
+    def _read_stored(self, part: range, at: ArrayKeys, rows: IndexArray, values: _Values) -> bool:
+        """Copy what is stored of chunks to their rows of the values; False if in doubt."""
+        contents, decoder = self._workspace.contents, self._decoder
+        if len(rows) > _MOST_LOOKED_UP:
+            return _read_together(self._workspace, decoder, at, rows, values)
+
+        def take(row: int) -> bool:
+            entry = contents.find(self._batch.keys[part[row]])
+            if entry is None:
+                return True
+            decoded = decoder.values([contents.reader.read(entry, 0, entry.length)])
+            if decoded is not None:
+                values[row] = decoded[0]
+            return decoded is not None
+
+        numbers = rows.tolist()
+        return run_all(contents, numbers, take, inline=contents.inline, threaded=False)
 
     def _encoded(self, values: _Values) -> list[bytes | memoryview | None]:
         """The bytes to store of each chunk; None if there are none."""
@@ -201,10 +221,10 @@ def _are_inside(coords: IndexArray, shape: Coords, corner: Coords, size: Coords)
     return bool((lo >= 0).all() and (lo + shape <= np.array(size)).all())
 
 
-def _read_stored(
+def _read_together(
     workspace: Workspace, decoder: BulkDecoder, at: ArrayKeys, rows: IndexArray, values: _Values
 ) -> bool:
-    """Copy what is stored of chunks to their rows of the values; False if in doubt."""
+    """Copy what is stored of many chunks to their rows of the values; False if in doubt."""
     contents = workspace.contents
     found = chunks_at_keys(contents, at._replace(coords=at.coords[rows]))
     if found is None:
