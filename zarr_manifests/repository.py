@@ -1383,7 +1383,7 @@ class Repository:
         VirtualContainerError
             If a chunk is a whole file that lies below no container, so that its size is not known.
         ImportError
-            If pyarrow is due and not installed.
+            If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
         """
         trusted, message = self._context.containers, message or "import kerchunk references"
         found = read_kerchunk(

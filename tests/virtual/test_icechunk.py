@@ -11,6 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -30,8 +32,9 @@ from zarr_manifests.errors import (
     VirtualSourceChangedError,
 )
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
+from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 
 GOLDEN = Path(__file__).parent / "icechunk_golden"
@@ -203,6 +206,27 @@ def test_moved_nodes_keep_their_id(tmp_path: Path) -> None:
     ]
     assert ids[0] != ids[1]
     assert len(ours) == 10
+
+
+def test_chunks_count_within_the_extents_and_the_grid(tmp_path: Path) -> None:
+    files = IcechunkFiles.open(zm.storage.from_url(GOLDEN / "format-1"), max_bytes=2**20)
+    whole = files.nodes(files.tags["made"])
+    (node_id,) = (node_id for node_id, node in whole.items() if node.path == "air/p")
+    node = whole[node_id]
+    (manifest,) = node.manifests
+    cut = replace(node, manifests=frozenset({manifest._replace(lo=(1,))}))
+    document = json.loads(node.document) | {"shape": [10]}
+    small = replace(node, document=json.dumps(document).encode())
+    repo = zm.Repository.create(tmp_path / "repo")
+    source, before = IcechunkImport(files, Containers()), {}
+    for after, chunks in ((whole, [0, 1]), (cut, [1]), (small, [0]), (whole, [0, 1])):
+        session = repo.writable_session()
+        nodes = after if after is whole else whole | {node_id: after}
+        source.apply(workspace_of(session.store), before, nodes)
+        session.commit("the next")
+        refs = repo.readonly_session().store.get_virtual_refs("air/p")
+        assert refs.index.ravel().tolist() == chunks
+        before = nodes
 
 
 def test_what_is_here_already_is_not_mixed_up(repo: zm.Repository, source: Path) -> None:

@@ -22,9 +22,11 @@ import itertools
 import json
 import math
 import os
+import re
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +51,7 @@ from zarr_manifests.virtual.templates import Templates
 __all__ = ["read_kerchunk"]
 
 _DIMENSION_BYTES: Final = 16
+_GRIB: Final = re.compile(rb'"id"\s*:\s*"grib"')
 
 
 def read_kerchunk(
@@ -133,8 +136,19 @@ def read_kerchunk(
         raise _malformed(key) from error
     if any(_surrogates("".join(each)) for each in (values, keys)):
         raise InvalidArgumentError("a key of the kerchunk references is not valid Unicode text")
+    _check_grib(values)
     sources, offsets, lengths = (np.array(each, np.int64) for each in (source, offset, length))
     return files.references(values, keys, sources, offsets, lengths)
+
+
+def _check_grib(values: Mapping[str, bytes]) -> None:
+    """Refuse chunks that are GRIB messages if nothing could decode them."""
+    for key, document in values.items():
+        if key.endswith(".zarray") and _GRIB.search(document) and not find_spec("eccodes"):
+            raise ImportError(
+                f"the chunks of {key.removesuffix('/.zarray')!r} are GRIB messages, which eccodes "
+                'decodes, and it is not installed: pip install "zarr-manifests[grib]"'
+            )
 
 
 def _local(path: str, url: str, budget: Budget) -> bytes:

@@ -24,8 +24,8 @@ __all__ = ["array_document", "codecs_of", "scan"]
 
 _NEEDED: Final = (
     "references to netCDF, HDF5 and GRIB files are found by kerchunk, and {what} is not installed: "
-    'pip install "zarr-manifests[kerchunk]", and h5py for HDF5 and netCDF-4, or cfgrib for GRIB, '
-    "on every worker"
+    'pip install "zarr-manifests[kerchunk]", and h5py for HDF5 and netCDF-4, or '
+    '"zarr-manifests[grib]" for GRIB, on every worker'
 )
 
 
