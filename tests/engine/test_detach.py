@@ -20,6 +20,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from effort import swept
 from inside import context_of, root_of
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.history.leases import renew_all
@@ -369,12 +370,13 @@ except zm.errors.FencedError:
 """
 
 
-def test_two_processes_race_and_one_lands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", swept([1, 3], but=[1]))
+def test_two_processes_race_and_one_lands(tmp_path: Path, rounds: int) -> None:
     place = tmp_path / "repository"
     repository = Repository.create(place, CONFIG)
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="large", shape=(40,), chunks=(20,), dtype="i8")
-    for _ in range(3):
+    for _ in range(rounds):
         session = repository.writable_session()
         zarr.open_array(session.store, path="large")[:] = np.random.default_rng().integers(1, 99)
         (tmp_path / "detached").write_bytes(session.detach())
