@@ -96,6 +96,15 @@ def test_chunks_here_and_there_are_read_alone(
     assert _read(far)[1] <= 5 * 115
 
 
+def test_every_fifth_chunk_is_read_alone(
+    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coalescing, "SPARE_BYTES", CHUNK_BYTES // 4)
+    far, array = _opened(filled)
+    assert array[::5, 0].tolist() == [CELLS * i for i in range(0, CHUNKS, 5)]
+    assert _read(far)[1] <= 1.15 * CHUNKS / 5
+
+
 async def _unasked(ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
     raise AssertionError("a thread has taken it")
 
