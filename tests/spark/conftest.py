@@ -28,3 +28,11 @@ def spark() -> Iterator[SparkSession]:
     started = session(master="local[2,3]", config=settings)
     yield started
     started.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the session is marked, so that `make test` starts no Spark for it."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
