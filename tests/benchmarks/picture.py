@@ -27,6 +27,8 @@ _COLOURS = {
     "native": "#7f7f7f",
     "everything": "#7f7f7f",
     "dask": "#D55E00",
+    "noop": "#999999",
+    "parquet": "#D55E00",
 }
 _BAR, _GAP = 0.8, 0.5  # of the height that one comparison has; between two rows
 
