@@ -219,7 +219,7 @@ def test_wrong_arguments_change_nothing(repo: zm.Repository) -> None:
         zm.rewrite_chunks(repo, "u", chunks=(1, 1))
     with pytest.raises(InvalidArgumentError, match="already"):
         zm.rewrite_chunks(repo, "t")
-    with pytest.raises(InvalidArgumentError, match="not of 2 axes"):
+    with pytest.raises(InvalidArgumentError, match="must have 2 axes"):
         zm.rewrite_chunks(repo, "t", chunks=(3,))
     with pytest.raises(InvalidArgumentError, match="'level'; known here: compressors, filters"):
         zm.rewrite_chunks(repo, "t", codecs={"level": 3})

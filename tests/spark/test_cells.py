@@ -329,7 +329,7 @@ def test_rows_outside_the_region_are_refused(repo: Repository) -> None:
 
 
 def test_a_region_is_one_run(repo: Repository) -> None:
-    with pytest.raises(InvalidArgumentError, match="2 runs"):
+    with pytest.raises(InvalidArgumentError, match="2 separate runs"):
         over(repo, rows_of(-winds(), DIMS), region={"lat": [60, -60]})
     with pytest.raises(InvalidArgumentError, match="selects nothing"):
         over(repo, rows_of(-winds(), DIMS), region={"lat": (70, 80)})
@@ -394,7 +394,7 @@ def test_the_last_of_two_rows_counts(
     with pytest.raises(InvalidArgumentError, match="the same 'seq', so neither is the last"):
         over(repo, pa.concat_tables([first, first]), **how)
     empty = pa.array([None] * first.num_rows, pa.int64())
-    with pytest.raises(InvalidArgumentError, match="has no 'seq'"):
+    with pytest.raises(InvalidArgumentError, match="has no value in order_by .seq."):
         over(repo, first.set_column(4, "seq", empty), **how)
 
 
