@@ -394,7 +394,7 @@ def test_the_last_of_two_rows_counts(
     with pytest.raises(InvalidArgumentError, match="the same 'seq', so neither is the last"):
         over(repo, pa.concat_tables([first, first]), **how)
     empty = pa.array([None] * first.num_rows, pa.int64())
-    with pytest.raises(InvalidArgumentError, match="has no value in order_by .seq."):
+    with pytest.raises(InvalidArgumentError, match="has no value in order_by 'seq'"):
         over(repo, first.set_column(4, "seq", empty), **how)
 
 
