@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -384,24 +385,25 @@ def test_a_large_batch_is_written_as_packs_of_its_own_and_a_small_one_is_staged(
     assert len(list(storage.list("chunks/"))) == 3
 
 
+class Meddling(MemoryStorage):
+    """A storage that makes a call after the first chunk object was written."""
+
+    meddle: Callable[[], object] | None = None
+
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
+        made = super().create(key, data, durable=durable)
+        if key.startswith("chunks/") and self.meddle is not None:
+            meddle, self.meddle = self.meddle, None
+            meddle()
+        return made
+
+
 def test_a_commit_between_writing_and_recording_has_chunks_written_again() -> None:
-    class Meddling(MemoryStorage):
-        """A storage in which somebody commits while the first pack is written."""
-
-        session: zm.Session | None = None
-
-        def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-            made = super().create(key, data, durable=durable)
-            if key.startswith("chunks/") and self.session is not None:
-                session, self.session = self.session, None
-                session.commit("in between")
-            return made
-
     storage = Meddling()
     repository, session, array = empty_array(storage)
     array[:2] = 3
     values = np.random.default_rng(1).random((4000, 512))
-    storage.session = session
+    storage.meddle = partial(session.commit, "in between")
     array[1000:] = values[1000:]
     session.commit("the rest")
     found = zarr.open_array(repository.readonly_session().store, path="a")[:]
@@ -409,6 +411,20 @@ def test_a_commit_between_writing_and_recording_has_chunks_written_again() -> No
     assert (found[:2] == 3).all()
     # The first chunks, the first pack twice, and the rest.
     assert len(list(storage.list("chunks/"))) == 4
+
+
+def test_chunks_of_an_array_that_is_discarded_before_they_are_recorded_stay_at_their_keys() -> None:
+    storage = Meddling()
+    repository, session, array = empty_array(storage, **{"pack-bytes": 8192})
+    storage.meddle = session.discard_changes
+    array[:4] = 7
+    zarr.create_array(
+        session.store, name="a", shape=(8, 512), chunks=(1, 512), dtype="f8", compressors=None
+    )
+    session.commit("written")
+    found = zarr.open_array(repository.readonly_session().store, path="a")[:]
+    assert (found[:4] == 7).all()
+    assert (found[4:] == 0).all()
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])

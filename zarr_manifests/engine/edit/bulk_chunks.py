@@ -163,7 +163,7 @@ def chunks_at_keys(contents: SessionView, found: ArrayKeys) -> FoundKeys | None:
 
 def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
     """The array that all the keys are chunks of, and their coordinates; None if there is none."""
-    stamp, stored = contents.stamp, contents.view.nodes
+    stamp, stored, changed = contents.stamp, contents.view.nodes, contents.changes.nodes
     found = contents.chunk_at(keys[0])
     if found is None or contents.has_arrays_below(found[0]):
         return None
@@ -177,7 +177,7 @@ def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
     coords, known = node.array.chunk_keys.decode_many(rests, grid.ndim)
     if not known.all() or not (coords < np.array(grid.hi, np.int64)).all():
         return None
-    return ArrayKeys(node, coords, stamp, stored)
+    return ArrayKeys(node, coords, stamp, stored, changed)
 
 
 class ArrayKeys(NamedTuple):
@@ -189,7 +189,7 @@ class ArrayKeys(NamedTuple):
         The array.
     coords : int64[n, ndim]
         The coordinates of each key.
-    stamp, stored : object
+    stamp, stored, changed : object
         What the contents' nodes were when the keys were looked up.
     """
 
@@ -197,10 +197,12 @@ class ArrayKeys(NamedTuple):
     coords: IndexArray
     stamp: object
     stored: object
+    changed: object
 
     def hold(self, contents: SessionView) -> bool:
         """Whether the keys still name these chunks: no node has changed."""
-        return self.stamp is contents.stamp and self.stored is contents.view.nodes
+        now = contents.stamp, contents.view.nodes, contents.changes.nodes
+        return self.stamp is now[0] and self.stored is now[1] and self.changed is now[2]
 
     @property
     def in_order(self) -> bool:
