@@ -21,6 +21,7 @@ from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import (
     ConflictError,
+    CorruptObjectError,
     HistoryExpiredError,
     InvalidArgumentError,
     NotFoundError,
@@ -176,16 +177,14 @@ class IcechunkHistory:
 
     def _import_tag(self, tag: str, snapshot: str) -> None:
         check_ref_name(tag)
-        there = self._refs.tags().get(tag)
-        if there is not None and self._names.get(there) not in (snapshot, ""):
+        there, helper = self._refs.tags().get(tag), f"icechunk-tag/{tag}"
+        if there not in (None, self.ours.get(snapshot)) and self._names.get(there) != snapshot:
             raise ConflictError(f"tag {tag!r} exists, and is not the icechunk snapshot {snapshot}")
-        if there is not None:
-            return
-        helper = f"icechunk-tag/{tag}"
         if snapshot not in self.ours:
             self._import_branch(helper, self.source.files.lineage(snapshot))
-        self._refs.create_tag(tag, self.ours[snapshot])
-        if helper in self._refs.branches():
+        if there is None:
+            self._refs.create_tag(tag, self.ours[snapshot])
+        if self._refs.branches().get(helper) == self.ours[snapshot]:
             self._refs.delete_branch(helper)
 
 
@@ -206,5 +205,10 @@ def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]
 
 
 def _metadata(snapshot: ForeignSnapshot) -> dict[str, Any]:
-    written = _EPOCH + timedelta(microseconds=snapshot.flushed_us)
+    try:
+        written = _EPOCH + timedelta(microseconds=snapshot.flushed_us)
+    except OverflowError as error:
+        raise CorruptObjectError(
+            f"the icechunk snapshot {snapshot.name} is damaged: it was written at no time"
+        ) from error
     return {**snapshot.metadata, _NAME: snapshot.name, _TIME: written.isoformat()}

@@ -10,7 +10,9 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+import struct
+import tracemalloc
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+import zstandard
 
 import zarr_manifests as zm
 from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
@@ -35,6 +38,7 @@ from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.flatbuffers import Flat
 from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 
 GOLDEN = Path(__file__).parent / "icechunk_golden"
@@ -360,11 +364,129 @@ def reading(storage: MemoryStorage) -> dict[str, Callable[[], object]]:
 
 def unpacked(data: bytes) -> bytes:
     """An icechunk file that is not compressed, so that damage is not found by zstd."""
-    import zstandard
-
     if not data.startswith(b"ICE"):
         return data
     return data[:38] + b"\0" + zstandard.ZstdDecompressor().decompress(data[39:], 2**24)
+
+
+def test_a_tag_that_is_elsewhere_is_not_taken_for_the_imported_one(
+    repo: zm.Repository, source: Path
+) -> None:
+    repo.create_tag("made", repo.list_branches()["main"])
+    with pytest.raises(ConflictError, match="tag 'made' exists"):
+        repo.import_icechunk(source)
+
+
+def test_the_branch_that_an_interrupted_import_left_is_deleted(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    ours = repo.import_icechunk(source)
+    repo.create_branch("icechunk-tag/lost", ours[expected["tags"]["lost"]])
+    repo.import_icechunk(source)
+    assert set(repo.list_branches()) == set(expected["branches"])
+
+
+def test_hostile_files_fill_no_memory(tmp_path: Path) -> None:
+    """Inline chunks that overlap, and locations that unpack to more than a URL may have."""
+    packed = zstandard.compress(b"s3://b/" + bytes(100_000_000))
+    wrong = b"\x28\xb5\x2f\xfd\xe0" + struct.pack("<Q", 2**50) + b"\x01\x00\x00"
+    many = [zstandard.compress(f"s3://b/{i}".encode() + b"a" * 60_000) for i in range(40)]
+    overlap = struct.pack("<2000I", *([8000] * 2000)) + bytes(8000)
+    starts = range(0, 8000, 4)
+    tracemalloc.start()
+    for data, field, error in (
+        (manifest(1, [packed]), 8, "too long"),
+        (manifest(1, [wrong]), 8, "too long"),
+        (manifest(1, [b"s3://b/" + b"a" * 70_000], field=5), 5, "too long"),
+        (manifest(40, many), 8, "larger max_bytes="),
+        (manifest(2000, [overlap], field=1, starts=starts), 1, "inline chunks overlap"),
+    ):
+        storage = MemoryStorage()
+        storage.put("manifests/m", "ICE🧊CHUNK".encode() + bytes(24) + bytes([2, 2, 0]) + data)
+        tracemalloc.reset_peak()
+        with pytest.raises((CorruptObjectError, InvalidArgumentError), match=error):
+            IcechunkFiles(storage, 2**20).chunks("m", b"12345678", 1)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000, field
+    tracemalloc.stop()
+    storage = MemoryStorage()
+    data = manifest(50, [bytes(50_000)], field=1)  # one that many chunks share is sound
+    storage.put("manifests/m", "ICE🧊CHUNK".encode() + bytes(24) + bytes([2, 2, 0]) + data)
+    files = IcechunkFiles(storage, 2**20)
+    rows = files.chunks("m", b"12345678", 1)
+    assert rows.columns[:, 4].tolist() == [50_000] * 50
+    assert files.inlined == [bytes(50_000)]
+
+
+def manifest(
+    n: int, vectors: list[bytes], *, field: int = 8, starts: Sequence[int] | None = None
+) -> bytes:
+    """A manifest with n chunks of an array, whose field is each of the vectors in turn.
+
+    With `starts`, the vectors are at these positions of the first one, and have no own length.
+    """
+    data = bytearray(4)
+
+    def table(fields: dict[int, bytes]) -> tuple[int, dict[int, int]]:
+        data.extend(bytes(-len(data) % 4))
+        kinds, at, places = [0] * 9, 4, {}
+        for number, value in fields.items():
+            kinds[number], places[number] = at, len(data) + 22 + 2 + at
+            at += len(value)
+        data.extend(struct.pack("<HH9H2x", 22, at, *kinds))
+        data.extend(struct.pack("<i", 24) + b"".join(fields.values()))
+        return len(data) - at, places
+
+    def vector(*values: int) -> int:
+        data.extend(struct.pack(f"<{1 + len(values)}I", len(values), *values))
+        return len(data) - 4 * (1 + len(values))
+
+    def point(place: int, target: int) -> None:
+        struct.pack_into("<I", data, place, target - place)
+
+    root, of_root = table({1: bytes(4)})
+    struct.pack_into("<I", data, 0, root)
+    arrays = vector(0)
+    point(of_root[1], arrays)
+    array, of_array = table({0: b"12345678", 1: bytes(4)})
+    point(arrays + 4, array)
+    refs = vector(*[0] * n)
+    point(of_array[1], refs)
+    due = []
+    for i in range(n):
+        ref, of_ref = table({0: bytes(4), field: bytes(4)})
+        point(refs + 4 + 4 * i, ref)
+        point(of_ref[0], vector(i))
+        due.append(of_ref[field])
+    places = []
+    for each in vectors:
+        data.extend(bytes(-len(data) % 4))
+        places.append(len(data))
+        data.extend((b"" if starts else struct.pack("<I", len(each))) + each)
+    if starts:
+        places = [places[0] + start for start in starts]
+    for i, place in enumerate(due):
+        point(place, places[i % len(places)])
+    return bytes(data)
+
+
+def test_odd_values_are_named_errors(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(GOLDEN / "format-1", source)
+    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"source": source})
+    ref = source / "refs/branch.side/ref.json"
+    good = ref.read_text()
+    ref.write_text("[" * 200_000)
+    with pytest.raises(CorruptObjectError, match=r"ref\.json is damaged"):
+        repo.import_icechunk(source)
+    ref.write_text(good)
+    head = IcechunkFiles.open(zm.storage.from_url(source), max_bytes=2**20).branches["main"]
+    path = source / "snapshots" / head
+    data = bytearray(unpacked(path.read_bytes()))
+    table = Flat(bytes(data[39:]), "it").root()
+    struct.pack_into("<Q", data, 39 + table._field(3), 2**63)
+    path.write_bytes(bytes(data))
+    with pytest.raises(CorruptObjectError, match=f"{head} is damaged: it was written at no time"):
+        repo.import_icechunk(source)
 
 
 def test_what_a_file_unpacks_to_is_bounded(repo: zm.Repository, source: Path) -> None:

@@ -344,7 +344,7 @@ class IcechunkFiles:
                 continue
             try:
                 snapshot = json.loads(self.storage.get(key))["snapshot"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise CorruptObjectError(f"{self._at(key)} is damaged: {error}") from error
             if not isinstance(snapshot, str):
                 raise CorruptObjectError(f"{self._at(key)} is damaged: it names no snapshot")
@@ -424,10 +424,14 @@ class IcechunkFiles:
         columns[native, 1] = np.ascontiguousarray(ids[:, :8]).view("<i8")[:, 0]
         columns[native, 2] = np.ascontiguousarray(ids[:, 8:]).view("<u4")[:, 0]
         if inline.any():
-            starts, ends = (span[inline].tolist() for span in refs.spans(1))
-            taken = [flat.cut(a, b - a) for a, b in zip(starts, ends, strict=True)]
-            columns[inline, 1] = [self._number(data, self.inlined) for data in taken]
-            columns[inline, 3], columns[inline, 4] = 0, [len(data) for data in taken]
+            starts, ends = (span[inline] for span in refs.spans(1))
+            where = [*zip(starts.tolist(), ends.tolist(), strict=True)]
+            distinct = set(where)
+            if sum(b - a for a, b in distinct) > len(flat.data):  # copies would fill the memory
+                raise CorruptObjectError(f"{flat.where} is damaged: inline chunks overlap")
+            taken = {(a, b): self._number(flat.cut(a, b - a), self.inlined) for a, b in distinct}
+            columns[inline, 1] = [taken[each] for each in where]
+            columns[inline, 3], columns[inline, 4] = 0, ends - starts
         if virtual.any():
             columns[virtual, 1] = self._file_numbers(root, refs)[virtual]
         return ChunkRows(coords, columns)
@@ -435,6 +439,8 @@ class IcechunkFiles:
     def _file_numbers(self, root: FlatTable, refs: FlatColumns) -> Column:
         """The number of each chunk's file."""
         plain, packed, tags = refs.spans(5), refs.spans(8), refs.spans(6)
+        if any((ends - starts > _MOST_LOCATION).any() for starts, ends in (plain, packed, tags)):
+            raise CorruptObjectError(f"{root.flat.where} is damaged: a location is too long")
         times = refs.numbers(7, "<u4").tolist()
         spans = zip(
             *(span.tolist() for pair in (plain, packed, tags) for span in pair), strict=True
@@ -444,12 +450,18 @@ class IcechunkFiles:
             dict_data=zstandard.ZstdCompressionDict(dictionary) if dictionary else None
         )
         known: dict[tuple[bytes, bytes, int], int] = {}
-        data, found = root.flat.data, []
+        data, found, nbytes = root.flat.data, [], 0
         for (a, b, c, d, e, f), time_s in zip(spans, times, strict=True):
             key = data[a:b] + b"\0" + data[c:d], data[e:f], time_s
             number = known.get(key)
             if number is None:
                 number = known[key] = self._file(data[a:b], data[c:d], key, zstd, root.flat)
+                nbytes += len(self.files[number].location) + len(key[1])
+                if nbytes > self.max_bytes:
+                    raise InvalidArgumentError(
+                        f"the locations in {root.flat.where} have more than {self.max_bytes} "
+                        "bytes: pass a larger max_bytes= if you trust it"
+                    )
             found.append(number)
         return np.array(found, np.int64)
 
@@ -463,6 +475,8 @@ class IcechunkFiles:
     ) -> int:
         try:
             if packed:
+                if zstandard.frame_content_size(packed) > _MOST_LOCATION:
+                    raise CorruptObjectError(f"{flat.where} is damaged: a location is too long")
                 plain = zstd.decompress(packed, max_output_size=_MOST_LOCATION)
             location, etag = plain.decode(), key[1].decode()
         except (zstandard.ZstdError, UnicodeDecodeError) as error:
