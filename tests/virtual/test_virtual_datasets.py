@@ -138,6 +138,86 @@ def test_a_tree_and_a_region(repo: zm.Repository, tmp_path: Path) -> None:
         zm.virtual.write(part, repo, group="a", region={"time": slice(1, 5)})
 
 
+def references(tmp_path: Path, chunks: int) -> xr.Variable:
+    """Two bytes for each chunk but the absent last one, of 9 where there is none."""
+    path = tmp_path / "bytes.bin"
+    if not path.exists():
+        path.write_bytes(bytes(range(8)))
+    made = zarr.create_array(
+        {}, shape=(4,), chunks=(2,), dtype="u1", compressors=None, filters=None, fill_value=9
+    )
+    entries = {
+        str(i): {"path": f"file://{path}", "offset": 2 * i, "length": 2} for i in range(chunks)
+    }
+    return xr.Variable("x", ManifestArray(made.metadata, ChunkManifest(entries, shape=(2,))))
+
+
+def test_a_chunk_that_a_region_does_not_have_is_unset(repo: zm.Repository, tmp_path: Path) -> None:
+    zm.virtual.write(xr.Dataset({"w": references(tmp_path, 2)}), repo)
+    one = xr.Dataset({"w": references(tmp_path, 1)})
+    with pytest.raises(InvalidArgumentError, match="region: the dataset has no dimension 'y'"):
+        zm.virtual.write(one, repo, region={"y": slice(0, 2)})
+    for _ in range(2):
+        zm.virtual.write(one, repo, region={"x": slice(0, 4)})
+        array = zarr.open_array(repo.readonly_session().store, path="w", mode="r")
+        assert array[:].tolist() == [0, 1, 9, 9]
+
+
+TIMES = np.array(["2000-01-01", "2000-01-02", "2000-01-03", "2000-01-04"], "M8[ns]")
+DAYS = {"units": "days since 2000-01-01", "dtype": "i8"}
+PACKED = {"dtype": "i2", "scale_factor": 0.1, "_FillValue": -999}
+
+
+@pytest.mark.parametrize(
+    ("first", "encoding", "then"),
+    [
+        (TIMES, DAYS, TIMES + np.timedelta64(6, "h")),
+        (np.arange(4, dtype="i2"), {}, [np.nan, 1.0, 2.0, 3.0]),
+        ([1.0, 2.0, 3.0, 4.0], PACKED, [1.0, 2.0, 1e6, 3.0]),
+        (["a", "bb", "c", "d"], {}, ["a", "bb", "c", "longer"]),
+        (np.arange(4, dtype="i2"), {}, [1, 2, 3, 70_000]),
+        (np.arange(4, dtype="u2"), {}, [1, -2, 3, 4]),
+        (np.arange(4, dtype="i2"), {}, [1.0, 2.5, 3.0, 4.0]),
+    ],
+)
+def test_values_that_the_array_cannot_hold_are_refused(
+    repo: zm.Repository, tmp_path: Path, first: Any, encoding: dict[str, Any], then: Any
+) -> None:
+    own = xr.Variable("x", first, {}, encoding)
+    zm.virtual.write(xr.Dataset({"w": references(tmp_path, 2), "v": own}), repo)
+    before = repo.list_branches()
+    more = xr.Dataset({"w": references(tmp_path, 2), "v": ("x", then)})
+    with pytest.raises(InvalidArgumentError, match=r"/v is of the type .* which cannot hold"):
+        zm.virtual.write(more, repo, append_dim="x")
+    assert repo.list_branches() == before
+
+
+@pytest.mark.parametrize(
+    ("first", "encoding", "then"),
+    [
+        (TIMES, DAYS, TIMES + np.timedelta64(4, "D")),
+        (TIMES, DAYS, np.array(["2000-01-05", "NaT", "2000-01-07", "2000-01-08"], "M8[ns]")),
+        ([1.0, 2.0, 3.0, 4.0], PACKED, [1.0, np.nan, 0.3, 4.0]),
+        ([1.0, 2.0, 3.0, 4.0], {"_FillValue": -1.0}, [1.0, np.nan, 3.0, 4.0]),
+        ([1.0, 2.0, 3.0, 4.0], {"dtype": "f4"}, [1.0, 0.5, np.nan, 4.0]),
+        (["a", "bb", "c", "d"], {}, ["a", "bb", "c", ""]),
+        ([True, False, True, True], {}, [False, False, True, False]),
+        (np.arange(4, dtype="i2"), {}, [1.0, 2.0, 3.0, 4.0]),
+    ],
+)
+def test_values_are_appended_as_the_array_stores_them(
+    repo: zm.Repository, tmp_path: Path, first: Any, encoding: dict[str, Any], then: Any
+) -> None:
+    own = xr.Variable("x", first, {}, encoding)
+    zm.virtual.write(xr.Dataset({"w": references(tmp_path, 2), "v": own}), repo)
+    more = xr.Dataset({"w": references(tmp_path, 2), "v": ("x", then)})
+    zm.virtual.write(more, repo, append_dim="x")
+    found = read(repo)["v"].values
+    wanted = np.concatenate([np.asarray(first), np.asarray(then)])
+    same = (found == wanted) | ((found != found) & (wanted != wanted))
+    assert (same | np.isclose(found, wanted) if own.dtype == "f8" else same).all()
+
+
 def test_netcdf_3_is_written(repo: zm.Repository, tmp_path: Path) -> None:
     path = tmp_path / "old.nc"
     day(0).to_netcdf(path, engine="scipy", format="NETCDF3_64BIT")

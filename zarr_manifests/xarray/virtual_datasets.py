@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
@@ -34,6 +35,7 @@ from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import V3_DOCUMENT, directory, join
+from zarr_manifests.planning.tables.merge import unset_at
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.store import ManifestStore, workspace_of
@@ -158,6 +160,9 @@ def write_virtual(
         }
     else:
         nodes = {top: vds}
+    absent = {*(region or {})}.difference(*(ds.dims for ds in nodes.values()))
+    if absent:
+        raise InvalidArgumentError(f"region: the dataset has no dimension {min(absent)!r}")
 
     def put(store: ManifestStore) -> None:
         if mode == "w":
@@ -266,7 +271,7 @@ class _Write:
         grows = self._append_dim is not None and self._append_dim in var.dims
         if not grows and self._region is None:
             if not virtual and self._append_dim is not None:
-                _check_same(path, old, self._values(old, var), self._store)
+                _check_same(path, self._values(path, old, var), self._store)
                 return lambda: None
             return partial(self._make, path, var) if virtual else partial(self._save, name, var)
         if tuple(old.get("dimension_names") or ()) != tuple(map(str, var.dims)):
@@ -275,7 +280,7 @@ class _Write:
             )
         start, shape = self._place(path, old, var)
         if not virtual:
-            values = self._values(old, var)
+            values = self._values(path, old, var)
             return partial(self._fill, path, start, shape, values)
         new = _document(var)
         _check_fits(path, old, new)
@@ -334,24 +339,38 @@ class _Write:
             self._store, group=self._path or None, mode="a", consolidated=False, zarr_format=3
         )
 
-    def _values(self, old: Mapping[str, Any], var: xr.Variable) -> Any:
+    def _values(self, path: str, old: Mapping[str, Any], var: xr.Variable) -> Any:
         """The values of a variable as the existing array stores them."""
+        dtype = np.dtype(zarr.open_array(self._store, path=path, mode="r").dtype)
         attributes = old.get("attributes", {})
         encoding = {name: attributes[name] for name in _ENCODINGS if name in attributes}
-        encoding.pop("_FillValue", None)  # stored as text; filled in below
-        given = xr.Variable(var.dims, var.values, var.attrs, encoding)
-        encoded = encode_cf_variable(given)
-        return np.asarray(encoded.values)
+        if dtype.kind not in "iu":
+            encoding.pop("_FillValue", None)  # stored as text, and NaN needs none
+        elif "_FillValue" in encoding:
+            encoding.pop("missing_value", None)
+        if "_Unsigned" in encoding:
+            encoding["dtype"] = dtype
+        own = {name: value for name, value in var.attrs.items() if name not in encoding}
+        given = xr.Variable(var.dims, var.values, own, encoding)
+        with warnings.catch_warnings(action="ignore"):  # of what is refused below
+            values = encode_cf_variable(given).values
+        if values.dtype.kind == "f" and {"scale_factor", "add_offset"} & encoding.keys():
+            values = values.round() if dtype.kind in "iu" else values
+        with np.errstate(all="ignore"):
+            stored = values.astype(dtype)
+        if {values.dtype.kind, dtype.kind} != {"f"} and not np.array_equal(stored, values):
+            raise InvalidArgumentError(
+                f"/{path} is of the type {dtype}, which cannot hold the values that are written to "
+                "it; convert them, or write the array anew with mode='w'"
+            )
+        return stored
 
     def _fill(self, path: str, start: tuple[int, ...], shape: tuple[int, ...], values: Any) -> None:
         array = zarr.open_array(self._store, path=path, mode="r+")
         if array.shape != shape:
             array.resize(shape)
-        if values.dtype.kind == "f" and np.dtype(array.dtype).kind in "iu":
-            values = values.round()
-        stored = values.astype(array.dtype)
         where = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
-        array[where] = stored
+        array[where] = values
 
     # --- references --------------------------------------------------------------------------
 
@@ -368,6 +387,8 @@ class _Write:
         for coords in manifest._inlined:
             present[here.ravel_one(coords)] = False
         rows = np.flatnonzero(present)
+        if self._region is not None:
+            self._unset(path, here, ~present, first)
         used, source = np.unique(source[rows], return_inverse=True)
         names = list(numbers)
         locations = [names[number] for number in used.tolist()]
@@ -394,6 +415,16 @@ class _Write:
         for coords, data in manifest._inlined.items():
             at = tuple(a + b for a, b in zip(coords, first, strict=True))
             self._workspace.set(join(path, node.array.chunk_keys.encode(at)), bytes(data))
+
+    def _unset(self, path: str, here: Box, absent: Any, first: tuple[int, ...]) -> None:
+        """Unset chunks of a region that the variable does not have: fill value is due there."""
+        node = self._workspace.contents.array_at(path)
+        assert node.array is not None
+        if absent.any() and here.ndim:
+            at = here.unravel(np.flatnonzero(absent)) + np.array(first, np.int64)
+            self._workspace.put_table(path, node.array.grid, unset_at(at))
+        elif absent.any():
+            self._workspace.delete(join(path, node.array.chunk_keys.encode(())))
 
     def _noted(self, locations: list[str]) -> list[tuple[Version, int]]:
         """What is noted of each file: its version, and since when it must be the same."""
@@ -483,7 +514,7 @@ def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
             )
 
 
-def _check_same(path: str, old: Mapping[str, Any], values: Any, store: ManifestStore) -> None:
+def _check_same(path: str, values: Any, store: ManifestStore) -> None:
     """Refuse a variable that is not appended to, and has other values than those there."""
     there = zarr.open_array(store, path=path, mode="r")[...]
     if np.shape(there) != np.shape(values) or not np.array_equal(
