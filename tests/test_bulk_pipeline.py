@@ -428,6 +428,22 @@ def test_chunks_of_an_array_that_is_discarded_before_they_are_recorded_stay_at_t
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("rows", [4, 32])
+def test_a_session_that_is_closed_before_chunks_are_recorded_refuses_them(
+    codec: str, rows: int
+) -> None:
+    storage = Meddling()
+    config = {"pack-bytes": 4096, "inline-chunk-bytes": 0, "pack-chunk-bytes": 1024}
+    session = zm.Repository.create(storage, config).writable_session()
+    made: dict[str, Any] = {"shape": (32, 128), "chunks": (1, 128), "dtype": "f8"}
+    zarr.create_array(session.store, name="a", compressors=_V3[codec](), **made)
+    array = bulk(session.store)
+    storage.meddle = session.close
+    with pytest.raises(SessionClosedError):
+        array[:rows] = np.random.default_rng(1).random((rows, 128))
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_of_a_part_that_fails_nothing_is_recorded(
     monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:

@@ -29,7 +29,7 @@ from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, StorageError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
@@ -197,6 +197,7 @@ class Workspace:
                 self.runtime.checkpoint("chunks.create")
                 self._write_full(pack, in_loop)
             with self.lock:
+                self._check_open()
                 if self._note_all(keys, at, refs):
                     return
 
@@ -221,6 +222,7 @@ class Workspace:
             create_own(self.storage, name, data, durable=False)
             table = native_rows(name, at.coords, lengths, checksums)
             with self.lock:
+                self._check_open()
                 if table.sources[0] != self.keys.session_id:
                     continue  # a commit came in between, as in `_record`
                 self.contents.changes.unsynced.append(name)
@@ -230,6 +232,17 @@ class Workspace:
                     for row, key in enumerate(keys):
                         self.edits.put(key, cast(NativeRef, table.ref(row)))
                 return
+
+    def _check_open(self) -> None:
+        """Refuse chunks that were stored while the session was closed: no commit would have them.
+
+        Raises
+        ------
+        SessionClosedError
+            If it is closed.
+        """
+        if self.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self.closed}")
 
     def _note_all(
         self, keys: Sequence[str], at: ArrayKeys, refs: Sequence[ChunkRef | None]
