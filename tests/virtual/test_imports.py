@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+import zstandard
 from zarr.storage import LocalStore
 
 import zarr_manifests as zm
@@ -242,3 +244,18 @@ def test_files_that_hold_no_references(repo: zm.Repository, tmp_path: Path) -> N
     (tmp_path / "refs.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match="JSON"):
         repo.import_kerchunk(tmp_path / "refs.json")
+
+
+def test_compressed_references_of_several_parts_are_read_to_their_end(tmp_path: Path) -> None:
+    text = json.dumps({".zgroup": {"zarr_format": 2}, ".zattrs": {"title": "parts"}}).encode()
+    path = tmp_path / "refs.json"
+    for pack in (gzip.compress, zstandard.compress):
+        path.write_bytes(pack(text[:30]) + pack(text[30:]))
+        repo = zm.Repository.create(tmp_path / pack.__module__)
+        repo.import_kerchunk(path, max_bytes=2**60)
+        found = zarr.open_group(repo.readonly_session().store, mode="r", zarr_format=2)
+        assert dict(found.attrs) == {"title": "parts"}
+    for cut in (gzip.compress(text)[:-3], gzip.compress(text) + b"more"):
+        path.write_bytes(cut)
+        with pytest.raises(InvalidArgumentError, match="is not JSON"):
+            repo.import_kerchunk(path, mode="w")

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import gzip
+import io
 import itertools
 import json
 import math
@@ -51,6 +53,11 @@ from zarr_manifests.virtual.templates import Templates
 __all__ = ["read_kerchunk"]
 
 _DIMENSION_BYTES: Final = 16
+_PART_BYTES: Final = 1 << 20
+_BROKEN: Final = (
+    *(ValueError, RecursionError, EOFError),
+    *(gzip.BadGzipFile, zlib.error, zstandard.ZstdError),
+)
 _GRIB: Final = re.compile(rb'"id"\s*:\s*"grib"')
 
 
@@ -175,18 +182,26 @@ def _remote(url: str, budget: Budget, storage_options: Mapping[str, object] | No
         ) from error
 
 
+def _unpacked(reader: Any, url: str, budget: Budget) -> bytes:
+    """All members or frames of a compressed file, in parts: a bound is no size to allocate."""
+    parts = []
+    with reader:
+        while part := reader.read(_PART_BYTES):
+            budget.take(len(part), url)
+            parts.append(part)
+    return b"".join(parts)
+
+
 def _loaded(data: bytes, url: str, budget: Budget) -> Any:
     """The value that a JSON file holds, which may be compressed."""
     try:
         if data.startswith(b"\x1f\x8b"):
-            data = zlib.decompressobj(31).decompress(data, budget.left + 1)
-            budget.take(len(data), url)
+            data = _unpacked(gzip.GzipFile(fileobj=io.BytesIO(data)), url, budget)
         elif data.startswith(zstandard.FRAME_HEADER):
-            with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-                data = reader.read(budget.left + 1)
-            budget.take(len(data), url)
+            reader = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)
+            data = _unpacked(reader, url, budget)
         return json.loads(data)
-    except (ValueError, RecursionError, zlib.error, zstandard.ZstdError) as error:
+    except _BROKEN as error:
         if isinstance(error, InvalidArgumentError):  # of the budget, which is a ValueError
             raise
         raise InvalidArgumentError(f"{url} is not JSON: {error}") from error
