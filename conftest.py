@@ -13,7 +13,7 @@ settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_e
 settings.load_profile("zarr-manifests")
 
 # They are run by hand, and import one another as scripts do.
-collect_ignore = ["tests/benchmarks"]
+collect_ignore = ["tests/benchmarks", "tests/virtual/make_icechunk.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

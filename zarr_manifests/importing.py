@@ -30,17 +30,36 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import V3_DOCUMENT
 from zarr_manifests.reports import SnapshotInfo
-from zarr_manifests.virtual.icechunk_files import ForeignSnapshot
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
 
-__all__ = ["IcechunkHistory"]
+__all__ = ["import_icechunk"]
 
 _NAME: Final = "icechunk-snapshot"
 _TIME: Final = "icechunk-time"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def import_icechunk(
+    context: Context,
+    files: IcechunkFiles,
+    history: str,
+    branches: Iterable[str] | None,
+    authorize: Mapping[str, Any] | None,
+    progress: Callable[[str, int], None],
+) -> dict[str, str]:
+    """Import the branches and tags; the snapshot that each icechunk snapshot has become."""
+    if history not in ("all", "heads"):
+        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
+    if not isinstance(authorize, Mapping | None):
+        raise InvalidArgumentError(f"authorize={authorize!r}: give a mapping of names to places")
+    trusted = Containers({**context.containers.places, **Containers.of(authorize).places})
+    source = IcechunkImport(files, trusted)
+    return _IcechunkHistory(context, source, history == "all", progress).run(branches)
+
+
 @dataclass(slots=True)
-class IcechunkHistory:
+class _IcechunkHistory:
     """Imports branches and tags of an icechunk repository.
 
     Parameters

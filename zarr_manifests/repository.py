@@ -27,7 +27,6 @@ from zarr_manifests.engine.compact.manifest_layout import layout_now, plan_layou
 from zarr_manifests.engine.compact.outcomes import compact
 from zarr_manifests.engine.compact.presence_index import array_stats, build_index
 from zarr_manifests.engine.compact.repack_chunks import repack_chunks
-from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -58,7 +57,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
 )
-from zarr_manifests.importing import IcechunkHistory
+from zarr_manifests.importing import import_icechunk
 from zarr_manifests.keys import directory
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
@@ -1481,17 +1480,10 @@ class Repository:
         Traceback (most recent call last):
         zarr_manifests.errors.NotARepositoryError: there is no icechunk repository at ...
         """
-        if history not in ("all", "heads"):
-            raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
-        files = IcechunkFiles.open(
-            storage_of(location, storage_options), max_bytes=check_bound("max_bytes", max_bytes)
-        )
-        if not isinstance(authorize, Mapping | None):
-            raise InvalidArgumentError("authorize: a mapping of names to places is due")
-        places = {**self._context.containers.places, **Containers.of(authorize).places}
-        source = IcechunkImport(files, Containers(places))
+        storage = storage_of(location, storage_options)
+        files = IcechunkFiles.open(storage, max_bytes=check_bound("max_bytes", max_bytes))
         told = progress or _ignore
-        return IcechunkHistory(self._context, source, history == "all", told).run(branches)
+        return import_icechunk(self._context, files, history, branches, authorize, told)
 
     def _import(
         self,

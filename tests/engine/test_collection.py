@@ -837,7 +837,7 @@ def test_a_lease_takes_the_place_of_its_owners_others_in_one_swap() -> None:
             lease.check()
         assert [x.owner for x in leases(storage)] == ["other"]
     with (
-        pytest.raises(InvalidArgumentError, match="name one"),
+        pytest.raises(InvalidArgumentError, match="pass an owner"),
         repository.lease(first, instead=True),
     ):
         pass

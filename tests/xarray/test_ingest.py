@@ -592,7 +592,9 @@ def test_what_is_not_installed_is_named(tmp_path, head_bytes, kind, monkeypatch)
     for name in ("kerchunk.hdf", "kerchunk.grib2"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("xarray.backends.plugins.list_engines", dict)
-    with pytest.raises(ImportError, match=r"zarr-manifests\[kerchunk\].*h5py.*cfgrib"):
+    with pytest.raises(
+        ImportError, match=r"zarr-manifests\[kerchunk\].*h5py.*zarr-manifests\[grib\]"
+    ):
         scan_files.scan(str(file), kind, {})
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     with pytest.raises(ImportError, match=r"zarr-manifests\[kerchunk\]"):
