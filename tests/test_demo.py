@@ -135,6 +135,9 @@ def test_requests_of_other_processes_are_counted(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code], input=pickle.dumps(storage), check=True)
     assert asyncio.run(storage.get_async("a")) == b"four"
     assert storage.cost(1.5) == Cost(4, 2 + 2 + 4, 4, 1.5)
+    (tmp_path / "journal").unlink()
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(storage), check=True)
+    assert not (tmp_path / "journal").exists(), "a worker that ends later leaves nothing"
 
 
 def test_the_steps_do_the_job(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ class JournalStorage(WrappedStorage):
     storage : Storage
         The storage the calls are passed to, which must be picklable.
     journal : Path
-        The file to write to, one line per call; the processes must share its disk.
+        The file to write to, one line per call; the processes must share its disk. Calls after it
+        is removed are not recorded.
 
     Examples
     --------
@@ -119,6 +120,7 @@ class JournalStorage(WrappedStorage):
     def __init__(self, storage: Storage, journal: Path) -> None:
         super().__init__(storage)
         self._journal = journal
+        journal.touch()
 
     def cost(self, seconds: float) -> Cost:
         """The cost of all recorded calls, which took so many seconds."""
@@ -137,9 +139,11 @@ class JournalStorage(WrappedStorage):
         return result
 
     def _write(self, received: int, sent: int) -> None:
-        # A short append is atomic on a local disk, even between processes.
-        file = os.open(self._journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            file = os.open(self._journal, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:  # its owner has counted and removed it; Spark's workers end later
+            return
+        try:  # a short append is atomic on a local disk, even between processes
             os.write(file, f"{received} {sent}\n".encode("ascii"))
         finally:
             os.close(file)
