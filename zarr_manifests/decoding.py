@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import batched, pairwise, product
 from typing import Any, Final
@@ -28,6 +27,7 @@ from numcodecs import blosc
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
+from zarr_manifests.records import dataclass
 
 __all__ = ["BulkDecoder", "gather", "place"]
 

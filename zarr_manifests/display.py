@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 from zarr_manifests.plain import plain_text
+from zarr_manifests.records import dataclass
 
 __all__ = ["Row", "fields_of", "hierarchy", "html_page"]
 

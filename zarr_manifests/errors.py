@@ -20,10 +20,10 @@ fill value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from zarr_manifests.plain import plain_text
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "AlreadyExistsError",

@@ -9,7 +9,7 @@ Invariant: a branch is only continued from a commit that is an ancestor of its i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from itertools import starmap
 from typing import Any, Final
@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import V3_DOCUMENT
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles

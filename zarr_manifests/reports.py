@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from enum import StrEnum
 from html import escape
@@ -30,6 +30,7 @@ from zarr_manifests.planning.layout.sets import Overflow
 from zarr_manifests.planning.tables.sums import Tally
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape, CellChanges
 from zarr_manifests.planning.upkeep.change_records import Change, Operation
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "Amount",

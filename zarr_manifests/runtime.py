@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
+
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "SYSTEM",

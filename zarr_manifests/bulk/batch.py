@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from zarr.core.chunk_utils import fill_value_or_default
 
 from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.records import dataclass
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Batch"]

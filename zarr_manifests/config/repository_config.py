@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.cache_options import Cache
@@ -28,6 +28,7 @@ from zarr_manifests.config.sections import (
 from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.config.yaml_text import dump_yaml, load_yaml_lines, with_line
 from zarr_manifests.errors import ConfigError
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "Commits",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage
 from zarr_manifests.testing import Call, CountingStorage, WrappedStorage

@@ -11,7 +11,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, mea
 from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_winds
 from zarr_manifests.errors import ManifestsError
+from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, Storage

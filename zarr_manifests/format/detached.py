@@ -9,7 +9,7 @@ there is one claim for a session, however often it is resumed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +30,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Lease
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES, is_session_id, new_session_id, object_key
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "LINEAGE_BYTES",

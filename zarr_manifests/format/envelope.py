@@ -23,7 +23,6 @@ import itertools
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -39,6 +38,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.ids import crc32c
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import MAX_MS, PerThread
 
 __all__ = [

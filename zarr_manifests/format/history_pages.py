@@ -9,7 +9,6 @@ since every commit copies those of its parent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
@@ -23,6 +22,7 @@ from zarr_manifests.format.envelope import (
     decode,
     encode,
 )
+from zarr_manifests.records import dataclass
 
 __all__ = ["History", "HistoryPage", "HistoryPageRef"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.cells import Lookup
+from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
 __all__ = ["AlongAxis", "Values", "encoded", "shown", "to_numpy"]

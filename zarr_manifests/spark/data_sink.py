@@ -15,7 +15,6 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.transactions import Txn
+from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_shares import SHARES, share_cells

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zarr_manifests.plain import plain_text
+from zarr_manifests.records import dataclass
 
 __all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from zarr_manifests.planning.file_rows import (
     rows_of_labels,
     write_groups,
 )
+from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.spark.ingest_report import (

@@ -19,13 +19,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from zarr_manifests.errors import InvalidArgumentError, JavaNotFoundError
+from zarr_manifests.records import dataclass
 
 __all__ = ["MINIMUM_VERSION", "JavaHome", "find_java", "spark_java_home"]
 

@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal
@@ -29,6 +28,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
+from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import ChunkStatistics, Session
 from zarr_manifests.spark.checks import check_shared

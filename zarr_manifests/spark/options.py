@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from zarr_manifests.config.kinds import hyphened, known_as, shown
 from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage.url import parse_options
 
 __all__ = [

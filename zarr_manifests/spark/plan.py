@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import parse_where
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import Session

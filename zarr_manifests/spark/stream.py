@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -46,6 +46,7 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.grid import IndexArray
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.changes import plan_changes, snapshot_named

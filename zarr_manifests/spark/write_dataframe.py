@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -34,6 +33,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
+from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels, share_cells

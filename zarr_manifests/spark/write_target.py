@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
 from zarr_manifests.planning.conflict.append_labels import OnExisting
+from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_values import AlongAxis, Values, encoded, to_numpy
 from zarr_manifests.spark.ranges import runs_in_range

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import batched
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from zarr_manifests.errors import ManifestsError, ObjectNotFoundError, StorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.fsspec_store import FsspecStorage
 from zarr_manifests.storage.local import LocalStorage

@@ -17,10 +17,10 @@ import hashlib
 import json
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.errors import ObjectNotFoundError, StorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.protocol import Tagged, Token

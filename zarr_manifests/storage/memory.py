@@ -17,9 +17,9 @@ import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.protocol import (
     Capabilities,

@@ -27,12 +27,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.object_credentials import (
     Provider,

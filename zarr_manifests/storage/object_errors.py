@@ -8,7 +8,6 @@ status, and a known error code are passed on.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.errors import (
@@ -17,6 +16,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage.object_credentials import FAILED, FAULTS
 
 __all__ = ["Failure", "failure_of", "storage_error"]

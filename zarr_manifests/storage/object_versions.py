@@ -6,11 +6,11 @@ by the etag or the size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.records import dataclass
 
 __all__ = ["Version", "check_name", "conditional", "plain_etag", "version_of"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, asked_at, next_step
 from zarr_manifests.storage import Storage, Token
 from zarr_manifests.testing.wrapped import Call, WrappedStorage, received_nbytes

@@ -22,10 +22,10 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from zarr_manifests.errors import StorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing.faulty import SimulatedCrash

@@ -10,10 +10,10 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
 from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage, Tagged, Token, check_key
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 

@@ -22,8 +22,10 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
+
+from zarr_manifests.records import dataclass
 
 __all__ = ["Access", "Transaction", "Violation", "check_isolation"]
 

@@ -16,7 +16,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.plain import plain_text
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage import ObjectStorage, from_url
 from zarr_manifests.virtual.local_hosts import is_local_host, leads_to_local
 from zarr_manifests.virtual.locations import (

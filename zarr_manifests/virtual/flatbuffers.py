@@ -11,7 +11,6 @@ Invariant: nothing outside the buffer is read, whatever the buffer says; what do
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.columns import Column
+from zarr_manifests.records import dataclass
 
 __all__ = ["Flat", "FlatColumns", "FlatTable", "flex_value"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +35,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.envelope import unpack
 from zarr_manifests.grid import IndexArray
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.flatbuffers import Flat, FlatColumns, FlatTable, flex_value
 

@@ -25,7 +25,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -47,6 +46,7 @@ from zarr_manifests.keys import (
     parse_documents,
     split,
 )
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.budget import Budget
 from zarr_manifests.virtual.locations import VirtualLocation

@@ -14,10 +14,10 @@ from __future__ import annotations
 import posixpath
 import re
 import urllib.parse
-from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage import check_key
 
 __all__ = ["REMOTE", "WEB", "VirtualLocation", "parse_location", "url_at"]

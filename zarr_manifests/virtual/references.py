@@ -16,7 +16,6 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.columns import Column
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import ObjectStorage, Storage, from_url
 from zarr_manifests.storage.files import open_inside, with_room

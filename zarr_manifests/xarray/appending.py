@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +39,7 @@ from zarr_manifests.planning.conflict.append_labels import (
     aligned_blocks,
     plan_append,
 )
+from zarr_manifests.records import dataclass
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Append"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
@@ -25,6 +25,7 @@ from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
+from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.fit import Fit
 
 __all__ = ["ArrayTarget", "Encoder", "start_of"]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final
@@ -30,6 +29,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds
+from zarr_manifests.records import dataclass
 
 __all__ = ["Fit", "Misfit", "MisfitError"]
 

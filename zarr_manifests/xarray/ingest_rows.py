@@ -13,7 +13,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile, labels_near
+from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds

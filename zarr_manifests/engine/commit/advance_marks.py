@@ -8,7 +8,6 @@ after the commit was called, and that is durable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.history.find_marks import mark_of, paged_marks, snapshot_of
@@ -34,6 +33,7 @@ from zarr_manifests.planning.conflict.transactions import (
     moved_marks,
     shown,
 )
+from zarr_manifests.records import dataclass
 
 __all__ = ["Marks", "check_marks", "check_now", "marks_after"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -69,6 +69,7 @@ from zarr_manifests.planning.upkeep.digests import (
     coordinate_ids,
     needs_digest,
 )
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 
 __all__ = ["Committed", "commit", "root_with"]

@@ -9,7 +9,7 @@ rewritten only if rows of it are dropped because others' chunks win.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
@@ -31,6 +31,7 @@ from zarr_manifests.planning.conflict.decide import Policy, Rebased, rebase
 from zarr_manifests.planning.conflict.disjoint import apart
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, without
+from zarr_manifests.records import dataclass
 
 __all__ = ["Mine", "Moved", "Rebasing", "changes_between", "rebase_changes", "rebase_delta"]
 

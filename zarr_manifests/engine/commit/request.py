@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from zarr_manifests.engine.commit.rebase import Rebasing
 from zarr_manifests.engine.commit.relocate import Relocating
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
+from zarr_manifests.records import dataclass
 
 __all__ = ["CommitRequest", "TipCheck"]
 
@@ -48,7 +48,7 @@ class CommitRequest:
 
     message: str
     metadata: Mapping[str, Any]
-    rebasing: Rebasing = Rebasing()  # noqa: RUF009 - it is frozen
+    rebasing: Rebasing = Rebasing()
     attempts: int | None = None
     relocating: Relocating | None = None
     check_tip: TipCheck | None = None

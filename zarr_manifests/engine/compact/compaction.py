@@ -15,7 +15,7 @@ the boxes of all leaves, where no record says what has been merged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 import numpy as np
@@ -65,6 +65,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     opening_is_slow,
 )
 from zarr_manifests.planning.upkeep.digests import needs_digest
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 

@@ -18,7 +18,7 @@ before the swap.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -67,6 +67,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RepackReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage

@@ -10,7 +10,7 @@ that is not there any more is unset.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from operator import le
 from typing import Final
@@ -31,6 +31,7 @@ from zarr_manifests.format.virtual_sources import VirtualSources
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, ArrayMeta, join, parse_document
 from zarr_manifests.planning.tables.merge import unset_at
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import (

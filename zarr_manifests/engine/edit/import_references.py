@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, VirtualRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
+from zarr_manifests.records import dataclass
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.parquet_columns import table_of
 from zarr_manifests.virtual.references import References

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
@@ -41,6 +40,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.presence import kinds_at
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "LoggedCommit",

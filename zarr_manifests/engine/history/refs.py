@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, islice, repeat
 from typing import Final
@@ -45,6 +45,7 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
+from zarr_manifests.records import dataclass
 from zarr_manifests.times import moment_ms
 
 __all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "Point", "Refs"]

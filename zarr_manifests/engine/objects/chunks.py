@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
@@ -28,6 +28,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.object_store import REMOTE_CAPABILITIES
 from zarr_manifests.storage.protocol import ReadableStorage

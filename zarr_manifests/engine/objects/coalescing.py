@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
+from zarr_manifests.records import dataclass
 from zarr_manifests.storage.protocol import Capabilities
 
 __all__ = ["SPARE_BYTES", "CoalescedReads"]

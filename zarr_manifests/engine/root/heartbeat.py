@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zarr_manifests.errors import LeaseError, ManifestsError
+from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 
 __all__ = ["Heart", "Held", "Term"]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -55,6 +55,7 @@ from zarr_manifests.planning.upkeep.collection import (
     search_start,
     swept_after,
 )
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import ObjectInfo, Storage

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from zarr_manifests.engine.history.ancestry import ages, has_expired
@@ -23,6 +23,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending
+from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ExpiryReport
 
 __all__ = ["expire"]

@@ -17,7 +17,7 @@ deleted group or below an array.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -38,6 +38,7 @@ from zarr_manifests.planning.conflict.components import (
 from zarr_manifests.planning.conflict.documents import DocumentChange, merge_documents
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import agree, inside, pick, select, shared_rows
+from zarr_manifests.records import dataclass
 
 __all__ = ["CELLS", "Choice", "Footprint", "Policy", "Rebased", "check_policy", "rebase"]
 

@@ -12,12 +12,12 @@ them is at most `gap_bytes` and the request stays at most `span_bytes` long. Inv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.records import dataclass
 
 __all__ = ["RangeRequest", "coalesce"]
 

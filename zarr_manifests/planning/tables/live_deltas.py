@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, pick, within
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "LiveSources",

@@ -9,7 +9,7 @@ newer than a leaf are merged into it, inside its box.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -21,6 +21,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "Layer",

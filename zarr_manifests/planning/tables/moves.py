@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "DROPPED",

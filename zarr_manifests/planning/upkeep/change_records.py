@@ -14,7 +14,7 @@ Invariant: replaying either over the chunks before gives the chunks after.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
+from zarr_manifests.records import dataclass
 
 __all__ = [
     "Change",

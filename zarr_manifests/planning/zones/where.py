@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from numbers import Integral, Real
@@ -21,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from zarr_manifests.errors import InvalidArgumentError, WhereError
+from zarr_manifests.records import dataclass
 
 __all__ = ["GRAMMAR", "Comparison", "Literal", "Moment", "Where", "parse_where"]
 
