@@ -7,6 +7,7 @@ neither threads nor time.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from dataclasses import replace
@@ -28,20 +29,41 @@ from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 AT_ONCE = replace(SYSTEM, background=lambda call: call())
-CHUNKS, CELLS = 1000, 64
+CHUNKS, MANY, CELLS = 1000, 2000, 64
 CHUNK_BYTES = 4 * CELLS
 FAR = Capabilities(inline=False, gap_bytes=4 * CHUNK_BYTES, span_bytes=64 * CHUNK_BYTES)
+
+
+CONFIG = {"inline-chunk-bytes": 0, "pack-bytes": 50_000, "compaction": {"mode": "manual"}}
+VALUES = np.arange(MANY * CELLS).reshape(MANY, CELLS)
+
+
+def _fill(storage: MemoryStorage, *stops: int, **config: Any) -> Repository:
+    """An array whose first rows are written by one commit, and the others appended by more."""
+    repository = Repository.create(storage, {**CONFIG, **config})
+    with repository.transaction(message="fill") as store:
+        array = zarr.create_array(
+            store,
+            name="a",
+            shape=(stops[0], CELLS),
+            chunks=(1, CELLS),
+            dtype="i4",
+            compressors=None,
+        )
+        array[:] = VALUES[: stops[0]]
+    repository.compact(mode="full")
+    for start, stop in itertools.pairwise(stops):
+        with repository.transaction(message="append") as store:
+            array = zarr.open_array(store, path="a")
+            array.resize((stop, CELLS))
+            array[start:] = VALUES[start:stop]
+    return repository
 
 
 @pytest.fixture(scope="module")
 def filled() -> MemoryStorage:
     storage = MemoryStorage()
-    config = {"inline-chunk-bytes": 0, "pack-bytes": 50_000}
-    with Repository.create(storage, config).transaction(message="fill") as store:
-        array = zarr.create_array(
-            store, name="a", shape=(CHUNKS, CELLS), chunks=(1, CELLS), dtype="i4", compressors=None
-        )
-        array[:] = np.arange(CHUNKS * CELLS).reshape(CHUNKS, CELLS)
+    _fill(storage, CHUNKS)
     return storage
 
 
@@ -53,7 +75,7 @@ def _opened(storage: MemoryStorage, **options: Any) -> tuple[_Far, zarr.Array]:
     far = _Far(LatencyStorage(storage, latency_s=0))
     store = Repository.open(far, **{"runtime": AT_ONCE, **options}).readonly_session().store
     array = zarr.open_array(store, path="a", mode="r")
-    array[0]  # the ref of one chunk is known now
+    array[0], array[900]  # further refs need no request
     far.reset()
     return far, array
 
@@ -66,11 +88,65 @@ def _read(far: _Far) -> tuple[int, float]:
 
 def test_a_full_read_takes_few_requests_and_reads_no_chunk_twice(filled: MemoryStorage) -> None:
     far, array = _opened(filled)
-    assert np.array_equal(array[:].ravel(), np.arange(CHUNKS * CELLS))
+    assert np.array_equal(array[:], VALUES[:CHUNKS])
     requests, chunks = _read(far)
     assert CHUNKS <= chunks <= 1.13 * CHUNKS, "some that are asked for a little later are gaps"
     assert requests <= 70, "a hundred, ten chunks at a time"
     assert max(record.nbytes for record in far.log) <= FAR.span_bytes
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests are begun at once, each time."""
+    found: list[int] = []
+    true = BytesAhead.fetch
+
+    def noted(self: BytesAhead, refs: Any) -> None:
+        true(self, refs)
+        found.append(len({id(span) for span in self._newest.values()}))
+
+    monkeypatch.setattr(BytesAhead, "fetch", noted)
+    return found
+
+
+def _check_full_read(far: _Far, array: zarr.Array, at_once: list[int]) -> None:
+    values = array[:]
+    assert np.array_equal(values[40:], VALUES[40:])
+    assert (values[:40] == -1).all()
+    requests, chunks = _read(far)
+    assert MANY <= chunks <= 1.13 * MANY
+    assert requests <= 120, "two hundred, ten chunks at a time"
+    assert max(at_once) >= 8
+    assert max(record.nbytes for record in far.log) <= FAR.span_bytes
+
+
+def test_an_array_that_grows_every_day_is_read_as_one_that_does_not(at_once: list[int]) -> None:
+    """Base and live deltas: most arrays of most users."""
+    storage = MemoryStorage()
+    repository = _fill(storage, 1000, *range(1050, MANY + 1, 50))
+    with repository.transaction(message="overwrite") as store:
+        zarr.open_array(store, path="a")[:40] = -1
+    _check_full_read(*_opened(storage), at_once)
+
+
+@pytest.mark.parametrize("leaf", [50, 300])
+def test_chunks_of_the_next_leaf_are_read_ahead(at_once: list[int], leaf: int) -> None:
+    """Its table is fetched in the background while chunks of this one are read."""
+    sets = {
+        "sets": [{"default": {"max-manifest-size": leaf}}],
+        "rules": [],
+        "splitting": [{"path": ".*", "along": {"0": leaf}}],
+        "preload": {"max-manifests": 0},
+    }
+    storage = MemoryStorage()
+    repository = _fill(storage, MANY, **{"chunk-manifests": sets})
+    with repository.transaction(message="overwrite") as store:
+        zarr.open_array(store, path="a")[:40] = -1
+    repository.compact(mode="full")
+    far, array = _opened(storage)
+    _check_full_read(far, array, at_once)
+    tables = [record.key for record in far.log if record.key.startswith("manifests/")]
+    assert len(tables) == len(set(tables)) >= MANY // leaf - 2, "each is fetched once"
 
 
 @pytest.mark.parametrize(
@@ -96,13 +172,21 @@ def test_chunks_here_and_there_are_read_alone(
     assert _read(far)[1] <= 5 * 115
 
 
-def test_every_fifth_chunk_is_read_alone(
-    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before", [0, 600])
+@pytest.mark.parametrize("step", [3, 5])
+def test_every_few_chunks_are_read_alone(
+    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch, step: int, before: int
 ) -> None:
+    """They are nearly in order, so refs are made ahead, but bytes are not fetched.
+
+    Not even after another read of the array, in order.
+    """
     monkeypatch.setattr(coalescing, "SPARE_BYTES", CHUNK_BYTES // 4)
     far, array = _opened(filled)
-    assert array[::5, 0].tolist() == [CELLS * i for i in range(0, CHUNKS, 5)]
-    assert _read(far)[1] <= 1.15 * CHUNKS / 5
+    array[:before]
+    far.reset()
+    assert array[::step, 0].tolist() == [CELLS * i for i in range(0, CHUNKS, step)]
+    assert _read(far)[1] <= 1.15 * CHUNKS / step
 
 
 async def _unasked(ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
@@ -159,7 +243,7 @@ def test_who_finds_no_thread_at_work_sends_the_request(filled: MemoryStorage) ->
 
     for background in (lambda call: None, refuse):
         far, array = _opened(filled, runtime=replace(SYSTEM, background=background))
-        assert np.array_equal(array[:].ravel(), np.arange(CHUNKS * CELLS))
+        assert np.array_equal(array[:], VALUES[:CHUNKS])
         requests, chunks = _read(far)
         assert CHUNKS <= chunks <= 1.13 * CHUNKS
         assert requests <= 70, "a hundred, ten chunks at a time"
@@ -189,7 +273,7 @@ def test_a_span_that_fails_fails_no_chunk(filled: MemoryStorage) -> None:
     far = _Failing(LatencyStorage(filled, latency_s=0))
     store = Repository.open(far, runtime=AT_ONCE).readonly_session().store
     values = zarr.open_array(store, path="a", mode="r")[:]
-    assert np.array_equal(values.ravel(), np.arange(CHUNKS * CELLS))
+    assert np.array_equal(values, VALUES[:CHUNKS])
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "changed"])
@@ -213,7 +297,7 @@ def test_what_a_cache_holds_is_not_fetched(filled: MemoryStorage) -> None:
     far, array = _opened(filled, cache={"chunk-bytes": 1 << 20})
     array[:]
     far.reset()
-    assert np.array_equal(array[:].ravel(), np.arange(CHUNKS * CELLS))
+    assert np.array_equal(array[:], VALUES[:CHUNKS])
     assert _read(far) == (0, 0)
 
 

@@ -127,7 +127,7 @@ class SessionView:
     ) -> None:
         """Start from this snapshot, with these changes or none."""
         self.keys = keys
-        self._ahead = RefsAhead()
+        self._ahead = RefsAhead(self.context.runtime)
         self.rebase(view, ChangeSet() if changes is None else changes)
 
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:

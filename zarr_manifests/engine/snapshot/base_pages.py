@@ -10,6 +10,7 @@ cache while there is room.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
 from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
@@ -404,6 +405,12 @@ class PagedIndex(BaseIndex):
     def __init__(self, pages: BasePages, ids: NodeIds) -> None:
         super().__init__(())
         self._pages, self._ids = pages, ids
+
+    def at_hand(self, objects: AtHand) -> PagedIndex:
+        """The same index, but a fetch raises `NotAtHandError` instead."""
+        pages = copy.copy(self._pages)
+        pages._objects = objects
+        return PagedIndex(pages, self._ids)
 
     def _at(self, node_id: bytes, box: Box | None = None) -> BaseIndex | None:
         """An index that has all leaves of the node that overlap the box."""

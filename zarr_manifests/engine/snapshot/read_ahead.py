@@ -8,7 +8,8 @@ Invariants:
 
 - Only for readers, since a view never changes. Refs are kept for one view, and equal the results of
   its lookups.
-- Nothing is fetched or decoded for it.
+- A lookup waits for nothing that is fetched for it. Where bytes are fetched ahead, so are tables
+  with their refs, in the background; else no table is.
 - At most as many refs are made in vain as were used before: windows double while they are used up.
   Where bytes are fetched ahead, the next window is made in the middle of one, and is smaller at
   first: up to `MOST` chunks, three quarters are in vain at most, and one and a half times later.
@@ -21,12 +22,17 @@ Thread-safe without a lock: state is replaced as a whole, and losing a window ch
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
+from zarr_manifests.keys import join
+from zarr_manifests.runtime import Runtime
 
 __all__ = ["MOST", "MOST_FAR", "RefsAhead"]
 
@@ -52,10 +58,11 @@ class _Run(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The newest refs made ahead: of which node, and the key in their middle."""
+    """The newest refs made ahead: of which node, and the key at which to make the next ones."""
 
     node: Node
-    middle: str
+    due: str
+    """The key in the middle, or the last one if the tables for more have to be fetched."""
     used: int
     """Chunks of the run up to the middle."""
     last: Coords
@@ -66,7 +73,8 @@ class _Window(NamedTuple):
 class RefsAhead:
     """The refs that one reader is likely to ask for next."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._kept: tuple[SnapshotView | None, dict[str, NativeRef | VirtualRef]] = None, {}
         self._newest: dict[str, NativeRef | VirtualRef] = {}
         self._run = _Run(b"", 0, 0)
@@ -90,7 +98,10 @@ class RefsAhead:
         self._run = _Run(node.node_id, length, at + 1)
         if length < _BEGINS:
             return
-        if not self._make(view, node, coords, length, min(length, MOST)):
+        most = min(length, MOST)
+        while (made := self._make(view, node, coords, length, most)) is None and most > _BEGINS:
+            most //= 4  # the tables of the nearest ones are in memory
+        if not made:
             self._run = _Run(node.node_id, -_RESTS, at + 1)
 
     def due(self, view: SnapshotView, key: str) -> Collection[NativeRef | VirtualRef]:
@@ -100,29 +111,55 @@ class RefsAhead:
         """
         window = self._window
         self._asked += 1
-        if window is None or key != window.middle or self._kept[0] is not view:
+        if window is None or key != window.due or self._kept[0] is not view:
             return ()
         used = window.used
         if 8 * self._asked < 7 * used:  # some of them are asked for, here and there
             return ()
         most = min(used if used >= MOST else used // 2, MOST_FAR)
         made = self._make(view, window.node, window.last, window.reach, most)
-        return self._newest.values() if made and used >= _FETCHES else ()
+        if used < _FETCHES:
+            return ()
+        if made is None and key != (end := _key_of(window.node, window.last)):
+            self._fetch(view, window.node, window.last, most)
+            self._window = window._replace(due=end)
+        return self._newest.values() if made else ()
 
-    def _make(self, view: SnapshotView, node: Node, coords: Coords, reach: int, most: int) -> bool:
-        """Make the refs after this chunk, the last of so many in order; whether there are any."""
+    def _fetch(self, view: SnapshotView, node: Node, coords: Coords, most: int) -> None:
+        """Begin to fetch the tables that have the refs after this chunk."""
+        assert node.array is not None
+        fetch = partial(view.following, node.node_id, coords, most, node.array.grid, fetch=True)
+
+        def run() -> None:
+            with suppress(ManifestsError):  # who reads a chunk gets the error
+                fetch()
+
+        with suppress(RuntimeError):  # no more threads: the program is ending
+            self._runtime.background(run)
+
+    def _make(
+        self, view: SnapshotView, node: Node, coords: Coords, reach: int, most: int
+    ) -> bool | None:
+        """Make the refs after this chunk, the last of so many in order; whether there are any.
+
+        None if their tables have to be fetched.
+        """
         self._window = None
         assert node.array is not None
-        grid, encode = node.array.grid, node.array.chunk_keys.encode
+        grid = node.array.grid
         following = view.following(node.node_id, coords, most, grid)
         if not following:
-            return False
-        prefix = node.path + "/" if node.path else ""
-        new = {prefix + encode(where): ref for where, ref in following}
+            return None if following is None else False
+        new = {_key_of(node, where): ref for where, ref in following}
         older = self._newest if self._kept[0] is view else {}
         self._newest, self._kept = new, (view, {**older, **new})
         half, last = len(following) // 2, following[-1][0]
         self._run = _Run(node.node_id, reach + len(following), grid.ravel_one(last) + 1)
-        middle = prefix + encode(following[half][0])
+        middle = _key_of(node, following[half][0])
         self._window = _Window(node, middle, reach + half, last, reach + len(following))
         return True
+
+
+def _key_of(node: Node, coords: Coords) -> str:
+    assert node.array is not None
+    return join(node.path, node.array.chunk_keys.encode(coords))

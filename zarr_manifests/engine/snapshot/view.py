@@ -17,12 +17,11 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import le
 from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
+from zarr_manifests.engine.objects.metadata import AtHand, NotAtHandError, ObjectReader
 from zarr_manifests.engine.snapshot.base_pages import (
     BasePages,
     NodeIds,
@@ -251,6 +250,8 @@ class SnapshotView(SnapshotTables):
         """The same view, but a fetch raises `NotAtHandError` instead."""
         view = copy.copy(self)
         view._objects = AtHand(self._objects)
+        if isinstance(self._index, PagedIndex):
+            view._index = self._index.at_hand(view._objects)
         return view
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
@@ -290,29 +291,25 @@ class SnapshotView(SnapshotTables):
         return self._in_leaf(node_id, coords, due, loaded)
 
     def following(
-        self, node_id: bytes, coords: Coords, most: int, grid: Box
-    ) -> list[tuple[Coords, NativeRef | VirtualRef]]:
-        """The refs of the next chunks of the grid after this one, in C order.
+        self, node_id: bytes, coords: Coords, most: int, grid: Box, *, fetch: bool = False
+    ) -> list[tuple[Coords, NativeRef | VirtualRef]] | None:
+        """The refs among the next `most` chunks of the grid after this one, in C order.
 
-        As far as one table in memory has them. Absent and inline chunks are left out.
+        Absent and inline chunks are left out, and all of them where a table is damaged. None if it
+        would take a request, unless `fetch` is set.
         """
-        due = self._leaf_at(node_id, coords)
-        overlay = self._known_overlay(node_id, due[0].merged if due else 0)
-        if overlay is None or overlay.truncated is not None:
+        first = grid.ravel_one(coords) + 1
+        index = np.arange(first, min(first + most, grid.size))
+        if not len(index):
             return []
-        table = overlay.table
-        if due:
-            if table is not None:
-                return []
-            _, table = self._leaf_at_hand(node_id, due[0], coords)
-            if table is None:
-                return []
-        elif table is None or self.index.ndim(node_id) is not None:
+        view = self if fetch else self.at_hand()
+        try:
+            found = view.chunks_at(node_id, grid.unravel(index))
+        except NotAtHandError:
+            return None
+        except CorruptObjectError:  # who reads a chunk that needs the table gets the error
             return []
-        row = table.row_of(coords)
-        if row is None or not all(map(le, table.box.hi, grid.hi)):
-            return []
-        return table.refs_between(row + 1, row + 1 + most)
+        return [] if found is None else found.refs_between(0, len(found))
 
     def knows(self, node_id: bytes, coords: Coords) -> bool:
         """Whether `lookup` of the chunk finds everything in memory and decoded."""
