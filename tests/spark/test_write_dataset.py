@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import dask
@@ -138,6 +139,23 @@ def test_results_of_tasks_come_in_order(spark):
     assert list(run_tasks(spark, abs, [])) == []
     with pytest.raises(ZeroDivisionError):
         list(run_tasks(spark, lambda n: 1 / n, [1, 0]))
+
+
+def test_results_of_tasks_come_before_the_last_task_ends(spark, tmp_path):
+    """The last one waits until this process has the results of the others."""
+    marker = tmp_path / "heard"
+
+    def call(number: int) -> int:
+        until = time.monotonic() + 300
+        while number == 3 and not marker.exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return number
+
+    found = run_tasks(spark, call, range(4))
+    assert [next(found) for _ in range(3)] == [0, 1, 2]
+    marker.touch()
+    assert list(found) == [3]
 
 
 def test_write_computes_with_the_scheduler_it_is_given(tmp_path):

@@ -629,6 +629,7 @@ def test_progress_and_report_say_what_goes_where(files, tmp_path):
     heard: list[IngestProgress] = []
     report = ingest(SPARK, files, tmp_path / "r", append_dim="time", progress=heard.append)
     sizes = sum(file.stat().st_size for file in files)
+    assert [each.files for each in heard if each.doing == "looking"] == [2, 4, 5]
     for doing in ("looking", "writing"):
         last = [each for each in heard if each.doing == doing][-1]
         assert (last.files, last.of_files, last.nbytes) == (5, 5, sizes)

@@ -64,7 +64,7 @@ __all__ = ["Ingestion", "listed"]
 
 _LISTED: Final = 5
 _TASKS: Final = 2
-"""Tasks that write, for each that Spark runs at once: more if they would be large."""
+"""Tasks of a step, for each that Spark runs at once: more if they would be large."""
 _TASK_BYTES: Final = (16 * 1024**2, 256 * 1024**2)
 """A task writes so many bytes of files, if there are as many, and about so many at most."""
 _MOST_LOOKED: Final = 256
@@ -207,7 +207,7 @@ class Ingestion:
     ) -> tuple[list[FileFacts], list[FileFacts]]:
         """New and changed files."""
         files = [(url, known.get(url)) for url in urls]
-        most = SparkFacts.of(self.spark).parallelism
+        most = _TASKS * SparkFacts.of(self.spark).parallelism
         groups = _parted(files, min(max(-(-len(files) // most), 1), _MOST_LOOKED))
         wants = not known and self.source.containers is None  # else the arrays may be there
         items = [(group, wants and not number) for number, group in enumerate(groups)]

@@ -1,9 +1,9 @@
 """Calls that run as Spark tasks, and what they return.
 
-Items go to tasks in waves, a few for each task that Spark runs at once. The next wave is submitted
-before the results of one are handed out, so tasks run while the caller works on results. Invariant:
-an item has one result, that of the attempt which Spark counts; failed and speculative attempts have
-none.
+A Spark job hands over all its results at its end. So the tasks are spread over many small jobs, of
+which several run at once: results come soon, and no executor waits for the last task of a job. On a
+small cluster each task is a job of its own. Invariant: an item has one result, that of the attempt
+which Spark counts; failed and speculative attempts have none.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from zarr_manifests.spark.plan import SparkFacts
 
 __all__ = ["run_tasks"]
 
-_WAVE: Final = 4
-"""Tasks in a wave, for each that Spark runs at once."""
+_AHEAD: Final = 2
+"""Tasks that are in jobs at the same time, for each that Spark runs at once."""
+_JOBS: Final = 8
+"""The most jobs at the same time."""
 _PICKLE: Final[Any] = cloudpickle
 """It raises what pickling raises: a fork writes what it holds when it is pickled."""
 
@@ -33,7 +35,7 @@ _PICKLE: Final[Any] = cloudpickle
 def run_tasks[Item, Result](
     spark: SparkSession, call: Callable[[Item], Result], items: Sequence[Item]
 ) -> Iterator[Result]:
-    """Yield what the call makes of each item, in the order of the items.
+    """Yield what the call makes of each item, in the order of the items and soon after its task.
 
     A call that raises an `OSError` or `MemoryError` is tried again as often as Spark is configured
     to. Any other error is raised here as it is.
@@ -47,28 +49,30 @@ def run_tasks[Item, Result](
     items : sequence
         Its arguments, which can be pickled too.
     """
-    size = _WAVE * SparkFacts.of(spark).parallelism
-    waves = [items[first : first + size] for first in range(0, len(items), size)]
+    pickled = _PICKLE.dumps(call)
+    most = _AHEAD * SparkFacts.of(spark).parallelism
+    size = -(-most // _JOBS)
+    jobs = -(-most // size)
+    waiting = deque(items[first : first + size] for first in range(0, len(items), size))
     submitted: deque[Future[list[Result]]] = deque()
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(jobs) as threads:
         try:
-            for wave in waves:
-                run: Any = inheritable_thread_target(spark)(_run_wave)
-                submitted.append(threads.submit(run, spark, call, wave))
-                if len(submitted) > 1:
-                    yield from submitted.popleft().result()
-            while submitted:
+            while waiting or submitted:
+                # More than run at once, so that a slow one holds up no others.
+                while waiting and len(submitted) < 2 * jobs:
+                    run: Any = inheritable_thread_target(spark)(_run_job)
+                    submitted.append(threads.submit(run, spark, pickled, waiting.popleft()))
                 yield from submitted.popleft().result()
         finally:
             for future in submitted:
                 future.cancel()
 
 
-def _run_wave(spark: SparkSession, call: Any, items: Sequence[Any]) -> list[Any]:
+def _run_job(spark: SparkSession, call: bytes, items: Sequence[Any]) -> list[Any]:
     # The items are pickled here one by one, so that a task unpickles its own only.
     pickled = [_PICKLE.dumps(item) for item in items]
     numbers = spark.range(0, len(pickled), 1, len(pickled))  # one a partition
-    run = partial(_run_batches, _PICKLE.dumps(call), pickled)
+    run = partial(_run_batches, call, pickled)
     table = numbers.mapInArrow(run, "number bigint, failed boolean, result binary").toArrow()
     rows = sorted(table.to_pylist(), key=lambda row: row["number"])
     results = []
