@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint servers spark cluster sweep simulate explore bench
+.PHONY: help setup demo test lint docs servers spark cluster sweep simulate explore bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -24,7 +24,12 @@ test: lint  ## run lint and all tests but those of Spark and the sweeps
 	.venv/bin/pytest -m "not sweep and $(QUICK)" -n auto
 	.venv/bin/pytest -m "simulation and not sweep" --seeds 200 -n auto tests/simulation
 
-servers: setup  ## run the tests of each server of object stores, as CI does after make test
+docs: setup  ## build the documentation's site into site/, strictly, as CI does after make test
+	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
+	    --constraint .ci/constraints.txt --group docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml
+
+servers: setup  ## run the tests of each server of object stores, as CI does after make docs
 	@.ci/setup-servers
 	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage
 

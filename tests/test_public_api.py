@@ -92,6 +92,12 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert set(importlib.import_module(name).__all__) <= named
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_module_has_a_page_of_its_docstrings(name: str) -> None:
+    page = Path(__file__).parents[1] / f"docs/reference/{name.rpartition('.')[2]}.md"
+    assert page.read_text(encoding="utf-8") == f"# {name}\n\n::: {name}\n"
+
+
 @pytest.mark.parametrize("name", ["Repository", "Session", "Fork", "RepositoryConfig"])
 def test_every_method_is_in_the_reference(name: str) -> None:
     named = {re.match(r"[\w.]*", span)[0].rpartition(".")[2] for span in code_spans(API)}

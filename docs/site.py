@@ -1,0 +1,57 @@
+"""What the site needs beside its pages: notebooks with output, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+MATHJAX = re.compile(r"<script data-mkdocs-jupyter-mathjax.*?</script>", re.DOTALL)
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc\s*=\s*["']?(?:https?:)?//[^\s"'>]*"""
+    r"""|<link\b(?=[^>]*\brel\s*=\s*["']?(?:stylesheet|preload|preconnect|icon))[^>]*\bhref\s*=\s*["']?(?:https?:)?//[^\s"'>]*"""
+    r"""|(?:@import\s+|\burl\()["']?(?:https?:)?//[^\s"')]*""",
+    re.IGNORECASE,
+)
+
+# Notebooks are run in a copy: they write beside themselves.
+_running = TemporaryDirectory()
+
+
+@event_priority(100)  # before the plugin that turns notebooks into pages
+def on_files(files: Files, config: Any) -> Files:
+    """The pages, with the notebooks beside them."""
+    for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
+        copy = shutil.copy(notebook, _running.name)
+        files.append(File.generated(config, f"notebooks/{notebook.name}", abs_src_path=str(copy)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A page whose links to notebooks lead to their pages on the site."""
+    return markdown.replace("](../notebooks/", "](notebooks/")
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """A page without the script that fetches MathJax for notebooks: ours have no formulas."""
+    return MATHJAX.sub("", output)
+
+
+def on_post_build(config: Any) -> None:
+    """Raise if viewing the site would fetch anything from elsewhere."""
+    site = Path(config.site_dir)
+    fetched = [
+        f"{page.relative_to(site)}: {found[0]}"
+        for page in sorted(site.rglob("*"))
+        if page.suffix in {".html", ".css"}
+        for found in FETCHED.finditer(page.read_text(encoding="utf-8"))
+    ]
+    if fetched:
+        raise PluginError("The site fetches from elsewhere:\n" + "\n".join(fetched))
