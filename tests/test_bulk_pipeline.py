@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     StorageFullError,
 )
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
@@ -55,6 +55,15 @@ _V2: dict[str, Callable[[], Any]] = {
     "gzip and crc": lambda: GZip(level=1),
 }
 _CONFIG = {"inline-chunk-bytes": 8, "pack-chunk-bytes": 100}
+
+
+class IntoMemory(MemoryStorage):
+    """A storage that reads into memory of the caller, as files do."""
+
+    def read_into(self, key: str, start: int, room: memoryview) -> int:
+        data = self.get(key, start, len(room))
+        room[: len(data)] = data
+        return len(data)
 
 
 def fused(array: Any) -> Any:
@@ -163,7 +172,9 @@ def _indexed(array: Any, how: str) -> Any:
 def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> None:
     given_, draw = data.draw(options()), data.draw
     storage = draw(
-        st.sampled_from([MemoryStorage, lambda: LatencyStorage(MemoryStorage(), latency_s=0)])
+        st.sampled_from(
+            [MemoryStorage, IntoMemory, lambda: LatencyStorage(MemoryStorage(), latency_s=0)]
+        )
     )()
     config = {**_CONFIG, "pack-bytes": draw(st.sampled_from([100, 8_388_608]))}
     session = zm.Repository.create(storage, config).writable_session()
@@ -539,6 +550,34 @@ def test_a_damaged_chunk_raises_and_leaves_nothing_of_it(part: Any, far: bool) -
     hurt = np.zeros((40, 6), bool)
     hurt[34:36, :3] = True
     assert not out[hurt[part]].any()
+
+
+@pytest.mark.parametrize("part", [np.s_[:], np.s_[4:6]])
+@pytest.mark.parametrize("problem", ["damaged", "cut", "missing"])
+def test_a_chunk_that_is_read_into_the_output_leaves_nothing_if_it_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Any, problem: str
+) -> None:
+    monkeypatch.setattr(reading, "LARGE_BYTES", 1)
+    storage = LocalStorage(tmp_path)
+    repository, values = filled(storage, (20, 6), (2, 6), **{"pack-chunk-bytes": 0})
+    array = bulk(repository.readonly_session().store)
+    read: list[int] = []
+    plain = LocalStorage.read_into
+    monkeypatch.setattr(
+        LocalStorage, "read_into", lambda *args: read.append(plain(*args)) or read[-1]
+    )
+    np.testing.assert_array_equal(array[part], values[part])
+    assert read == [96] * (10 if part == np.s_[:] else 1)
+    whole = values[4:6].tobytes()
+    (key,) = (info.key for info in storage.list("chunks/") if storage.get(info.key) == whole)
+    storage.delete_many([key])
+    if problem != "missing":
+        storage.create(key, whole[:-1] + b"\x01" if problem == "damaged" else whole[:-9])
+    out = np.full(values[part].shape, -1)
+    with pytest.raises(MissingChunkError if problem == "missing" else CorruptObjectError):
+        array.get_basic_selection(part, out=NDBuffer.from_numpy_array(out))
+    assert not np.isin(out, values[4:6]).any()
+    assert {*(out[4:6] if part == np.s_[:] else out).flat} <= {0, -1}
 
 
 def test_a_missing_object_raises() -> None:

@@ -29,10 +29,11 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.records import dataclass
 
-__all__ = ["BulkDecoder", "gather", "place"]
+__all__ = ["BulkDecoder", "Chunks", "gather", "place"]
 
-type _Chunks = Sequence[bytes]
-type _Stage = Callable[[_Chunks], _Chunks]
+type Chunks = Sequence[bytes] | npt.NDArray[np.uint8]
+"""Bytes of chunks; those of one length may be the rows of an array."""
+type _Stage = Callable[[Chunks], Chunks]
 
 _BATCH_BYTES: Final = 1024**2
 _BATCH_CHUNKS: Final = 8 * 1024
@@ -69,7 +70,7 @@ class _Shards:
     index_at_start: bool
     has_checksum: bool
 
-    def open(self, coords: IndexArray, shards: _Chunks) -> tuple[IndexArray, list[bytes]]:
+    def open(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, list[bytes]]:
         """The coordinates and bytes of the inner chunks that are there."""
         inner = np.indices(self.counts).reshape(len(self.counts), -1).T
         places, parts = [], []
@@ -181,7 +182,7 @@ class BulkDecoder:
         """
         for batch in batched(chunks, self.batch_chunks):
             coords = np.array([at for at, _ in batch], np.int64).reshape(len(batch), -1)
-            data: _Chunks = [data for _, data in batch]
+            data: Chunks = [data for _, data in batch]
             try:
                 if self.shards is not None:
                     coords, data = self.shards.open(coords, data)
@@ -193,7 +194,7 @@ class BulkDecoder:
         return True
 
     def inner_chunks(
-        self, coords: IndexArray, shards: Sequence[bytes]
+        self, coords: IndexArray, shards: Chunks
     ) -> tuple[IndexArray, list[bytes]] | None:
         """Coordinates and bytes of the chunks in these shards; None if in doubt."""
         assert self.shards is not None
@@ -202,7 +203,7 @@ class BulkDecoder:
         except _FAILURES:
             return None
 
-    def values(self, chunks: Sequence[bytes]) -> npt.NDArray[Any] | None:
+    def values(self, chunks: Chunks) -> npt.NDArray[Any] | None:
         """The values of chunks, not of shards, of shape (chunks, *chunk shape); None if in doubt.
 
         Raises
@@ -222,15 +223,19 @@ class BulkDecoder:
         nbytes = inner * math.prod(self.chunk_shape) * self.stored.itemsize
         return min(max(_BATCH_BYTES // max(nbytes, 1), 1), _BATCH_CHUNKS)
 
-    def _values(self, chunks: _Chunks) -> npt.NDArray[Any]:
+    def is_plain(self, dtype: np.dtype[Any]) -> bool:
+        """Whether stored chunks have the bytes of an array of this type in C order."""
+        ordered = self.order == tuple(range(len(self.order)))
+        return not self.stages and self.shards is None and ordered and self.stored == dtype
+
+    def _values(self, chunks: Chunks) -> npt.NDArray[Any]:
         for undo in self.stages:
             chunks = undo(chunks)
         shape = tuple(self.chunk_shape[axis] for axis in self.order)
         nbytes = math.prod(shape) * self.stored.itemsize
-        if any(len(data) != nbytes for data in chunks):
+        if _lengths(chunks) - {nbytes}:
             raise _InDoubtError
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        joined = np.frombuffer(data, self.stored).reshape(len(chunks), *shape)
+        joined = np.frombuffer(_joined(chunks), self.stored).reshape(len(chunks), *shape)
         back = np.argsort(self.order)
         return joined.transpose(0, *(back + 1).tolist())
 
@@ -324,7 +329,19 @@ def _stages(codecs: _Named, shape: Coords, dtype: np.dtype[Any]) -> tuple[_Stage
 # --- codecs ----------------------------------------------------------------------------------
 
 
-def _checked(chunks: _Chunks) -> _Chunks:
+def _joined(chunks: Chunks) -> Any:
+    """The bytes of all chunks, one after another."""
+    if isinstance(chunks, np.ndarray) and chunks.flags.c_contiguous:
+        return chunks.reshape(-1)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _lengths(chunks: Chunks) -> set[int]:
+    """How long the chunks are."""
+    return {chunks.shape[1]} if isinstance(chunks, np.ndarray) else {*map(len, chunks)}
+
+
+def _checked(chunks: Chunks) -> Chunks:
     """Compare and remove the checksums."""
     found = [data[:-_CRC_BYTES] for data in chunks]
     sums = np.array([crc32c(data) for data in found], "<u4").tobytes()
@@ -333,23 +350,23 @@ def _checked(chunks: _Chunks) -> _Chunks:
     return found
 
 
-def _unshuffled(chunks: _Chunks, *, size: int, width: int) -> _Chunks:
-    if any(len(data) != size for data in chunks):
+def _unshuffled(chunks: Chunks, *, size: int, width: int) -> Chunks:
+    if _lengths(chunks) - {size}:
         raise _InDoubtError
-    joined = np.frombuffer(b"".join(chunks), np.uint8).reshape(len(chunks), width, -1)
+    joined = np.frombuffer(_joined(chunks), np.uint8).reshape(len(chunks), width, -1)
     straight = joined.transpose(0, 2, 1).tobytes()
     return [straight[at : at + size] for at in range(0, len(straight), size)]
 
 
-def _unzstd(chunks: _Chunks, *, size: int) -> _Chunks:
+def _unzstd(chunks: Chunks, *, size: int) -> Chunks:
     # A frame says how large its content is, and so much is allocated.
-    if any(zstandard.frame_content_size(data) not in (-1, size) for data in chunks):
+    if {*map(zstandard.frame_content_size, chunks)} - {-1, size}:
         raise _InDoubtError
     decompress = zstandard.ZstdDecompressor().decompress
     return [decompress(data, max_output_size=size, allow_extra_data=False) for data in chunks]
 
 
-def _unblosc(chunks: _Chunks, *, size: int) -> _Chunks:
+def _unblosc(chunks: Chunks, *, size: int) -> Chunks:
     for data in chunks:
         said, stored = (int.from_bytes(data[at : at + 4], "little") for at in (4, 12))
         if len(data) < _BLOSC_HEADER_BYTES or said != size:
@@ -362,7 +379,7 @@ def _unblosc(chunks: _Chunks, *, size: int) -> _Chunks:
     return [blosc.decompress(data) for data in chunks]
 
 
-def _inflated(chunks: _Chunks, *, size: int, window: int) -> _Chunks:
+def _inflated(chunks: Chunks, *, size: int, window: int) -> Chunks:
     found = []
     for data in chunks:
         stream = zlib.decompressobj(window)
@@ -373,7 +390,7 @@ def _inflated(chunks: _Chunks, *, size: int, window: int) -> _Chunks:
     return found
 
 
-_COMPRESSORS: Final[Mapping[str, Callable[..., _Chunks]]] = {
+_COMPRESSORS: Final[Mapping[str, Callable[..., Chunks]]] = {
     "zstd": _unzstd,
     "blosc": _unblosc,
     "gzip": partial(_inflated, window=_GZIP),

@@ -66,7 +66,7 @@ def _library_call() -> Callable[[int, int], int] | None:
 _crc32c_at: Final = _library_call()
 
 
-def crc32c(data: bytes | memoryview) -> int:
+def crc32c(data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
     """CRC-32C (Castagnoli) of `data`, as an unsigned 32-bit integer."""
     if len(data) >= _LARGE_BYTES and _crc32c_at is not None:
         array = np.frombuffer(data, np.uint8)  # also keeps the buffer alive
@@ -77,7 +77,9 @@ def crc32c(data: bytes | memoryview) -> int:
     return value
 
 
-def crc32c_of_each(chunks: Sequence[bytes | memoryview]) -> npt.NDArray[np.int64]:
+def crc32c_of_each(
+    chunks: Sequence[bytes | memoryview] | Sequence[npt.NDArray[np.uint8]],
+) -> npt.NDArray[np.int64]:
     """The CRC-32C of each chunk (int64[n]).
 
     Examples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from zarr_manifests.store import ManifestStore
 
 __all__ = ["Batch"]
 
+_START, _STOP, _STEP = attrgetter("start"), attrgetter("stop"), attrgetter("step")
 _MOST_WHOLE_BYTES: Final = 64 * 1024**2
 """Larger shards are read part by part."""
 
@@ -92,6 +94,20 @@ class Batch:
             found = found.reshape(kept)
         self.cells[self.places[at]] = found
 
+    def room(self, at: int) -> memoryview | None:
+        """The bytes of `cells` where one chunk goes, if all of it goes there in its own order."""
+        part, place = self.selected[at], self.places[at]
+        if not (isinstance(part, tuple) and isinstance(place, tuple)):
+            return None
+        if not all(isinstance(each, int) or _is_range(each) for each in part):
+            return None
+        if not all(map(_is_range, place)):
+            return None
+        cells = self.cells[place]
+        if cells.size != math.prod(self.spec.shape) or not cells.flags.c_contiguous:
+            return None
+        return memoryview(cells.reshape(-1).view(np.uint8))
+
     def put_fill_value(self, at: int) -> None:
         """Have the fill value where a chunk is absent."""
         self.cells[self.places[at]] = fill_value_or_default(self.spec)
@@ -117,16 +133,13 @@ class Batch:
         if self.drop_axes or self.cells.ndim != len(shape):
             return None
         try:
-            axes = zip(
-                coords.T,
-                zip(*self.selected, strict=True),
-                zip(*self.places, strict=True),
-                shape,
-                self.cells.shape,
-                strict=True,
-            )
-            for numbers, parts, places, length, size in axes:
-                start = _start(numbers, parts, places, length, size)
+            if {*map(len, self.selected), *map(len, self.places)} != {len(shape)}:
+                return None
+            for axis, size in enumerate(self.cells.shape):
+                parts, places = (
+                    [each[axis] for each in of_each] for of_each in (self.selected, self.places)
+                )
+                start = _start(coords[:, axis], parts, places, shape[axis], size)
                 if start is None:
                     return None
                 found.append(start)
@@ -135,19 +148,27 @@ class Batch:
         return tuple(found)
 
 
+def _is_range(each: Any) -> bool:
+    return isinstance(each, slice) and each.step in (None, 1)
+
+
 def _start(
     numbers: IndexArray, parts: Sequence[slice], places: Sequence[slice], length: int, size: int
 ) -> int | None:
     """Where an axis of the output begins, from coordinates and selections; None if not a range."""
-    if not {part.step for part in parts} | {place.step for place in places} <= {None, 1}:
+    if (numbers == numbers[0]).all():
+        if parts.count(parts[0]) < len(parts) or places.count(places[0]) < len(places):
+            return None
+        numbers, parts, places = numbers[:1], parts[:1], places[:1]
+    if not {*map(_STEP, parts), *map(_STEP, places)} <= {None, 1}:
         return None
-    part_starts = np.array([part.start for part in parts], np.int64)
-    part_stops = np.array([part.stop for part in parts], np.int64)
-    place_starts = np.array([place.start for place in places], np.int64)
-    place_stops = np.array([place.stop for place in places], np.int64)
+    given = [
+        np.fromiter(map(bound, each), np.int64, len(each))
+        for each in (places, parts)
+        for bound in (_START, _STOP)
+    ]
     firsts = numbers * length
-    lo = int(firsts[0] + part_starts[0] - place_starts[0])
+    lo = int(firsts[0] + given[2][0] - given[0][0])
     from_cells, to_cells = np.maximum(firsts, lo), np.minimum(firsts + length, lo + size)
     due = from_cells - lo, to_cells - lo, from_cells - firsts, to_cells - firsts
-    given = place_starts, place_stops, part_starts, part_stops
     return lo if all(map(np.array_equal, due, given)) else None

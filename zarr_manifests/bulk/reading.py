@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Nothing of a chunk is copied to the output before it is verified and decoded.
+- Nothing of a chunk is copied to the output before it is verified and decoded. A chunk that is
+  stored as it lies in the output may be read straight into it; if it is damaged, zeros are left.
 - All chunks of a request are of one snapshot. A reader that follows a branch reads the request
   again on the new head if its snapshot has expired.
 - No call of this module still runs when it returns or raises.
@@ -21,7 +22,7 @@ import zarr
 from zarr.abc.codec import GetResult
 
 from zarr_manifests.bulk.batch import Batch
-from zarr_manifests.decoding import BulkDecoder, place
+from zarr_manifests.decoding import BulkDecoder, Chunks, place
 from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, find_keys
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.coalescing import SPARE_BYTES
@@ -44,12 +45,16 @@ def read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Resul
     """Read a few chunks, which are looked up and fetched one by one; None if in doubt."""
 
     def read() -> Results | None:
-        results = []
+        results, straight = [], _is_straight(batch, decoder)
         for at, key in enumerate(batch.keys):
             entry = contents.find(key)
             if entry is None:
                 batch.put_fill_value(at)
                 results.append(_MISSING)
+                continue
+            room = batch.room(at) if straight else None
+            if room is not None and contents.reader.read_into(entry, room):
+                results.append(_PRESENT)
                 continue
             values = decoder.values([contents.reader.read(entry, 0, entry.length)])
             if values is None:
@@ -75,6 +80,7 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
     corner = batch.corner(coords)
     if decoder.shards is not None and corner is None:
         return None
+    reader, straight = contents.reader, _is_straight(batch, decoder)
     if table is not None and len(due):
         fetch = ChunkFetch(
             contents,
@@ -87,7 +93,13 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
 
         def take(request: Request) -> bool:
             """Copy the chunks of a request; whether all could be decoded."""
-            at, chunks, size = due[request.members], request.send(), decoder.batch_chunks
+            at, size = due[request.members], decoder.batch_chunks
+            if straight and len(at) == 1:
+                number = int(at[0])
+                room = batch.room(number)
+                if room is not None and reader.read_into(table.ref(int(rows[number])), room):
+                    return True
+            chunks = request.send()
             return all(
                 _put(batch, decoder, corner, coords, at[i : i + size], chunks[i : i + size])
                 for i in range(0, len(at), size)
@@ -106,13 +118,18 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
     return tuple([_PRESENT if row >= 0 else _MISSING for row in rows.tolist()])
 
 
+def _is_straight(batch: Batch, decoder: BulkDecoder) -> bool:
+    """Whether chunks are stored as they lie in an array, and worth being read straight into it."""
+    return batch.chunk_bytes >= LARGE_BYTES and decoder.is_plain(batch.cells.dtype)
+
+
 def _put(
     batch: Batch,
     decoder: BulkDecoder,
     corner: Coords | None,
     every: IndexArray,
     numbers: IndexArray,
-    chunks: list[bytes],
+    chunks: Chunks,
 ) -> bool:
     """Decode the chunks of these numbers and copy them; whether they could be decoded.
 
@@ -127,7 +144,7 @@ def _put(
             for number in numbers.tolist():
                 batch.put_fill_value(number)
         coords, chunks = found
-        if not chunks:
+        if not len(chunks):
             return True
     values = decoder.values(chunks)
     if values is None:

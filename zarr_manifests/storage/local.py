@@ -193,6 +193,19 @@ class LocalStorage:
         except OSError as error:
             raise read_error(error, self._path, key) from error
 
+    def read_into(self, key: str, start: int, room: memoryview) -> int:
+        check_range(start, len(room))
+        try:
+            handle, count = self._handle(key), 0
+            while count < len(room):
+                more = os.preadv(handle.fd, [room[count:]], start + count)
+                if not more:
+                    break
+                count += more
+            return count
+        except OSError as error:
+            raise read_error(error, self._path, key) from error
+
     def _handle(self, key: str) -> Handle:
         # Only files of valid keys are ever opened, so an open file needs no second check.
         path = self._at_hand + key

@@ -14,6 +14,7 @@ from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
     ReadableStorage,
+    ReadsInto,
     Storage,
     Tagged,
     Token,
@@ -56,6 +57,18 @@ class MeteredStorage:
             raise
         self.meter.read_request(len(data))
         return data
+
+    def read_into(self, key: str, start: int, room: memoryview) -> int | None:
+        if not isinstance(self.storage, ReadsInto):
+            return None
+        try:
+            count = self.storage.read_into(key, start, room)
+        except BaseException:
+            self._failed("read_requests")
+            raise
+        if count is not None:
+            self.meter.read_request(count)
+        return count
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         try:

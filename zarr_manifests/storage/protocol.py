@@ -32,6 +32,7 @@ __all__ = [
     "ObjectInfo",
     "ProvesConditions",
     "ReadableStorage",
+    "ReadsInto",
     "Storage",
     "Tagged",
     "TakesTurns",
@@ -306,6 +307,19 @@ class KeepsTemporaryFiles(Protocol):
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove those unchanged since then; return the number of files, without folders."""
+        ...
+
+
+@runtime_checkable
+class ReadsInto(Protocol):
+    """A storage that can read into memory of the caller, which saves a copy."""
+
+    def read_into(self, key: str, start: int, room: memoryview) -> int | None:
+        """Fill `room` with the object's bytes from `start` on, and return how many there are.
+
+        They are fewer than there is room for if the object ends there; None if the storage only has
+        `get`. Raises `ObjectNotFoundError` if there is no such object.
+        """
         ...
 
 

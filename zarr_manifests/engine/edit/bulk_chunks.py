@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,9 @@ from zarr_manifests.planning.tables.merge import (
 )
 from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
 from zarr_manifests.planning.tables.resolved_chunks import locate
+
+if TYPE_CHECKING:
+    from zarr_manifests.decoding import Chunks
 
 __all__ = [
     "ArrayKeys",
@@ -362,6 +365,9 @@ class ChunkFetch:
             if source[alike[0]] < 0:
                 found.append(Request(alike, partial(self._inline, here)))
                 continue
+            if len(here) == 1:
+                found.append(Request(alike, partial(self._each, here)))
+                continue
             for part in coalesce(
                 table.offset[here],
                 table.length[here],
@@ -373,18 +379,22 @@ class ChunkFetch:
                 found.append(Request(alike[members], partial(self._fetch, here[members], part)))
         return found
 
-    def _inline(self, rows: IndexArray) -> list[bytes]:
+    def _inline(self, rows: IndexArray) -> Chunks:
         refs = [self._table.ref(row) for row in rows.tolist()]
         return [ref.data for ref in refs if isinstance(ref, InlineRef)]
 
-    def _fetch(self, rows: IndexArray, request: RangeRequest) -> list[bytes]:
+    def _fetch(self, rows: IndexArray, request: RangeRequest) -> Chunks:
         """The chunks of one request."""
         span = self._span(int(rows[0]), request) if len(rows) > 1 else None
         if span is None:
-            return [self._alone(row) for row in rows.tolist()]
+            return self._each(rows)
         table = self._table
-        starts = table.offset[rows] - request.start
-        ends = (starts + table.length[rows]).tolist()
+        starts, lengths = table.offset[rows] - request.start, table.length[rows]
+        if not self._cached and len(span) == request.length and _are_even(starts, lengths):
+            even = np.frombuffer(span, np.uint8).reshape(len(rows), -1)
+            if _are_sound(table, rows, list(even)).all():
+                return even
+        ends = (starts + lengths).tolist()
         chunks = [span[a:b] for a, b in zip(starts.tolist(), ends, strict=True)]
         sound = _are_sound(table, rows, chunks)
         for at in np.flatnonzero(~sound).tolist():
@@ -419,6 +429,9 @@ class ChunkFetch:
         except (ObjectNotFoundError, MissingChunkError, CorruptObjectError):
             return None  # chunk by chunk it is said which one cannot be had, and why
 
+    def _each(self, rows: IndexArray) -> list[bytes]:
+        return [self._alone(row) for row in rows.tolist()]
+
     def _alone(self, row: int) -> bytes:
         ref = self._table.ref(row)
         assert not isinstance(ref, Unset)
@@ -437,7 +450,7 @@ class Request(NamedTuple):
     """
 
     members: IndexArray
-    send: Callable[[], list[bytes]]
+    send: Callable[[], Chunks]
 
 
 class ChunkStream:
@@ -502,7 +515,8 @@ class ChunkStream:
             raise
         chunks: dict[int, bytes] = {}
         for request, data in zip(requests, fetched, strict=True):
-            chunks.update(zip(request.members.tolist(), data, strict=True))
+            each = map(bytes, data) if isinstance(data, np.ndarray) else data
+            chunks.update(zip(request.members.tolist(), each, strict=True))
         return [chunks[at] for at in range(len(rows))]
 
     def _raise_better(self, error: ManifestsError) -> None:
@@ -514,8 +528,14 @@ class ChunkStream:
             raise better from error
 
 
+def _are_even(starts: IndexArray, lengths: IndexArray) -> bool:
+    """Whether ranges are of one length and follow one another."""
+    length = int(lengths[0])
+    return length > 0 and bool((lengths == length).all() and (np.diff(starts) == length).all())
+
+
 def _are_sound(
-    table: ChunkTable, rows: IndexArray, chunks: Sequence[bytes]
+    table: ChunkTable, rows: IndexArray, chunks: Sequence[bytes] | Sequence[npt.NDArray[np.uint8]]
 ) -> npt.NDArray[np.bool_]:
     """Which chunks are whole, and what their checksums say, if these are known."""
     number = len(chunks)

@@ -25,13 +25,19 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     VirtualContainerError,
 )
-from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
+from zarr_manifests.format.chunk_table import (
+    ChunkRef,
+    InlineRef,
+    NativeRef,
+    StoredRef,
+    VirtualRef,
+)
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.object_store import REMOTE_CAPABILITIES
-from zarr_manifests.storage.protocol import ReadableStorage
+from zarr_manifests.storage.protocol import ReadableStorage, ReadsInto
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
@@ -184,6 +190,28 @@ class ChunkReader:
         if self._cache is None and len(data) == length == ref.length and crc32c(data) == ref.crc32c:
             return data  # as `_checked` would say
         return self._checked(ref, data, start, length)
+
+    def read_into(self, ref: StoredRef, room: memoryview) -> bool:
+        """Read a whole chunk into `room`, without a copy; False if it has to be read by `read`.
+
+        Of a damaged chunk nothing stays there: `room` has zeros, and `read` says what is wrong.
+        """
+        storage, sound = self._storage, False
+        if not isinstance(ref, NativeRef) or ref.length != len(room):
+            return False
+        if self._cache is not None or not isinstance(storage, ReadsInto):
+            return False
+        try:
+            count = storage.read_into(ref.key, ref.offset, room)
+            if count is None:
+                return False
+            sound = count == len(room) and crc32c(room) == ref.crc32c
+        except ObjectNotFoundError:
+            return False
+        finally:
+            if not sound:
+                room[:] = bytes(len(room))
+        return sound
 
     async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
         """Like `read`, for an event loop; adjacent reads of remote objects share a request."""
