@@ -157,6 +157,18 @@ def test_time_travel_reads_pages_instead_of_snapshots(thousand: MemoryStorage) -
     assert len(read) == 1
 
 
+def test_an_expiry_reads_what_stays_and_lists_the_rest_from_pages(thousand: MemoryStorage) -> None:
+    ids = [info.snapshot_id for info in walked(Repository.open(thousand))]
+    storage = far_away(thousand)
+    repository = Repository.open(storage)
+    storage.reset()
+    report = repository.expire_snapshots(keep_last=5, dry_run=True)
+    assert report.kept["main"] == 5
+    assert [*report.expired["main"]] == ids[5:]
+    assert storage.rounds() <= 8  # the root, six snapshots, all pages
+    assert storage.requests <= 18
+
+
 def test_pages_below_the_floor_are_not_opened(thousand: MemoryStorage) -> None:
     storage = copy_of(thousand)
     repository = Repository.open(storage)

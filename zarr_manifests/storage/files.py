@@ -168,23 +168,28 @@ def _opened_folder(name: str, at: int, path: str) -> int:
         raise
 
 
-def check_folders(root: str, key: str) -> None:
-    """Check that no folder between the root and the object `key` is a link.
+def check_folders(root: str, *keys: str) -> None:
+    """Check that no folder between the root and one of the objects is a link.
 
     Raises
     ------
     OSError
         With `ELOOP` if one is.
     """
-    at = root.rstrip("/")
-    for folder in key.split("/")[:-1]:
-        at = f"{at}/{folder}"
-        try:
-            mode = os.lstat(at).st_mode
-        except FileNotFoundError:
-            return  # it will be made
-        if stat.S_ISLNK(mode):
-            raise link_refused(at)
+    checked: set[str] = set()
+    for key in keys:
+        at = root.rstrip("/")
+        for folder in key.split("/")[:-1]:
+            at = f"{at}/{folder}"
+            if at in checked:
+                continue
+            try:
+                mode = os.lstat(at).st_mode
+            except FileNotFoundError:
+                break  # it will be made
+            if stat.S_ISLNK(mode):
+                raise link_refused(at)
+            checked.add(at)
 
 
 def link_refused(path: str) -> OSError:

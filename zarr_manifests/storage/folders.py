@@ -124,23 +124,30 @@ class Folders:
             first.
         """
         files: list[str] = []
-        visited: list[tuple[str, bool, list[str]]] = []  # whether it may go, what is in it
+        visited: list[tuple[str, list[str]]] = []  # folders, and what is in them
         lock_name = os.path.basename(self._lock)
-        for folder, folders, names in os.walk(self._root):
-            below = folder != self._root
-            if below and lock_name in names:
-                folders.clear()
+        due = [self._root]
+        while due:
+            folder = due.pop()
+            try:
+                with os.scandir(folder) as found:
+                    entries = [*found]
+            except OSError:  # it has just been removed, or may not be read
                 continue
-            stays = not below or os.path.dirname(folder) == self._root
-            within = [f"{folder}/{name}" for name in (*folders, *names)]
-            visited.append((folder, not stays and _is_old(folder, before_ms), within))
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            temporary = (f"{folder}/{name}" for name in names if name.startswith(TEMP_PREFIX))
-            files += [path for path in temporary if _is_old(path, before_ms)]
+            if folder != self._root and any(entry.name == lock_name for entry in entries):
+                continue
+            visited.append((folder, [entry.path for entry in entries]))
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if not entry.name.startswith("."):
+                        due.append(entry.path)
+                elif entry.name.startswith(TEMP_PREFIX) and _is_old(entry.path, before_ms):
+                    files.append(entry.path)
         empty: list[str] = []
         gone = set(files)
-        for folder, may_go, within in reversed(visited):
-            if may_go and gone.issuperset(within):
+        for folder, within in reversed(visited):
+            stays = self._root in (folder, os.path.dirname(folder))
+            if not stays and gone.issuperset(within) and _is_old(folder, before_ms):
                 gone.add(folder)
                 empty.append(folder)
         return files, empty

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
@@ -196,7 +196,8 @@ def would_block(handle: Handle, start: int, length: int) -> bool:
     return False
 
 
-def forget(path: str) -> None:
-    """Open the file at the path again next time, since it was deleted or replaced."""
+def forget(paths: Iterable[str]) -> None:
+    """Open the files at the paths again next time, since they were deleted or replaced."""
     with _lock:
-        _open.pop(path, None)
+        for path in paths:
+            _open.pop(path, None)

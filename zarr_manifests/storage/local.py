@@ -82,6 +82,7 @@ __all__ = ["LocalStorage"]
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _LOCK_NAME = ".lock"
 _DELETED_A_TURN = 64  # objects deleted while others wait for the lock
+_ABSENT = FileNotFoundError, NotADirectoryError
 _RESERVE_NAME = ".reserve"
 # What will be synced later; from this size on it pays to begin writing at once.
 _BEGUN_BYTES = 128 * 1024
@@ -214,9 +215,8 @@ class LocalStorage:
     def _open(self, key: str) -> int:
         return open_below(self._path, key, follow_links=self._follow)
 
-    def _forget(self, key: str) -> None:
-        for at in (self._prefix, self._prefix + "/"):
-            forget(at + key)
+    def _forget(self, *keys: str) -> None:
+        forget([f"{self._prefix}{links}{key}" for key in keys for links in ("", "/")])
 
     @contextlib.contextmanager
     def _newly_opened(self, key: str) -> Iterator[int]:
@@ -321,14 +321,15 @@ class LocalStorage:
     def delete_many(self, keys: Iterable[str]) -> None:
         for some in batched(keys, _DELETED_A_TURN):
             paths = {key: self._prefix + check_key(key) for key in some}
-            there = [key for key, path in paths.items() if os.path.lexists(path)]
-            if not there:
+            if not any(map(os.path.lexists, paths.values())):
                 continue
-            with self._writing(there[0]), exclusive(self._prefix + _LOCK_NAME):
-                for key in there:
-                    with self._writing(key), contextlib.suppress(FileNotFoundError):
-                        self._disk.unlink(paths[key])
-                    self._forget(key)
+            with self._writing(*paths), exclusive(self._prefix + _LOCK_NAME):
+                try:
+                    for path in paths.values():
+                        with translated(path), contextlib.suppress(*_ABSENT):
+                            self._disk.unlink(path)
+                finally:
+                    self._forget(*paths)
 
     def turn(self, name: str) -> Turn:
         """A turn, made of one or two lock files; see `TakesTurns`."""
@@ -481,12 +482,12 @@ class LocalStorage:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _writing(self, key: str) -> Iterator[None]:
-        with translated(self._prefix + key):
+    def _writing(self, *keys: str) -> Iterator[None]:
+        with translated(self._prefix + keys[0]):
             if not self._writable:
                 self._check_filesystem()
             if not self._follow:
-                check_folders(self._path, key)
+                check_folders(self._path, *keys)
             yield
 
     def _check_filesystem(self) -> None:

@@ -24,7 +24,18 @@ def objects_in(
 
     Only those whose keys start with `prefix` and sort after `after`.
     """
-    for name, entry in _entries(root, folder, follow_links=follow_links):
+    if not follow_links:
+        try:
+            check_folders(root, folder)
+        except OSError as error:
+            raise read_error(error, root, folder) from error
+    yield from _objects_in(root, folder, prefix, after, follow_links=follow_links)
+
+
+def _objects_in(
+    root: str, folder: str, prefix: str, after: str, *, follow_links: bool
+) -> Iterator[ObjectInfo]:
+    for name, entry in _entries(root, folder):
         key = folder + name
         if not (key.startswith(prefix) or prefix.startswith(key)):
             continue
@@ -32,7 +43,7 @@ def objects_in(
             raise read_error(link_refused(entry.path), root, key)
         if name.endswith("/"):
             if key > after or after.startswith(key):
-                yield from objects_in(root, key, prefix, after, follow_links=follow_links)
+                yield from _objects_in(root, key, prefix, after, follow_links=follow_links)
         elif key.startswith(prefix) and key > after and is_key(key):
             try:
                 found = entry.stat()
@@ -44,12 +55,8 @@ def objects_in(
                 yield ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
 
-def _entries(
-    root: str, folder: str, *, follow_links: bool
-) -> Sequence[tuple[str, os.DirEntry[str]]]:
+def _entries(root: str, folder: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
     try:
-        if not follow_links:
-            check_folders(root, folder)
         # In key order, a folder sorts by its name with a slash.
         with with_room(lambda: os.scandir(os.path.join(root, folder))) as entries:
             return sorted(

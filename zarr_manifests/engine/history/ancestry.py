@@ -5,7 +5,7 @@ reaches its own snapshot and, as long as nothing has expired, all before it: the
 every branch a floor, `main` among them.
 
 What reads history to list it takes the entries that snapshots have of their ancestors. What decides
-by it (refs, leases, conflicts, expiry, collection) walks the snapshots themselves.
+by it (refs, leases, conflicts, what an expiry keeps, collection) walks the snapshots themselves.
 
 Invariant: all objects of a snapshot in a root's history exist as long as that root is current,
 since a collection replaces the root before it deletes anything. So a writer that refers to objects

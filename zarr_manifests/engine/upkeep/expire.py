@@ -1,7 +1,8 @@
 """Expiry: moving the floors of branches, in one swap.
 
 Snapshots that leave history are listed in the root as pending until a collection has deleted their
-objects. Nothing is deleted here.
+objects. Nothing is deleted here. Snapshots that stay are read. Of those that leave, the entries of
+history tell, unless a lease may keep one.
 
 Invariant: leased snapshots stay in history. A branch's floor never rises above a leased snapshot.
 The first expiry also ends the history of tags; it is put off while a leased snapshot is only in the
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
 
-from zarr_manifests.engine.history.ancestry import ages, has_expired
+from zarr_manifests.engine.history.ancestry import ages, entries, has_expired
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
@@ -83,8 +84,24 @@ def _cut(
     for ref, snapshot in ages(context, branch.head, branch.floor):
         line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
         parent = snapshot.parent
+        # Without leases, nothing older is kept. What leaves is only listed, and entries tell it.
+        if len(line) > 1 and not (leased or retention.keeps(len(line) - 1, snapshot.written_ms)):
+            gone, parent = _listed(context, ref, branch.floor)
+            return _Cut(line[:-1], gone, parent)
     count = kept_count(line, retention, leased)
     return _Cut(line[:count], line[count:], parent)
+
+
+def _listed(
+    context: ReadContext, start: BlobRef, floor: str | None
+) -> tuple[list[Aged], BlobRef | None]:
+    """The snapshot and those before it, newest first, and the parent of the oldest."""
+    line, parent = list[Aged](), None
+    for found in entries(context, start, floor):
+        for at in reversed(range(len(found))):
+            line.append(Aged(found.pointer(at).ref, found.ids[at], found.written_ms[at]))
+        parent = found.parent
+    return line, None if parent is None else parent.ref
 
 
 def _held_by_tags(
