@@ -43,6 +43,7 @@ __all__ = [
     "CellChanges",
     "Change",
     "ChunkSelection",
+    "CloneReport",
     "CollectionReport",
     "CompactionReport",
     "Diff",
@@ -1148,6 +1149,47 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class CloneReport:
+    """What a clone has copied.
+
+    Parameters
+    ----------
+    version : int
+        The version of the clone's root.
+    branches : mapping of str to str
+        The snapshots of the cloned branches, by name.
+    tags : mapping of str to str
+        The snapshots of the tags that are new in the clone, by name.
+    snapshots : int
+        Snapshots that are new in the clone.
+    objects : int
+        Objects copied by this call.
+    nbytes : int
+        Their bytes.
+    within_store : int
+        How many of them the store has copied itself.
+    skipped : int
+        Objects that were there already, from a call that was interrupted.
+    chunks : int
+        Different ranges of chunk objects that these snapshots need and the clone may lack.
+    virtual : int
+        Chunks of these snapshots that are in files elsewhere. They stay there, and the clone
+        refers to the same files.
+    """
+
+    version: int
+    branches: Mapping[str, str]
+    tags: Mapping[str, str]
+    snapshots: int = 0
+    objects: int = 0
+    nbytes: int = 0
+    within_store: int = 0
+    skipped: int = 0
+    chunks: int = 0
+    virtual: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from zarr_manifests.engine.snapshot.opening import (
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
+from zarr_manifests.engine.upkeep.clone_repository import clone
 from zarr_manifests.engine.upkeep.collect import collect
 from zarr_manifests.engine.upkeep.expire import expire
 from zarr_manifests.engine.upkeep.recover import operations, recover, restore_refs
@@ -67,6 +68,7 @@ from zarr_manifests.reports import (
     ArrayStats,
     CellChanges,
     Change,
+    CloneReport,
     CollectionReport,
     CompactionReport,
     Diff,
@@ -1513,6 +1515,83 @@ class Repository:
             progress=progress,
         )
         return commits.commit(message)
+
+    # --- taking data out ---------------------------------------------------------------------
+
+    def clone(
+        self,
+        dest: str | os.PathLike[str] | Storage,
+        history: Literal["all", "head"] = "all",
+        branches: Iterable[str] | None = None,
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        progress: Progress | None = None,
+    ) -> CloneReport:
+        """Copy the repository to another place: its branches, tags and snapshots, with their ids.
+
+        Every object is checked before it is written, and the clone opens once all are there. After
+        an interruption, the same call continues and copies nothing twice. Called later, it brings
+        what is new: the commits since, and new branches and tags. Snapshots that have expired here
+        expire in the clone. It never moves a branch of the clone back, and overwrites no commit
+        there.
+
+        Others may write, expire and collect here meanwhile. The clone has the repository as it was
+        at the beginning of the call. It has the same configuration and the same id, but no leases
+        and claims, and sessions of one cannot commit to the other.
+
+        Chunks in files elsewhere are not copied: the clone refers to the same files. Saved
+        containers come along with the configuration.
+
+        Parameters
+        ----------
+        dest : str, path or Storage
+            Where to: an empty place, or a clone of this repository, finished or not.
+        history : {"all", "head"}
+            How much history a branch gets that the clone does not have yet: all of it, or only the
+            head, as if the snapshots before had expired. A branch that the clone has gets all
+            commits since.
+        branches : iterable of str, optional
+            Which branches, `main` among them; by default all, and all tags. Otherwise those tags
+            come along that are in the history of these branches.
+        storage_options : mapping, optional
+            Options of `zarr_manifests.storage.from_url` for the other place.
+        progress : callable, optional
+            Called with `"metadata"` or `"chunks"`, and the number of objects done.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such branch.
+        AlreadyExistsError
+            If there is anything else at the other place.
+        ConflictError
+            If a branch or a tag of the clone is not where it was here at any time, or others
+            change the clone meanwhile.
+        CorruptObjectError
+            If an object is missing or damaged; it names the object.
+        MissingChunkError
+            If an object with chunks is missing.
+        InvalidArgumentError
+            If the other place lies in this repository or around it, or `main` is not among the
+            branches.
+        UnsupportedStorageError
+            If the other storage cannot put-if-absent and compare-and-swap.
+
+        Examples
+        --------
+        >>> import numpy as np, zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://cloned-example")
+        >>> with repo.transaction(message="two values") as store:
+        ...     _ = zarr.create_array(store, name="a", data=np.array([1, 2]))
+        >>> report = repo.clone("memory://clone-example")
+        >>> report.snapshots, repo.clone("memory://clone-example").snapshots
+        (2, 0)
+        >>> copy = zm.Repository.open("memory://clone-example")
+        >>> copy.list_branches() == repo.list_branches()
+        True
+        """
+        storage = storage_of(dest, storage_options)
+        return clone(self._context, storage, history, branches, progress or _ignore)
 
     # --- maintenance -------------------------------------------------------------------------
 

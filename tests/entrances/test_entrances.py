@@ -95,7 +95,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
-            *("Change", "ChunkSelection", "ChunkStatistics", "CollectionReport"),
+            *("Change", "ChunkSelection", "ChunkStatistics", "CloneReport", "CollectionReport"),
             *("CompactionReport", "Diff", "ExpiryReport", "IndexReport", "LoggedOperation"),
             *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
             *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo"),
@@ -308,6 +308,17 @@ BY_ENTRANCE = {
     ),
     ("import_icechunk", "branches"): Values(
         (None, ["main"]), (["absent"], (), values.TEXT.extreme), (5, [5], [None], "main")
+    ),
+    ("clone", "dest"): Values(
+        (
+            Made("an empty storage", lambda _: MemoryStorage()),
+            Made("a new folder", lambda w: w.path()),
+        ),
+        NAMES["location"].extreme,
+        NAMES["location"].wrong,
+    ),
+    ("clone", "branches"): Values(
+        (None, ["main"]), (["absent"], ["main", "absent"], ()), (5, [5], [None], "main")
     ),
     ("import_icechunk", "authorize"): Values(
         (None, {}, {"data": "s3://bucket"}), ({"": "s3://b"}, {"a": "nope://b"}), (5, {5: 5}, ["a"])

@@ -79,6 +79,9 @@ WORDS: dict[str, tuple[str, ...]] = {
     "options": ("max-delta-count=7", "commits.mode=rewrite"),
     "settings": ("max-delta-count=7", "commits.mode=rewrite"),
     "depth": ("1",),
+    "dest": ("memory://verbs-clone", "cloned"),
+    "history": ("all", "head"),
+    "to_option": ("force=true",),
     "option": ("force=true",),
 }
 """Usual words by parameter."""

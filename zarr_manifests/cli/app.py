@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 import zarr_manifests
 from zarr_manifests.cli import (
     check,
+    clone,
     compact,
     config,
     demo,
@@ -80,6 +81,7 @@ app.command(name="manifests")(layout.run_explain)
 app.command(name="plan")(layout.run_plan)
 app.command(name="diff")(diff.run)
 app.command(name="compact")(compact.run)
+app.command(name="clone")(clone.run)
 app.command(name="branch")(ref_commands.run_branch)
 app.command(name="tag")(ref_commands.run_tag)
 app.command(name="expire")(maintain.run_expire)

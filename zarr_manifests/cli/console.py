@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "console",
     "count_text",
     "open_at",
+    "progress",
     "session_at",
     "snapshot_at",
     "storage_options",
@@ -118,6 +120,13 @@ def console() -> Console:
     if not out.is_terminal:
         out.width = max(out.width, _PIPED_WIDTH)
     return out
+
+
+@contextmanager
+def progress(what: str = "objects") -> Iterator[Callable[[str, int], None]]:
+    """Show progress on one line of the terminal."""
+    with console().status("Starting ...") as status:
+        yield lambda stage, done: status.update(f"{stage}: {done:,} {what}")
 
 
 def columns(*headers: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +17,7 @@ from zarr_manifests.cli.console import (
     console,
     count_text,
     open_at,
+    progress,
     storage_options,
     time_text,
 )
@@ -83,8 +82,8 @@ def run_gc(
 ) -> None:
     """Delete objects that nothing refers to; safe beside writers and readers."""
     repo, wait = open_at(url, option), _duration(grace)
-    with _progress() as progress:
-        report = repo.garbage_collect(wait, dry_run=dry_run, progress=progress)
+    with progress() as told:
+        report = repo.garbage_collect(wait, dry_run=dry_run, progress=told)
     _show(report)
 
 
@@ -99,8 +98,8 @@ def run_repack(
 ) -> None:
     """Move chunks out of packs that are mostly dead, as a commit that changes no data."""
     repo = open_at(url, option)
-    with _progress() as progress:
-        report = repo.repack(branch, min_live, dry_run=dry_run, progress=progress)
+    with progress() as told:
+        report = repo.repack(branch, min_live, dry_run=dry_run, progress=told)
     _show_repacking(report)
 
 
@@ -114,8 +113,8 @@ def run_statistics(
 ) -> None:
     """Measure chunks that have no statistics, so that queries can leave out those that differ."""
     repo = open_at(url, option)
-    with _progress("chunks") as progress:
-        report = repo.compute_statistics(paths, branch=branch, progress=progress)
+    with progress("chunks") as told:
+        report = repo.compute_statistics(paths, branch=branch, progress=told)
     table = columns("array", "chunks", "measured", "", right=("chunks", "measured"))
     for one in report.arrays:
         left = one.chunks - one.known - one.measured
@@ -129,8 +128,8 @@ def run_verify(url: Url, option: Options = None) -> None:
     from zarr_manifests.keys import V3_DOCUMENT
 
     repo = open_at(url, option)
-    with _progress() as progress:
-        report = repo.verify(progress=progress)
+    with progress() as told:
+        report = repo.verify(progress=told)
     out = console()
     for problem in report.problems:
         out.print(plain_text(problem), soft_wrap=True)
@@ -251,13 +250,6 @@ def _show_repacking(report: RepackReport) -> None:
         out.print("there was nothing to move")
     else:
         out.print(report.snapshot_id, style="yellow")
-
-
-@contextmanager
-def _progress(what: str = "objects") -> Iterator[Callable[[str, int], None]]:
-    """Show progress on one line of the terminal."""
-    with console().status("Starting ...") as status:
-        yield lambda stage, done: status.update(f"{stage}: {done:,} {what}")
 
 
 def _duration(text: str) -> timedelta:

@@ -43,6 +43,7 @@ from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 from zarr_manifests.records import dataclass
 
 __all__ = [
+    "CLONING_KEY",
     "COLLECTOR",
     "COMPACTOR",
     "HISTORY_PAGES",
@@ -64,6 +65,8 @@ __all__ = [
 COMPACTOR: Final = "compactor"
 COLLECTOR: Final = "collector"
 ROOT_KEY: Final = "current"
+CLONING_KEY: Final = "cloning"
+"""Where an unfinished clone says of which repository it is one."""
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560

@@ -104,7 +104,8 @@ def attach(context: Context, detached: Detached) -> SessionWriter:
     Raises
     ------
     InvalidArgumentError
-        If it is a session of another repository, or has chunk refs that it must not commit.
+        If it is a session of another repository or of another copy of this one, or has chunk refs
+        that it must not commit.
     FencedError
         If it has lost its lease, or began before the fence and has none.
     SnapshotExpiredError
@@ -130,7 +131,14 @@ def _attached(context: Context, detached: Detached, lease: SessionLease | None) 
     keys = SessionKeys(
         detached.start, context.runtime, detached.lineage, epoch=detached.epoch, resumed=True
     )
-    check_fence(context.roots, context.roots.read().root, keys)
+    root = context.roots.read().root
+    if detached.start > root.version:
+        raise InvalidArgumentError(
+            f"the session began at version {detached.start}, and {context.storage.url} is at "
+            f"version {root.version}: it is a session of a clone or another copy, which has its "
+            "objects. Resume it there"
+        )
+    check_fence(context.roots, root, keys)
     view = _opened(context, detached)
     changes = _changes(detached.changes)
     changes.reads = _reads(detached.reads)

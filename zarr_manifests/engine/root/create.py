@@ -37,7 +37,7 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ProvesConditions, is_key
 
-__all__ = ["create_repository"]
+__all__ = ["check_outside", "create_repository"]
 
 
 def create_repository(
@@ -96,7 +96,7 @@ def _proof(storage: Storage) -> ProvesConditions | None:
 
 def _begin(storage: Storage, runtime: Runtime, proof: ProvesConditions | None) -> None:
     """Refuse a place that is not empty; where that takes requests, begin the proof beside it."""
-    _check_outside(storage)
+    check_outside(storage)
     if proof is None:
         _refuse_stray(storage, storage.stray())
         _check_no_objects(storage, (info.key for info in storage.list()))
@@ -123,7 +123,14 @@ def _put_beside(
         raise
 
 
-def _check_outside(storage: Storage) -> None:
+def check_outside(storage: Storage) -> None:
+    """Refuse a place inside a repository.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If it lies in one.
+    """
     outer = around(storage)
     if outer is not None:
         raise AlreadyExistsError(

@@ -1,7 +1,7 @@
 """What is stored at a place without a repository, and which repository the place lies in.
 
-Only used for error messages. A local disk is asked for a few names, any other storage by one
-request.
+Only used for error messages. A local disk is asked for a few names, any other storage by two
+requests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.envelope import MAGIC
-from zarr_manifests.format.root import ROOT_KEY
+from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY
 from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["around", "instead"]
@@ -28,6 +28,9 @@ def instead(storage: ReadableStorage) -> str | None:
             f"it lies inside the repository {outer}, whose groups are not folders: open that, and "
             "name the group by group="
         )
+    with contextlib.suppress(ManifestsError):  # unknown counts as no
+        storage.head(CLONING_KEY)
+        return "an unfinished clone lies there; clone again, which continues"
     if _is_plain_zarr(storage):
         return (
             "a plain Zarr store lies there, which xr.open_zarr and zarr.open_group open. If there "

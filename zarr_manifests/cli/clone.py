@@ -1,0 +1,84 @@
+"""`zarr-manifests clone`: a repository at another place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zarr_manifests.cli.console import (
+    Options,
+    Url,
+    bytes_text,
+    columns,
+    console,
+    count_text,
+    open_at,
+    progress,
+    storage_options,
+)
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import CloneReport
+
+__all__ = ["run"]
+
+_Dest = Annotated[
+    str,
+    typer.Argument(help="Where to: an empty place, or a clone made before.", show_default=False),
+]
+_History = Annotated[
+    str, typer.Option("--history", help="all, or only the head of each branch that is new there.")
+]
+_Branches = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--branch", "-b", help="Only these branches, main among them.", show_default="all"
+    ),
+]
+_ToOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to-option",
+        metavar="NAME=VALUE",
+        help="How to reach the other place; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
+def run(
+    url: Url,
+    dest: _Dest,
+    history: _History = "all",
+    branch: _Branches = None,
+    option: Options = None,
+    to_option: _ToOptions = None,
+) -> None:
+    """Copy a repository to another place, or bring its clone there up to date."""
+    repo, depth = open_at(url, option), _any(history)
+    options = storage_options(dest, to_option)
+    with progress() as told:
+        report = repo.clone(dest, depth, branch, storage_options=options, progress=told)
+    _show(report)
+
+
+def _any(text: Any) -> Any:
+    return text  # the repository says what it may be
+
+
+def _show(report: CloneReport) -> None:
+    table = columns("branch", "at", whole=("branch", "at"))
+    for name, snapshot in report.branches.items():
+        table.add_row(name, snapshot)
+    out = console()
+    out.print(table)
+    copied = f"{count_text(report.objects, 'object')} copied ({bytes_text(report.nbytes)})"
+    facts = [f"{count_text(report.snapshots, 'new snapshot')}", copied]
+    if report.within_store:
+        facts.append(f"{report.within_store:,} of them by the store itself")
+    if report.skipped:
+        facts.append(f"{report.skipped:,} there already")
+    if report.virtual:
+        facts.append(f"{count_text(report.virtual, 'chunk')} in files elsewhere, not copied")
+    out.print("; ".join(facts))

@@ -1,0 +1,493 @@
+"""Cloning: a repository at another place, with the same snapshots under the same ids.
+
+Every object that the chosen branches and tags reach is copied, then the root is written. Until then
+there is no repository at the other place, and what was copied waits for another call. An object
+named `cloning` tells an unfinished clone from a place where something else lies.
+
+A later call brings new commits to a clone. It moves a branch only forward: to a snapshot whose
+history has the branch's head. What has expired in the source expires in the clone, unless somebody
+holds a lease there: pages of history that name it may be gone in the source.
+
+Leases keep what is copied from expiring. What a branch loses by a reset may still be collected; the
+clone then begins again with the newer root, and finds what it has copied already. In the other
+place, a collection would delete what no ref names yet. So the swap is refused if one has begun
+since, and the clone does not begin while one may still be running.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import field, replace
+from functools import partial
+from typing import Any, Final
+
+from zarr_manifests.engine.history.ancestry import ages, has_expired, is_missing
+from zarr_manifests.engine.history.leases import give_up, take
+from zarr_manifests.engine.history.reachability import Link, follow
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
+from zarr_manifests.engine.objects.metadata import Objects, create_or_find
+from zarr_manifests.engine.root.create import check_outside
+from zarr_manifests.engine.root.disk_reserve import keep_reserve
+from zarr_manifests.engine.root.heartbeat import Held
+from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.upkeep.copy_objects import ObjectCopier
+from zarr_manifests.engine.upkeep.recover import operations
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+    StorageError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.index import Bitmaps, IndexDirectory
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, Root, known_ref
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.zone_maps import Zones
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.planning.upkeep.cloning import OPERATION, begun, continued
+from zarr_manifests.records import dataclass
+from zarr_manifests.reports import CloneReport
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+
+__all__ = ["clone"]
+
+_LOG = logging.getLogger(__name__)
+_TRIES: Final = 10
+_SWAPS: Final = 100
+_LEASE_MS: Final = 120_000
+_MOST_LEASES: Final = 16
+
+
+def clone(
+    context: Context,
+    storage: Storage,
+    history: str,
+    branches: Iterable[str] | None,
+    progress: Callable[[str, int], None],
+) -> CloneReport:
+    """Copy the branches, by default all, and their tags to the other storage.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch.
+    AlreadyExistsError
+        If something else is at the other place.
+    ConflictError
+        If a branch or tag of the clone has gone another way, or others change the clone meanwhile.
+    CorruptObjectError
+        If an object is damaged or missing.
+    """
+    if history not in ("all", "head"):
+        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'head'")
+    _check_apart(context.storage.url, storage.url)
+    names = _names(branches)
+    for _ in range(_TRIES):
+        whole = context.roots.whole(context.roots.read().root)
+        try:
+            return _Clone(context, whole, storage, history == "all", names, progress).run()
+        except (SnapshotExpiredError, _OvertakenError):
+            continue  # before it was leased; or another clone has made the root
+        except (CorruptObjectError, MissingChunkError) as error:
+            newer = context.roots.read().root
+            if not is_missing(error) or newer.collected == whole.collected:
+                raise
+    raise ConflictError(
+        f"what is copied from {context.storage.url} has expired or was collected {_TRIES} times "
+        "meanwhile; try again later"
+    )
+
+
+class _OvertakenError(Exception):
+    """Another process has made the clone's root."""
+
+
+def _check_apart(one: str, other: str) -> None:
+    """Refuse a place that is the repository, lies in it, or around it."""
+    here, there = one.rstrip("/") + "/", other.rstrip("/") + "/"
+    if one.startswith("memory:"):  # whose names are no folders, and may be empty
+        overlap = one == other != "memory://"
+    else:
+        overlap = here.startswith(there) or there.startswith(here)
+    if overlap:
+        raise InvalidArgumentError(
+            f"{other} and the repository {one} overlap; choose a place beside it"
+        )
+
+
+def _names(branches: Iterable[str] | None) -> frozenset[str] | None:
+    if branches is None:
+        return None
+    if isinstance(branches, str) or not isinstance(branches, Iterable):
+        raise InvalidArgumentError("branches: a list of names is due")
+    names = frozenset(branches)
+    if DEFAULT_BRANCH not in names:
+        raise InvalidArgumentError(
+            f"branches: {DEFAULT_BRANCH!r} has to be among them, since every repository has it"
+        )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """Where the clone is made: its storage, and what is there of an earlier clone.
+
+    `whole` is its root with all refs, as of `at`; both are None before there is a root.
+    """
+
+    storage: Storage
+    roots: Roots
+    context: ReadContext | None = None
+    whole: Root | None = None
+
+    @property
+    def branches(self) -> Mapping[str, Branch]:
+        """The branches of the clone."""
+        return {} if self.whole is None else self.whole.branches
+
+    @property
+    def tags(self) -> Mapping[str, BlobRef]:
+        """The tags of the clone."""
+        return {} if self.whole is None else self.whole.tags
+
+
+def _place(storage: Storage, runtime: Runtime, repository_id: str) -> _Destination:
+    """The place, which is empty or has a clone of that repository, finished or not.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If it is neither.
+    """
+    if not (storage.capabilities.cas and storage.capabilities.create):
+        raise UnsupportedStorageError(
+            f"{storage.url} cannot put-if-absent and compare-and-swap, so no repository can be "
+            "made there; choose a local disk or a storage that can"
+        )
+    roots = Roots(storage, runtime)
+    try:
+        storage.head(ROOT_KEY)
+    except ObjectNotFoundError:
+        _begin(storage, repository_id)
+        return _Destination(storage, roots)
+    objects, at = Objects(storage, runtime), roots.read()
+    if at.root.repository_id != repository_id:
+        raise AlreadyExistsError(
+            f"another repository, {at.root.repository_id}, is at {storage.url}; choose an empty "
+            "place"
+        )
+    roots.share(objects, repository_id)
+    there = ReadContext(repository_id, storage, runtime, objects, roots, at.root.config)
+    if _is_collecting(there, at.root):
+        raise ConflictError(
+            f"a garbage collection at {storage.url} has begun and not ended, and may delete what "
+            "is copied. Wait for it, or run garbage_collect() there if it was interrupted"
+        )
+    return _Destination(storage, roots, there, roots.whole(at.root))
+
+
+def _begin(storage: Storage, repository_id: str) -> None:
+    """Note at an empty place which repository is cloned to it."""
+    check_outside(storage)
+    cloned: bytes | None
+    try:
+        cloned = storage.get(CLONING_KEY, 0, 64)
+    except ObjectNotFoundError:
+        stray = storage.stray() or next((info.key for info in storage.list()), None)
+        if stray is not None:
+            raise AlreadyExistsError(
+                f"{storage.url} is not empty (it holds {stray!r}), and has no clone of this "
+                "repository; choose an empty place"
+            ) from None
+        cloned = create_or_find(storage, CLONING_KEY, repository_id.encode())
+    if cloned not in (None, repository_id.encode()):
+        raise AlreadyExistsError(
+            f"an unfinished clone of another repository is at {storage.url}; choose an empty place"
+        )
+
+
+def _is_collecting(context: ReadContext, root: Root) -> bool:
+    """Whether a collection has begun that is not known to have ended."""
+    if not root.collected:
+        return False
+    for one in operations(context):
+        if one.operation in ("collect garbage", "end collection"):
+            return one.operation == "collect garbage"
+    return True
+
+
+@contextmanager
+def _leased(context: Context, snapshots: Iterable[str]) -> Iterator[None]:
+    """Keep these snapshots, and all after them, from expiring, where leases can be taken.
+
+    Where the root cannot be written, what expires meanwhile makes the clone begin again.
+    """
+    held: list[Held] = []
+    try:
+        try:
+            if context.storage.capabilities.cas:
+                held += [take(context, one, _LEASE_MS, OPERATION) for one in snapshots]
+        except StorageError as error:
+            _LOG.warning("%s is cloned without a lease: %s", context.storage.url, error)
+        yield
+    finally:
+        for lease in held:
+            with suppress(StorageError):  # it then ends by itself
+                give_up(context, lease)
+
+
+@dataclass(slots=True)
+class _Clone:
+    """One attempt, from one root of the source."""
+
+    context: Context
+    source: Root
+    storage: Storage
+    all_of_it: bool
+    names: frozenset[str] | None
+    progress: Callable[[str, int], None]
+    place: _Destination = field(init=False)
+    expired: bool = field(init=False)
+    tips: dict[str, Branch] = field(init=False)
+    _known: set[str] | None = None
+    _here: set[str] | None = None
+
+    def run(self) -> CloneReport:
+        """Copy what is not there, then write the root."""
+        names = sorted(self.source.branches if self.names is None else self.names)
+        tips = {name: known_ref(self.source.branches, name, "branch") for name in names}
+        self.tips = tips
+        self.place = _place(self.storage, self.context.runtime, self.source.repository_id)
+        there = self.place.whole
+        self.expired = not self.all_of_it or has_expired(self.source)
+        self.expired = self.expired or (there is not None and has_expired(there))
+        due: dict[str, BlobRef] = {}
+        branches = {name: self._branch(name, tip, due) for name, tip in tips.items()}
+        tags = self._tags(tips, due)
+        copier = ObjectCopier(self.context, self.storage, self.progress, _heads(branches))
+        if there is None or tags or self._changes(branches):
+            oldest = dict.fromkeys(self._oldest(tip) for tip in tips.values())
+            with _leased(self.context, [*oldest][:_MOST_LEASES]):
+                self._copy(copier, due, branches)
+                version = self._write_root(_with_copies(branches, copier.kept), tags)
+        else:
+            version = there.version
+        self.storage.delete_many([CLONING_KEY])
+        return CloneReport(
+            version,
+            {name: snapshot_id_of(branch.head.key) for name, branch in branches.items()},
+            {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())},
+            len(due),
+            len(copier.copied),
+            sum(copier.copied),
+            0,
+            len(copier.found),
+            copier.chunks,
+            copier.virtual,
+        )
+
+    # --- which snapshots ---------------------------------------------------------------------
+
+    def _branch(self, name: str, tip: Branch, due: dict[str, BlobRef]) -> Branch:
+        """The branch as the clone will have it; the snapshots it needs are added to `due`."""
+        mine = self.place.branches.get(name)
+        if mine is None:
+            floor = tip.floor if self.all_of_it else snapshot_id_of(tip.head.key)
+            line = [ref for ref, _ in ages(self.context, tip.head, floor)]
+            due |= {ref.key: ref for ref in line if ref.key not in self._there()}
+            if self.expired:
+                floor = snapshot_id_of(line[-1].key)
+            return replace(tip, epoch=0, floor=floor)
+        parent: BlobRef | None = tip.head
+        for ref, snapshot in ages(self.context, tip.head, tip.floor):
+            if ref.key == mine.head.key:
+                break
+            due[ref.key] = ref
+            parent = snapshot.parent
+        if parent is None or parent.key != mine.head.key:
+            now, cut = snapshot_id_of(mine.head.key), " any more" if tip.floor else ""
+            raise ConflictError(
+                f"branch {name!r} of {self.storage.url} is at {now}, which is not in the history "
+                f"of this branch here{cut}. Clone to an empty place, or move the clone's branch by "
+                f"reset_branch({name!r}, ...), which drops its own commits"
+            )
+        index, floor = tip.index or mine.index, self._floor(mine)
+        if tip.floor is not None and self._has(tip.floor, mine, due):
+            floor = tip.floor
+        return replace(tip, epoch=mine.epoch, floor=floor, index=index)
+
+    def _has(self, snapshot_id: str, mine: Branch, due: Mapping[str, BlobRef]) -> bool:
+        """Whether the snapshot will be in the history of the clone's branch."""
+        there, key = self.place.context, snapshot_key(snapshot_id)
+        line = () if there is None else ages(there, mine.head, mine.floor)
+        return key in due or any(ref.key == key for ref, _ in line)
+
+    def _floor(self, mine: Branch) -> str | None:
+        """The floor of a branch of the clone if nothing more expires there.
+
+        No branch is without one if anything has expired in the source or the clone.
+        """
+        there = self.place.context
+        if mine.floor is not None or there is None or not self.expired:
+            return mine.floor
+        *_, (oldest, _) = ages(there, mine.head)
+        return snapshot_id_of(oldest.key)
+
+    def _there(self) -> set[str]:
+        """Keys of the snapshots in the history of the clone's branches."""
+        if self._known is None:
+            there = self.place.context
+            self._known = set() if there is None else _line(there, self.place.branches)
+        return self._known
+
+    def _tags(self, tips: Mapping[str, Branch], due: dict[str, BlobRef]) -> dict[str, BlobRef]:
+        """The tags that the clone does not have yet; the snapshots they need are added to `due`."""
+        there = self.place
+        gone = () if there.whole is None else there.whole.deleted_tags
+        found: dict[str, BlobRef] = {}
+        on_branches = None if self.names is None else _line(self.context, tips)
+        for name, ref in self.source.tags.items():
+            if name in gone or (on_branches is not None and ref.key not in on_branches):
+                continue
+            mine = there.tags.get(name)
+            if mine is not None and mine.key != ref.key:
+                raise ConflictError(
+                    f"tag {name!r} of {self.storage.url} names another snapshot than the tag here; "
+                    "delete one of them, or clone to an empty place"
+                )
+            if mine is None:
+                found[name] = ref
+        for ref in found.values():
+            floor = snapshot_id_of(ref.key) if self.expired else None
+            for older, _ in ages(self.context, ref, floor):
+                if older.key in due or older.key in self._there():
+                    break
+                due[older.key] = older
+        return found
+
+    def _oldest(self, tip: Branch) -> str:
+        """Id of the oldest snapshot of the branch that is copied."""
+        if not self.all_of_it:
+            return snapshot_id_of(tip.head.key)
+        if tip.floor is not None:
+            return tip.floor
+        *_, (ref, _) = ages(self.context, tip.head)
+        return snapshot_id_of(ref.key)
+
+    # --- copying -----------------------------------------------------------------------------
+
+    def _changes(self, branches: Mapping[str, Branch]) -> bool:
+        """Whether any of the branches of the clone differs from what it will be."""
+
+        def told(branch: Branch | None) -> Any:
+            return None if branch is None else (branch.head.bare(), branch.index, branch.floor)
+
+        there = self.place.branches
+        return any(told(there.get(name)) != told(branch) for name, branch in branches.items())
+
+    def _copy(
+        self, copier: ObjectCopier, due: Mapping[str, BlobRef], branches: Mapping[str, Branch]
+    ) -> None:
+        """Copy these snapshots, the indexes of the branches, and all that they lead to."""
+        indexes = {b.index.key: b.index for b in branches.values() if b.index is not None}
+        starts = [Link(ref, Snapshot) for ref in due.values()]
+        starts += [Link(ref, IndexDirectory) for ref in indexes.values()]
+        copier.copy(starts, self._complete(), partial(self._wanted, due))
+
+    def _wanted(self, due: Mapping[str, BlobRef], link: Link) -> bool:
+        """Whether the clone needs the object: not a page about snapshots it does not have."""
+        if self.place.whole is None or link.is_within(due):
+            return link.is_within(due)
+        if self._here is None:
+            self._here = _line(self.context, self.tips)
+        return link.is_within(self._here)
+
+    def _complete(self) -> set[str]:
+        """Keys of the metadata that the clone's heads lead to, so that all it names is there."""
+        there = self.place.context
+        seen: set[str] = set()
+        if there is None:
+            return seen
+
+        def load(link: Link) -> Any:
+            ends = link.kind in (Manifest, Zones, Bitmaps)
+            return None if ends else there.objects.load(link.ref, link.kind)
+
+        branches = self.place.branches.values()
+        starts = [Link(branch.head, Snapshot) for branch in branches]
+        starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
+        for _ in follow(there.runtime, starts, load, seen, lambda link: link.page is None):
+            pass
+        return seen
+
+    # --- the root ----------------------------------------------------------------------------
+
+    def _write_root(self, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]) -> int:
+        """Write the first root of the clone, or swap in the next; its version."""
+        place, runtime = self.place, self.context.runtime
+        if place.whole is None:
+            operation, by = runtime.random_bytes(16), runtime.who()
+            root = begun(self.source, branches, tags, runtime.now_ms(), operation, by)
+            at = place.roots.install(root.with_copies({}, DEFAULT_BRANCH), None)
+            if at is None:
+                raise _OvertakenError
+            keep_reserve(self.storage)
+            return at.root.version
+        before = place.whole
+        known = {name: branch.head.key for name, branch in before.branches.items()}
+
+        def change(root: Root) -> Root:
+            whole = place.roots.whole(root)
+            if whole.collected != before.collected:
+                raise ConflictError(
+                    f"a garbage collection has begun at {self.storage.url}, and may have deleted "
+                    "what was copied; clone again when it has ended"
+                )
+            for name in branches:
+                now = whole.branches.get(name)
+                if (now and now.head.key) != known.get(name):
+                    raise ConflictError(
+                        f"branch {name!r} of {self.storage.url} was changed while it was cloned; "
+                        "clone again"
+                    )
+            kept = {n: replace(b, floor=self._floor(b)) for n, b in whole.branches.items()}
+            new = dict(branches)
+            if whole.leases:  # what they keep must not expire; the next clone may let it
+                new |= {n: replace(b, floor=kept[n].floor) for n, b in new.items() if n in kept}
+            return continued(replace(whole, branches=kept), self.source, new, tags)
+
+        return place.roots.update(change, OPERATION, "", "", _SWAPS).root.version
+
+
+def _line(context: ReadContext, branches: Mapping[str, Branch]) -> set[str]:
+    """Keys of all snapshots in the history of the branches."""
+    lines = (ages(context, branch.head, branch.floor) for branch in branches.values())
+    return {ref.key for line in lines for ref, _ in line}
+
+
+def _heads(branches: Mapping[str, Branch]) -> frozenset[str]:
+    """Keys of the heads and bases of the branches."""
+    refs = (ref for b in branches.values() for ref in (b.head, b.base) if ref is not None)
+    return frozenset(ref.key for ref in refs)
+
+
+def _with_copies(branches: Mapping[str, Branch], kept: Mapping[str, bytes]) -> dict[str, Branch]:
+    """The branches with copies of their heads and bases, as far as these were copied now."""
+
+    def one(ref: BlobRef) -> BlobRef:
+        return replace(ref, copy=kept.get(ref.key))
+
+    return {
+        name: replace(b, head=one(b.head), base=None if b.base is None else one(b.base))
+        for name, b in branches.items()
+    }
