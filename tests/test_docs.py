@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def uses_spark(page: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(blocks(p)) and not uses_spark(p)], ids=name_of
+    "page", [p for p in PAGES[1:] if any(blocks(p)) and not uses_spark(p)], ids=name_of
 )
 def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +90,23 @@ def test_a_block_that_is_not_run_says_why() -> None:
     assert all(len(str(block.skipped).split()) >= 3 for block in skipped)
     assert text.count("<!-- skip:") == len(skipped), "a skip stands right before its block"
     assert text.count("```python") == sum(1 for page in PAGES for _ in blocks(page))
+
+
+def test_the_readme_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = PAGES[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(script(page), str(page), "exec"), {"__name__": "readme"})  # noqa: S102
+    told = re.search(r"^```text\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert told
+    assert capsys.readouterr().out == told[1]
+
+
+@pytest.mark.parametrize("name", ["idea", "ratios"])
+def test_the_pictures_of_the_readme_are_those_of_their_scripts(name: str) -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "images" / f"{name}.py"))["picture"]()
+    assert (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8") == drawn
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
