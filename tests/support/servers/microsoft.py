@@ -43,6 +43,10 @@ def azurite() -> Iterator[Server]:
             "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": KEY,
             "AZURE_STORAGE_ENDPOINT": endpoint,
+            "AZURE_STORAGE_CONNECTION_STRING": (
+                f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+                f"BlobEndpoint={endpoint};"
+            ),
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }

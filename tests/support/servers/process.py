@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import threading
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 
 __all__ = ["Server", "ServerMissingError", "free_port", "running"]
 
-_START_S = 60
+_START_S = 120
+# Systems give higher ones to outgoing connections, also while a server is about to start.
+_PORTS = range(12_000, 32_000)
 
 
 class ServerMissingError(Exception):
@@ -33,10 +36,11 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -64,9 +68,9 @@ def running(
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     for _ in range(_START_S * 20):
+        if process.poll() is not None:
+            raise RuntimeError(f"the server on port {port} has ended with {process.returncode}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
-        if process.poll() is not None:
-            break
         threading.Event().wait(0.05)
-    raise RuntimeError("the server for the tests of object stores did not start")
+    raise RuntimeError(f"the server on port {port} did not start within {_START_S} s")
