@@ -64,6 +64,10 @@ def _s3fs() -> Any:
     return pytest.importorskip("s3fs").S3FileSystem(endpoint_url=os.environ["AWS_ENDPOINT_URL"])
 
 
+def _adlfs() -> Any:
+    return pytest.importorskip("adlfs").AzureBlobFileSystem()  # as the environment says
+
+
 def _client(path: Path) -> Any:
     stores = pytest.importorskip("obstore.store")
     bucket, _, prefix = _in_bucket("s3")(path).url.removeprefix("s3://").partition("/")
@@ -86,15 +90,19 @@ BACKENDS: dict[str, Callable[[Path], Storage]] = {
     "s3 by s3fs": lambda path: from_fsspec(_s3fs(), _in_bucket("s3")(path).url, "proven"),
     "moto": _in_bucket("s3"),
     "azurite": _in_bucket("az"),
+    "azurite by adlfs": lambda path: from_fsspec(_adlfs(), _in_bucket("az")(path).url, "proven"),
     "google": _in_bucket("gs"),
 }
-OPTIONS: dict[str, dict[str, object]] = {"az": {"allow_http": True}, "gs": {"allow_http": True}}
+OPTIONS: dict[str, dict[str, object]] = {
+    scheme: {"allow_http": True} for scheme in ("az", "abfs", "gs")
+}
 SERVED = {
     "s3": "ministack",
     "s3 by obstore": "ministack",
     "s3 by s3fs": "ministack",
     "moto": "moto",
     "azurite": "azurite",
+    "azurite by adlfs": "azurite",
     "google": "google",
 }
 

@@ -23,7 +23,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage import LocalStorage, from_fsspec, from_obstore, fsspec_writer
 from zarr_manifests.storage.fsspec_files import FsspecFiles
-from zarr_manifests.storage.fsspec_s3 import S3Conditions
+from zarr_manifests.storage.fsspec_proven import Conditions
 from zarr_manifests.storage.fsspec_writer import SingleWriter
 
 stores = pytest.importorskip("obstore.store")
@@ -173,8 +173,8 @@ def test_reading_writes_nothing() -> None:
     assert not fs.exists(path)
 
 
-def test_only_s3fs_is_proven() -> None:
-    with pytest.raises(UnsupportedStorageError, match=r"'proven' is for s3fs only.*MemoryFile"):
+def test_few_filesystems_are_proven() -> None:
+    with pytest.raises(UnsupportedStorageError, match=r"for s3fs and adlfs only: MemoryFile"):
         from_fsspec(*_folder(), mode="proven")
     with pytest.raises(InvalidArgumentError, match="mode 'write' is not one of"):
         from_fsspec(*_folder(), mode="write")  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def test_only_s3fs_is_proven() -> None:
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match", ""])
 def test_a_race_is_held_before_the_first_conditional_write(small_store: Any, ignored: str) -> None:
     s3fs = pytest.importorskip("s3fs")
-    S3Conditions._proven.clear()
+    Conditions._proven.clear()
     small_store.heeds.discard(ignored)
     fs = s3fs.S3FileSystem(endpoint_url=small_store.endpoint)
     storage = from_fsspec(fs, "bucket/prefix", "proven")

@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.fsspec_files import FsspecFiles
-from zarr_manifests.storage.fsspec_s3 import S3Conditions, is_s3
+from zarr_manifests.storage.fsspec_proven import Conditions, is_proven
 from zarr_manifests.storage.fsspec_writer import SingleWriter, digest, writer_of
 from zarr_manifests.storage.protocol import (
     Capabilities,
@@ -60,17 +60,17 @@ def from_fsspec(fs: Any, path: str | None = None, mode: FsspecMode = "read") -> 
     path : str, optional
         The folder, as the filesystem names it. A mapper has its own.
     mode : {"read", "proven", "single-writer"}
-        `"read"` writes nothing. `"proven"` is for s3fs, whose conditional writes are tested by a
-        race before the first one. `"single-writer"` works on any filesystem that can be written,
-        for one process at a time, which keeps a lock object: two processes that both write can
-        lose commits.
+        `"read"` writes nothing. `"proven"` is for s3fs and adlfs, whose conditional writes are
+        tested by a race before the first one. `"single-writer"` works on any filesystem that can be
+        written, for one process at a time, which keeps a lock object: two processes that both write
+        can lose commits.
 
     Raises
     ------
     InvalidArgumentError
         If `fs` is neither, the path is missing or has a user or a query, or the mode is unknown.
     UnsupportedStorageError
-        For the mode `"proven"` with another filesystem than s3fs.
+        For the mode `"proven"` with another filesystem than those.
 
     Examples
     --------
@@ -108,18 +108,18 @@ class FsspecStorage:
 
     def __init__(self, files: FsspecFiles, mode: FsspecMode) -> None:
         self._files, self._mode = files, mode
-        self._writers: tuple[int, S3Conditions | SingleWriter] | None = None
+        self._writers: tuple[int, Conditions | SingleWriter] | None = None
         self._written: dict[str, None] = {}  # not passed to `sync` yet: known to exist
         if mode not in ("read", "proven", "single-writer"):
             raise InvalidArgumentError(
                 f"mode {plain_text(str(mode)[:80])!r} is not one of 'read', 'proven' and "
                 "'single-writer'"
             )
-        if mode == "proven" and not is_s3(files.fs):
+        if mode == "proven" and not is_proven(files.fs):
             raise UnsupportedStorageError(
-                f"mode 'proven' is for s3fs only: {type(files.fs).__name__} is not known to let "
-                "exactly one of several writers win. Use from_url(...) if it opens the same place, "
-                "mode='single-writer' for one process at a time, or mode='read'"
+                f"mode 'proven' is for s3fs and adlfs only: {type(files.fs).__name__} is not known "
+                "to let exactly one of several writers win. Use from_url(...) if it opens the same "
+                "place, mode='single-writer' for one process at a time, or mode='read'"
             )
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class FsspecStorage:
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return await asyncio.to_thread(partial(self.create, key, data, durable=durable))
 
-    def _writing(self) -> S3Conditions | SingleWriter:
+    def _writing(self) -> Conditions | SingleWriter:
         if self._mode == "read":
             raise UnsupportedStorageError(
                 f"{self.url} was opened read-only: to write, use from_url(...) if it opens the "
@@ -256,12 +256,12 @@ class FsspecStorage:
         writers = self._writers
         if writers is None or writers[0] != os.getpid():  # a forked child is another owner
             proven = self._mode == "proven"
-            writer = S3Conditions(self._files) if proven else writer_of(self._files)
+            writer = Conditions(self._files) if proven else writer_of(self._files)
             self._writers = writers = os.getpid(), writer
         return writers[1]
 
 
-def _create_after(writer: S3Conditions | SingleWriter, key: str, data: bytes) -> None:
+def _create_after(writer: Conditions | SingleWriter, key: str, data: bytes) -> None:
     # The swap before it has succeeded, and is not affected by a failure here.
     with contextlib.suppress(StorageError):
         writer.create(key, data)

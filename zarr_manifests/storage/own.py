@@ -6,7 +6,7 @@ They are recognized by their classes and attributes, so no package is imported f
 from __future__ import annotations
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage.fsspec_s3 import is_s3
+from zarr_manifests.storage.fsspec_proven import is_proven
 from zarr_manifests.storage.fsspec_store import from_fsspec
 from zarr_manifests.storage.own_clients import is_obstore, open_client
 from zarr_manifests.storage.protocol import Storage
@@ -17,8 +17,8 @@ __all__ = ["own_storage"]
 def own_storage(location: object) -> Storage:
     """The storage in a store of obstore, zarr or fsspec.
 
-    Of fsspec's, s3fs is opened in the mode `"proven"` and every other one in the mode `"read"`. A
-    store of zarr that is read-only stays so.
+    Of fsspec's, s3fs and adlfs are opened in the mode `"proven"`, and every other one in the mode
+    `"read"`. A store of zarr that is read-only stays so.
 
     Raises
     ------
@@ -46,4 +46,4 @@ def own_storage(location: object) -> Storage:
             "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper)"
         )
     # zarr.storage.FsspecStore, or a mapper of fsspec.
-    return from_fsspec(files, path, "proven" if is_s3(files) and not read_only else "read")
+    return from_fsspec(files, path, "proven" if is_proven(files) and not read_only else "read")

@@ -9,7 +9,9 @@ from typing import Final
 
 __all__ = ["has_secrets", "is_secret"]
 
-_SECRET: Final = re.compile(r"(?i).*(key|secret|token|password|credential|sas|signature).*")
+_SECRET: Final = re.compile(
+    r"(?i).*(key|secret|token|password|credential|sas|signature|conn(ection)?_?str).*"
+)
 _HEADERS: Final = re.compile(r"(?i).*(header|auth).*")
 
 
@@ -19,8 +21,8 @@ def is_secret(name: str) -> bool:
     Examples
     --------
     >>> from zarr_manifests.storage.secrets import is_secret
-    >>> is_secret("aws_secret_access_key"), is_secret("region")
-    (True, False)
+    >>> [is_secret(name) for name in ("aws_secret_access_key", "connection_string", "region")]
+    [True, True, False]
     """
     return _SECRET.fullmatch(name) is not None
 
