@@ -48,6 +48,7 @@ __all__ = [
     "CompactionReport",
     "Diff",
     "ExpiryReport",
+    "ExportReport",
     "IndexReport",
     "LeafPlace",
     "LoggedOperation",
@@ -1064,6 +1065,58 @@ class ExpiryReport:
     def snapshots(self) -> tuple[str, ...]:
         """Ids of all snapshots that have left the history of some branch, each once."""
         return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What an export has written; `str` says it in words.
+
+    Parameters
+    ----------
+    format : str
+        The format.
+    dest : str
+        Where it is.
+    snapshot_id : str
+        The snapshot that was exported.
+    path : str
+        The group or array that became the root.
+    groups, arrays : int
+        How many there are.
+    chunks, nbytes : int
+        The chunks in it, and their bytes as stored.
+    referenced : int
+        Those of them that are referred to, and not copied.
+    reused : int
+        Those of them that an interrupted export had left there.
+    tag : str or None
+        The tag that keeps what is referred to; None if nothing is.
+    """
+
+    format: str
+    dest: str
+    snapshot_id: str
+    path: str
+    groups: int
+    arrays: int
+    chunks: int
+    nbytes: int
+    referenced: int = 0
+    reused: int = 0
+    tag: str | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path} of snapshot {self.snapshot_id} as {self.format} at {self.dest}",
+            f"arrays: {self.arrays:,}; chunks: {self.chunks:,}, {self.nbytes:,} bytes",
+        ]
+        if self.reused:
+            lines.append(f"chunks that were there already: {self.reused:,}")
+        if self.tag is not None:
+            lines.append(
+                f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"
+            )
+        return "\n".join(map(plain_text, lines))
 
 
 @dataclass(frozen=True, slots=True)

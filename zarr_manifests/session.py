@@ -8,12 +8,14 @@ their changes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from zarr.abc.store import Store
 
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.display import html_page
@@ -33,6 +35,7 @@ from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
+from zarr_manifests.exporting import ExportRequest, export
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.decide import Policy
@@ -40,9 +43,17 @@ from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
-from zarr_manifests.reports import ArrayUsage, ChunkSelection, PreloadReport, Status, Totals
+from zarr_manifests.reports import (
+    ArrayUsage,
+    ChunkSelection,
+    ExportReport,
+    PreloadReport,
+    Status,
+    Totals,
+)
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.selecting.chunks_where import chunks_where
+from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store
 
 __all__ = [
@@ -627,6 +638,81 @@ class Session:
         array([5, 6, 3, 4, 1, 2], dtype=int32)
         """
         reindex_chunks(self._changeable(), path, places)
+
+    # --- exports -----------------------------------------------------------------------------
+
+    def export(
+        self,
+        dest: str | os.PathLike[str] | Storage | Store,
+        format: Literal["zarr"] = "zarr",  # noqa: A002 - the usual name
+        copy: bool = True,
+        *,
+        path: str = "/",
+        overwrite: bool = False,
+        tag: str | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ExportReport:
+        """Write the session's snapshot in a format that other software reads.
+
+        Parameters
+        ----------
+        dest : str, path, Storage or Zarr store
+            Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or a store of
+            Zarr. There must be nothing.
+        format : {"zarr"}
+            What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
+            consolidated metadata in each group. If it is interrupted, the same call goes on.
+        copy : bool
+            Whether chunks are copied.
+        path : str
+            The group or array that becomes the root.
+        overwrite : bool
+            Replace the Zarr store or the file that is at the destination.
+        tag : str, optional
+            The name of the tag that keeps chunks which are not copied.
+        storage_options : mapping, optional
+            Options of `zarr_manifests.storage.from_url` for the destination.
+        progress : callable, optional
+            Called with `"chunks"` and the number of chunks written so far.
+
+        Returns
+        -------
+        ExportReport
+            What was written.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session has uncommitted changes, the destination is in the repository or holds
+            it, or an argument is invalid.
+        AlreadyExistsError
+            If there is something at the destination.
+        NotFoundError
+            If there is nothing at the path.
+        MissingChunkError, CorruptObjectError, VirtualSourceChangedError
+            If a chunk is missing, damaged, or in a file that has changed. Nobody can open what was
+            written so far.
+        SnapshotExpiredError
+            If the snapshot has expired, and chunks of it are gone.
+        StorageError
+            If the destination cannot be written, such as a full disk.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr, zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://export-example")
+        >>> ds = xr.Dataset({"t": ("x", np.arange(4.0))}).chunk(x=2)
+        >>> _ = zm.write(ds, repo, message="values")
+        >>> plain = zarr.storage.MemoryStore()
+        >>> report = repo.readonly_session().export(plain)
+        >>> report.arrays, report.chunks
+        (1, 2)
+        >>> xr.open_zarr(plain).t.values
+        array([0., 1., 2., 3.])
+        """
+        request = ExportRequest(format, copy, path, overwrite, tag, storage_options, progress)
+        return export(self._contents, dest, request)
 
     # --- contents ----------------------------------------------------------------------------
 

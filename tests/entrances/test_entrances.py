@@ -96,7 +96,8 @@ NOT_CALLED = {
         (
             *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
             *("Change", "ChunkSelection", "ChunkStatistics", "CloneReport", "CollectionReport"),
-            *("CompactionReport", "Diff", "ExpiryReport", "IndexReport", "LoggedOperation"),
+            *("CompactionReport", "Diff", "ExpiryReport", "ExportReport", "IndexReport"),
+            "LoggedOperation",
             *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
             *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo"),
             *(
@@ -305,6 +306,9 @@ BY_ENTRANCE = {
         (f"memory://{worlds.FILES}/plain",),
         NAMES["location"].extreme,
         NAMES["location"].wrong,
+    ),
+    ("export", "dest"): Values(
+        (Made("a new place", lambda w: w.path()),), NAMES["location"].extreme, (None, 5, object())
     ),
     ("import_icechunk", "branches"): Values(
         (None, ["main"]), (["absent"], (), values.TEXT.extreme), (5, [5], [None], "main")

@@ -353,9 +353,12 @@ class ObjectStorage:
     # --- writing -----------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        check_key(key)
+        self.put_file(check_key(key), data)
+
+    def put_file(self, name: str, data: bytes) -> None:
+        """Like `put`, also under a name that is no key, such as `.zarray`."""
         self._refuse_read_only()
-        self._requests.ask("write", key, partial(self._put, key, data, "overwrite"))
+        self._requests.ask("write", name, partial(self._put, name, data, "overwrite"))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
@@ -409,9 +412,13 @@ class ObjectStorage:
         )
 
     def delete_many(self, keys: Iterable[str]) -> None:
+        self.delete_files(map(check_key, keys))
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        """Like `delete_many`, also for names that are no keys."""
         self._refuse_read_only()
-        due = iter(keys)
-        while batch := [check_key(key) for key in itertools.islice(due, _DELETED)]:
+        due = iter(names)
+        while batch := list(itertools.islice(due, _DELETED)):
             for key in batch:
                 self._written.pop(key, None)
             if self._deletes_many:

@@ -1,0 +1,222 @@
+"""Exports as plain Zarr stores: every byte, with what reads them, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+import zarr.storage
+
+import zarr_manifests as zm
+from exported import ODD, bytes_in, odd_repository, put, same_bytes, values_in
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReadOnlyError,
+    StorageFullError,
+    VirtualSourceChangedError,
+)
+from zarr_manifests.exporting import places
+from zarr_manifests.keys import DOCUMENTS
+from zarr_manifests.storage import MemoryStorage
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> zm.Session:
+    return odd_repository(tmp_path).readonly_session()
+
+
+@pytest.mark.parametrize("into", ["folder", "url", "local store", "memory store", "zip store"])
+def test_every_byte_is_exported(session: zm.Session, tmp_path: Path, into: str) -> None:
+    place = tmp_path / "out %41" / "plain.zarr"
+    dest: Any = {
+        "folder": place,
+        "url": place.as_uri(),
+        "local store": zarr.storage.LocalStore(place),
+        "memory store": zarr.storage.MemoryStore(),
+        "zip store": zarr.storage.ZipStore(tmp_path / "plain.zip", mode="w"),
+    }[into]
+    told: list[tuple[str, int]] = []
+    report = session.export(dest, progress=lambda *what: told.append(what))
+    if into == "zip store":
+        dest.close()
+        dest = zarr.storage.ZipStore(tmp_path / "plain.zip", mode="r")
+    store = dest if "memory" in into or "zip" in into else zarr.storage.LocalStore(place)
+    found = bytes_in(store)
+    same_bytes(found, bytes_in(session.store))
+    assert values_in(store) == values_in(session.store)
+    assert values_in(store, "old", 2) == values_in(session.store, "old", 2)
+    chunks = [
+        data
+        for key, data in found.items()
+        if key.rpartition("/")[2] not in (*DOCUMENTS, ".zmetadata")
+    ]
+    assert (report.chunks, report.nbytes) == (len(chunks), sum(map(len, chunks)))
+    assert told[-1] == ("chunks", report.chunks)
+    assert (report.groups, report.arrays, report.reused, report.tag) == (5, 9, 0, None)
+
+
+def test_xarray_opens_it_by_consolidated_metadata(session: zm.Session, tmp_path: Path) -> None:
+    session.export(tmp_path / "plain.zarr")
+    tree = xr.open_datatree(tmp_path / "plain.zarr", engine="zarr", consolidated=True)
+    np.testing.assert_array_equal(tree[f"{ODD}/u"], np.arange(48.0).reshape(8, 6))
+    assert tree[f"{ODD}/inner/deep"].attrs == {"level": 3}
+    found = xr.open_zarr(tmp_path / "plain.zarr", group=ODD, consolidated=True)
+    np.testing.assert_array_equal(found["u"], tree[f"{ODD}/u"])
+    old = zarr.open_consolidated(str(tmp_path / "plain.zarr"), path="old", zarr_format=2)
+    assert old.metadata.consolidated_metadata is not None
+    np.testing.assert_array_equal(np.asarray(old["t"][...]), np.arange(24).reshape(4, 6))
+
+
+@pytest.mark.parametrize("path", [ODD, "large", "old", f"/{ODD}/shards/", "notes"])
+def test_a_path_becomes_the_root(session: zm.Session, tmp_path: Path, path: str) -> None:
+    if path == "notes":
+        with pytest.raises(NotFoundError, match="'/notes'"):
+            session.export(tmp_path / "plain.zarr", path=path)
+        assert not (tmp_path / "plain.zarr").exists()
+        return
+    report = session.export(tmp_path / "plain.zarr", path=path)
+    assert report.path == "/" + path.strip("/")
+    found = bytes_in(zarr.storage.LocalStore(tmp_path / "plain.zarr"))
+    same_bytes(found, bytes_in(session.store, path.strip("/") + "/"))
+
+
+def test_what_is_there_is_not_lost(session: zm.Session, tmp_path: Path) -> None:
+    dest = tmp_path / "plain.zarr"
+    dest.mkdir()
+    (dest / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(AlreadyExistsError):
+            session.export(dest, overwrite=overwrite)
+    assert [path.name for path in dest.iterdir()] == ["thesis.tex"]
+    (dest / "thesis.tex").unlink()
+    session.export(dest)
+    before = bytes_in(zarr.storage.LocalStore(dest))
+    for wrong in (
+        {},
+        {"overwrite": True, "format": "zar"},
+        {"overwrite": True, "path": "no"},
+        {"overwrite": True, "copy": False},
+        {"overwrite": True, "tag": "t"},
+        {"overwrite": True, "storage_options": {"regoin": "x"}},
+    ):
+        with pytest.raises((AlreadyExistsError, InvalidArgumentError, NotFoundError)):
+            session.export(dest, **wrong)  # type: ignore[arg-type]
+        assert bytes_in(zarr.storage.LocalStore(dest)) == before
+    session.export(dest, path="old", overwrite=True)
+    same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store, "old/"))
+
+
+def test_wrong_destinations(session: zm.Session, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="'zar' is unknown: did you mean zarr"):
+        session.export(tmp_path / "x", format="zar")  # type: ignore[arg-type]
+    for inside in (tmp_path / "repository", tmp_path / "repository/chunks/x", tmp_path):
+        with pytest.raises(InvalidArgumentError, match="in the repository, or holds it"):
+            session.export(inside, overwrite=True)
+    (tmp_path / "link").symlink_to(tmp_path / "repository")
+    with pytest.raises(InvalidArgumentError, match="in the repository"):
+        session.export(tmp_path / "link" / "x")
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(InvalidArgumentError, match="is a file"):
+        session.export(tmp_path / "file", overwrite=True)
+    with pytest.raises(InvalidArgumentError, match="MemoryStore"):
+        session.export(MemoryStorage())
+    with pytest.raises(InvalidArgumentError, match="give a path"):
+        session.export(7)  # type: ignore[arg-type]
+    with pytest.raises(ReadOnlyError):
+        session.export(zarr.storage.MemoryStore(read_only=True))
+    repo = zm.Repository.open(tmp_path / "repository")
+    writing = repo.writable_session()
+    zarr.create_group(writing.store, path="new")
+    with pytest.raises(InvalidArgumentError, match="uncommitted changes"):
+        writing.export(tmp_path / "x")
+    empty = zm.Repository.create(MemoryStorage())
+    with pytest.raises(NotFoundError):
+        empty.readonly_session().export(tmp_path / "x")
+
+
+@pytest.mark.usefixtures("session")
+def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = zm.Repository.open(
+        tmp_path / "repository", virtual_containers={"raw": tmp_path / "raw files"}
+    )
+    with repo.transaction(message="a document that zarr.json hides") as store:
+        put(store, ".zgroup", b'{"zarr_format": 2}')
+    session = repo.readonly_session()
+    dest = tmp_path / "plain.zarr"
+    left = 6
+
+    def full(temp: Any, data: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(28, "No space left on device")
+        write(temp, data)
+
+    disk = places._DISK
+    write = disk.write
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", full)
+        with pytest.raises(StorageFullError):
+            session.export(dest)
+    there = bytes_in(zarr.storage.LocalStore(dest))
+    assert len(there) == 6
+    with pytest.raises(FileNotFoundError):
+        zarr.open_group(dest, mode="r")
+    with pytest.raises(AlreadyExistsError, match="unfinished export of another"):
+        session.export(dest, path="old")
+    report = session.export(dest)
+    assert report.reused == 5  # and the mark
+    same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store))
+
+
+def test_what_was_cleared_halfway_is_not_taken_for_an_export(
+    session: zm.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "plain.zarr"
+    session.export(dest)
+
+    def killed(self: Any, kept: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(places.Folder, "clear", killed)
+        with pytest.raises(KeyboardInterrupt):
+            session.export(dest, overwrite=True)
+    with pytest.raises(FileNotFoundError):
+        zarr.open_group(dest, mode="r")
+    with pytest.raises(AlreadyExistsError, match="unfinished"):
+        session.export(dest)
+    assert session.export(dest, overwrite=True).reused == 0
+    same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store))
+
+
+def test_a_source_that_changed_is_an_error(session: zm.Session, tmp_path: Path) -> None:
+    raw = tmp_path / "raw files" / "day 1.nc"
+    raw.write_bytes(raw.read_bytes() + b"more")
+    with pytest.raises(VirtualSourceChangedError):
+        session.export(tmp_path / "plain.zarr")
+    assert not (tmp_path / "plain.zarr" / "zarr.json").exists()
+
+
+def test_chunks_of_arrays_in_each_other_stay_apart(tmp_path: Path) -> None:
+    """A key belongs to the array with the longest path: the other one's chunk is not found."""
+    repo = zm.Repository.create(tmp_path / "repository")
+    keys: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+    with repo.transaction(message="a") as store:
+        data = np.arange(4).reshape(2, 2)
+        zarr.create_array(store, name="a", data=data, chunks=(1, 1), zarr_format=2, **keys)
+    with repo.transaction(message="below") as store:
+        document = json.loads(bytes_in(repo.readonly_session().store)["a/.zarray"])
+        put(store, "a/0/.zarray", json.dumps(document | {"shape": [1], "chunks": [1]}).encode())
+    session = repo.readonly_session()
+    due = bytes_in(session.store)
+    assert "a/0/0" not in due
+    session.export(tmp_path / "plain.zarr")
+    same_bytes(bytes_in(zarr.storage.LocalStore(tmp_path / "plain.zarr")), due)

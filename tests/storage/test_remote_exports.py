@@ -1,0 +1,69 @@
+"""Exports to a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+import zarr.storage
+from obstore.store import S3Store
+
+import zarr_manifests as zm
+from exported import bytes_in, odd_repository, same_bytes, values_in
+from s3_server import ObjectServer
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, StorageError
+from zarr_manifests.storage import ObjectStorage
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer) -> Any:
+    """The bucket of the test server, empty."""
+    client = S3Store(object_server.bucket)
+    for page in obstore.list(client):
+        obstore.delete(client, [meta["path"] for meta in page])
+    return client
+
+
+@pytest.mark.parametrize("into", ["url", "store"])
+def test_a_bucket_has_every_byte(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, into: str
+) -> None:
+    session = odd_repository(tmp_path).readonly_session()
+    obstore.put(bucket, "outer.txt", b"of somebody else")
+    store = zarr.storage.ObjectStore(S3Store("tests", prefix="out/plain.zarr"))
+    dest: Any = "s3://tests/out/plain.zarr" if into == "url" else store
+    put, left = ObjectStorage.put_file, [6]
+
+    def failing(self: ObjectStorage, name: str, data: bytes) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise StorageError("lost")
+        put(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStorage, "put_file", failing)
+        with pytest.raises(StorageError, match="lost"):
+            session.export(dest)
+    assert session.export(dest).reused == 5  # and the mark
+    due = bytes_in(session.store)
+    same_bytes(bytes_in(store), due)
+    assert values_in(store) == values_in(session.store)
+    with pytest.raises(AlreadyExistsError):
+        session.export(dest)
+    session.export(dest, path="large", overwrite=True)
+    same_bytes(bytes_in(store), bytes_in(session.store, "large/"))
+    assert bytes(obstore.get(bucket, "outer.txt").bytes()) == b"of somebody else"
+
+
+def test_not_into_the_repository(bucket: Any, tmp_path: Path) -> None:
+    repo = zm.Repository.create("s3://tests/r/repo")
+    with repo.transaction(message="a group") as store:
+        zarr.create_group(store)
+    session = repo.readonly_session()
+    for dest in ("s3://tests/r/repo", "s3://tests/r/repo/x", "s3://tests/r", "s3://tests"):
+        with pytest.raises(InvalidArgumentError, match="in the repository, or holds it"):
+            session.export(dest, overwrite=True)
+    session.export("s3://tests/r/repository-2")
+    assert session.snapshot_id == zm.Repository.open("s3://tests/r/repo").list_branches()["main"]

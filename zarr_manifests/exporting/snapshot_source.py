@@ -1,0 +1,263 @@
+"""What is exported: the documents and chunks of a snapshot, by the keys of a plain Zarr store.
+
+Invariants:
+
+- The source is one snapshot, whatever becomes of the session and its branch.
+- Every chunk is verified when it is read. A chunk that is missing, damaged or changed is an error.
+- Groups get consolidated metadata, as xarray writes it; other documents stay byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.grid import Coords
+from zarr_manifests.keys import (
+    DOCUMENTS,
+    V2_ARRAY,
+    V2_GROUP,
+    V3_DOCUMENT,
+    absolute,
+    directory,
+    join,
+    split,
+)
+from zarr_manifests.planning.tables.merge import pick
+from zarr_manifests.records import dataclass
+
+__all__ = ["SnapshotSource"]
+
+_V2_CONSOLIDATED: Final = ".zmetadata"
+_GAP_BYTES: Final = 64 * 1024
+_WINDOW_BYTES: Final = 32 * 1024**2
+_BATCH_BYTES: Final = 16 * 1024**2
+_BATCH_CHUNKS: Final = 1024
+_LAST: Final = (V3_DOCUMENT, V2_GROUP, V2_ARRAY)
+"""The documents that make a node: without them there is none."""
+
+type Batch = list[tuple[str, bytes]]
+"""Keys, each with its bytes."""
+
+
+@dataclass(slots=True)
+class SnapshotSource:
+    """A snapshot, or what is at and below a path in it.
+
+    Parameters
+    ----------
+    contents : SessionView
+        The snapshot, without changes over it.
+    path : str
+        The group or array that becomes the root, without slashes at its ends.
+
+    Attributes
+    ----------
+    nodes : list of Node
+        What is exported, by path.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing at the path.
+    """
+
+    contents: SessionView
+    path: str
+    nodes: list[Node] = field(init=False)
+
+    @classmethod
+    def of(cls, contents: SessionView, path: str) -> SnapshotSource:
+        """The snapshot that a session reads.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session has uncommitted changes.
+        """
+        if not isinstance(path, str):
+            raise InvalidArgumentError(f"path={path!r}: give the path of a group or an array")
+        if contents.changes:
+            raise InvalidArgumentError(
+                "the session has uncommitted changes, which are in no snapshot; commit or discard "
+                "them first"
+            )
+        return cls(SessionView(contents.context, contents.view), path.strip("/"))
+
+    def __post_init__(self) -> None:
+        found = self.contents.within(self.path)
+        if self.path not in found and (self.path or not found):
+            raise NotFoundError(
+                f"there is no group or array {absolute(self.path)!r} in snapshot {self.snapshot_id}"
+            )
+        self.nodes = [found[path] for path in sorted(found)]
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return self.contents.view.snapshot_id
+
+    def count(self, kind: NodeKind) -> int:
+        """How many nodes are of that kind."""
+        return sum(node.kind is kind for node in self.nodes)
+
+    # --- documents ---------------------------------------------------------------------------
+
+    def documents(self) -> dict[str, bytes]:
+        """Documents by key. Those of members come before those of their group; the root is last."""
+        found = {
+            self._relative(join(node.path, name)): document
+            for node in self.nodes
+            for name, document in node.documents.items()
+        }
+        # Documents that the one beside them hides are entries of their own.
+        hidden = [node for node in self.nodes if _is_hidden(node)]
+        found |= dict(chain.from_iterable(self._batches(hidden, {}, _none)))
+        found |= self._consolidated()
+        return dict(sorted(found.items(), key=_members_first))
+
+    def _consolidated(self) -> dict[str, bytes]:
+        """The documents of groups that hold consolidated metadata, by key."""
+        v3 = {n.path: n for n in self.nodes if V3_DOCUMENT in n.documents}
+        v2 = {n.path: n for n in self.nodes if n.documents and V3_DOCUMENT not in n.documents}
+        found: dict[str, bytes] = {}
+        for path, members in _members(v3).items():
+            metadata = {member[len(directory(path)) :]: _in_group(v3[member]) for member in members}
+            whole = {
+                **json.loads(v3[path].documents[V3_DOCUMENT]),
+                "consolidated_metadata": _inline(dict(sorted(metadata.items()))),
+            }
+            found[self._relative(join(path, V3_DOCUMENT))] = json.dumps(whole).encode()
+        for path, members in _members(v2).items():
+            documents = {
+                join(member, name)[len(directory(path)) :]: json.loads(document)
+                for member in (path, *members)
+                for name, document in v2[member].documents.items()
+            }
+            whole = {"zarr_consolidated_format": 1, "metadata": dict(sorted(documents.items()))}
+            found[self._relative(join(path, _V2_CONSOLIDATED))] = json.dumps(whole).encode()
+        return found
+
+    # --- chunks ------------------------------------------------------------------------------
+
+    def tables(self, nodes: Iterable[Node] | None = None) -> Iterator[tuple[Node, ChunkTable]]:
+        """Arrays and opaque entries that have chunks, with their refs."""
+        contents = self.contents
+        for node in (n for n in self.nodes if not _is_hidden(n)) if nodes is None else nodes:
+            if node.kind is NodeKind.GROUP:
+                continue
+            table = contents.guarded(partial(contents.chunks, node))
+            if table is not None and node.array is not None and contents.has_arrays_below(node):
+                coords = table.coords()
+                own = [self._is_own(node, tuple(at)) for at in coords.tolist()]
+                table = pick(table, coords[np.array(own, np.bool_)])
+            if table is not None and len(table):
+                yield node, table
+
+    def _is_own(self, node: Node, coords: Coords) -> bool:
+        """Whether the chunk is found under its key, and not one of an array below."""
+        assert node.array is not None
+        found = self.contents.chunk_at(join(node.path, node.array.chunk_keys.encode(coords)))
+        return found is not None and found[0].path == node.path
+
+    def key(self, node: Node, coords: Coords) -> str:
+        """The key of a chunk below the root of the export."""
+        if node.array is None:
+            return self._relative(node.path.removeprefix(OPAQUE))
+        return self._relative(join(node.path, node.array.chunk_keys.encode(coords)))
+
+    def chunks(
+        self, stored: Mapping[str, int], reused: Callable[[int, int], None]
+    ) -> Iterator[Batch]:
+        """The chunks, as they are stored, in batches that fit in memory.
+
+        Those that `stored` has with the same size are left out, and `reused` is told their number
+        and bytes.
+        """
+        return self._batches(None, stored, reused)
+
+    def _batches(
+        self,
+        nodes: Iterable[Node] | None,
+        stored: Mapping[str, int],
+        reused: Callable[[int, int], None],
+    ) -> Iterator[Batch]:
+        batch: Batch = []
+        size = 0
+        for node, whole in self.tables(nodes):
+            table = self._without(node, whole, stored, reused) if stored else whole
+            stream = ChunkStream(
+                self.contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES
+            )
+            for coords, data in stream:
+                batch.append((self.key(node, coords), data))
+                size += len(data)
+                if size >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+                    yield batch
+                    batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _without(
+        self,
+        node: Node,
+        table: ChunkTable,
+        stored: Mapping[str, int],
+        reused: Callable[[int, int], None],
+    ) -> ChunkTable | None:
+        coords = table.coords()
+        keys = [self.key(node, tuple(at)) for at in coords.tolist()]
+        there = np.fromiter((stored.get(key, -1) for key in keys), np.int64, len(keys))
+        same = there == table.length
+        reused(int(same.sum()), int(table.length[same].sum()))
+        return None if same.all() else pick(table, coords[~same])
+
+    def _relative(self, key: str) -> str:
+        return key[len(directory(self.path)) :]
+
+
+def _is_hidden(node: Node) -> bool:
+    return node.kind is NodeKind.OPAQUE and split(node.path)[1] in (*DOCUMENTS, _V2_CONSOLIDATED)
+
+
+def _none(chunks: int, nbytes: int) -> None:
+    """Nothing is there already."""
+
+
+def _members(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
+    """By path of each group, the paths below it that one finds from group to group."""
+    found: dict[str, list[str]] = {p: [] for p, n in nodes.items() if n.kind is NodeKind.GROUP}
+    for path in nodes:
+        above = path
+        while above:
+            above = split(above)[0]
+            if above not in found:
+                break
+            found[above].append(path)
+    return found
+
+
+def _in_group(node: Node) -> Any:
+    """A document as consolidated metadata holds it."""
+    fields = json.loads(node.documents[V3_DOCUMENT])
+    return fields if node.array is not None else {**fields, "consolidated_metadata": _inline({})}
+
+
+def _inline(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "inline", "must_understand": False, "metadata": metadata}
+
+
+def _members_first(entry: tuple[str, bytes]) -> tuple[int, bool, str]:
+    key = entry[0]
+    return -key.count("/"), split(key)[1] in _LAST, key
