@@ -103,8 +103,8 @@ def test_the_readme_prints_what_it_says(
     assert capsys.readouterr().out == told[1]
 
 
-@pytest.mark.parametrize("name", ["idea", "ratios"])
-def test_the_pictures_of_the_readme_are_those_of_their_scripts(name: str) -> None:
+@pytest.mark.parametrize("name", ["chunk_shapes", "idea", "ratios"])
+def test_pictures_are_those_of_their_scripts(name: str) -> None:
     drawn = runpy.run_path(str(ROOT / "docs" / "images" / f"{name}.py"))["picture"]()
     assert (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8") == drawn
 
