@@ -654,6 +654,22 @@ def test_an_expired_snapshot_is_an_error_and_a_follower_moves_on() -> None:
         stale[:]
 
 
+def test_unsetting_chunks_of_an_expired_snapshot_is_an_error_and_unsets_none() -> None:
+    storage = MemoryStorage()
+    repository, values = filled(storage, (400, 6))
+    repository.compact("main", "full")
+    array = bulk(zm.Repository.open(storage).writable_session().store)
+    old = [info.key for kind in ("manifests/", "deltas/") for info in storage.list(kind)]
+    with repository.transaction(message="changed") as store:
+        zarr.open_array(store, path="a")[:] = values + 1
+    repository.compact("main", "full")
+    repository.expire_snapshots(keep_last=1)
+    storage.delete_many(old)
+    with pytest.raises(SnapshotExpiredError):
+        array[:40] = 0
+    assert not list(contents_of(array.store).changes.refs())
+
+
 def test_arrays_keep_the_pipeline_in_pickles(tmp_path: Path) -> None:
     repository, values = filled(str(tmp_path / "r"))
     array = bulk(repository.readonly_session().store)

@@ -1,4 +1,4 @@
-"""Zarr's reads of arrays in a session's store, many chunks at a time."""
+"""Reads and writes of Zarr arrays in a session's store, many chunks at a time."""
 
 from zarr_manifests.bulk.pipeline import BulkCodecPipeline, use_bulk
 

@@ -104,9 +104,10 @@ class NodeEdits:
                 if ref is None or not self._has_already(node, at, ref)
             }
         added = {at: ref for at, ref in found.items() if ref is not None}
-        if len(added) < len(found):
-            for at in found.keys() - added.keys():
-                self.unset(node, at)
+        # All are looked up before any is unset, since a look-up may fail.
+        gone = [at for at in found if at not in added and self._contents.ref(node, at) is not None]
+        for at in gone:
+            self.unset(node, at)
         if added:
             self._hold_all(node, added)
 

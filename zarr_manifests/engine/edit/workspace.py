@@ -198,7 +198,7 @@ class Workspace:
                 self._write_full(pack, in_loop)
             with self.lock:
                 self._check_open()
-                if self._note_all(keys, at, refs):
+                if self.contents.guarded(partial(self._note_all, keys, at, refs)):
                     return
 
     def set_pack(
