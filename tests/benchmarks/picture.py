@@ -20,6 +20,8 @@ _COLOURS = {
     "ObjectStore": "#CC79A7",
     "FsspecStore": "#56B4E9",
     "generated": "#D55E00",
+    "memcpy": "#999999",
+    "decode": "#999999",
     "Zarr": "#999999",
     "without": "#F0E442",
     "read": "#882255",

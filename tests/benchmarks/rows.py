@@ -18,6 +18,14 @@ from filling import filling
 from forking import merging
 from histories import aging, collecting, remembering
 from ingests import ingesting
+from reads import (
+    adding_days,
+    following,
+    reading_raw,
+    reading_shards,
+    reading_zstd,
+    visiting,
+)
 from runner import Growth, Row
 from scans import (
     scanning,
@@ -46,6 +54,8 @@ from workloads import (
 
 _TWO = ("zarr_manifests", "icechunk")
 _ALL = (*_TWO, "LocalStore", "MemoryStore", "ObjectStore", "FsspecStore")
+_READERS = (*_TWO, "LocalStore", "MemoryStore")
+_READERS_OF_ZSTD = (*_READERS, "decode")
 _NO_FSYNC = "in memory, where an fsync costs nothing"
 _SMALL = {"chunks": (5000, 2000, 40), "chunk_bytes": (4096, 4096, 4096)}
 _LARGE = {"chunks": (128, 48, 4), "chunk_bytes": (2**20, 2**20, 2**20)}
@@ -103,8 +113,8 @@ ROWS = [
     Row(
         "small-read-bulk",
         "4 KB chunks, read",
-        reading,
-        _ALL,
+        reading_raw,
+        (*_ALL, "memcpy"),
         _SMALL,
         "s/chunk",
         "bulk, one thread",
@@ -167,13 +177,81 @@ ROWS = [
     Row(
         "large-read-bulk",
         "1 MB chunks, read",
-        reading,
-        _ALL,
+        reading_raw,
+        (*_ALL, "memcpy"),
         _LARGE,
         "s/chunk",
         "bulk",
         due={"icechunk": 1.0, "LocalStore": 1.0},
         durability="-",
+    ),
+    Row(
+        "small-read-zstd",
+        "4 KB chunks of zstd, read",
+        reading_zstd,
+        _READERS_OF_ZSTD,
+        _SMALL,
+        "s/chunk",
+        "bulk, one thread",
+        due={"LocalStore": 4.0},
+        durability="-",
+    ),
+    Row(
+        "large-read-zstd",
+        "1 MB chunks of zstd, read",
+        reading_zstd,
+        _READERS_OF_ZSTD,
+        _LARGE,
+        "s/chunk",
+        "bulk",
+        due={"LocalStore": 0.95},
+        durability="-",
+    ),
+    *(
+        Row(
+            f"shard-read-{codec}",
+            f"4 KB chunks in shards of 1 MB, {codec}, read",
+            partial(reading_shards, codec=codec),
+            _READERS,
+            {"chunks": (5120, 2048, 32), "a shard": (256, 256, 8)},
+            "s/chunk",
+            "bulk, one thread",
+            due={"icechunk": due},
+            durability="-",
+        )
+        for codec, due in (("raw", 10.0), ("zstd", 4.0))
+    ),
+    Row(
+        "series-of-a-pixel",
+        "one pixel at all times, a chunk of 16 KB each",
+        following,
+        _READERS,
+        {"chunks": (10_000, 2000, 40)},
+        "s/chunk",
+        "bulk, one thread",
+        due={"LocalStore": 1.4},
+        durability="-",
+    ),
+    Row(
+        "one-day",
+        "one day, of four chunks of 100 KB",
+        visiting,
+        _READERS,
+        {"days": (200, 100, 4)},
+        "s",
+        "bulk",
+        due={"LocalStore": 1.0},
+        durability="-",
+    ),
+    Row(
+        "append-day",
+        "xarray: append a day of three variables, and commit",
+        adding_days,
+        _TWO,
+        {"days": (10, 5, 1)},
+        "s",
+        "bulk",
+        due={"icechunk": 1.5},
     ),
     Row(
         "mean-of-days",
