@@ -31,6 +31,8 @@ from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import V3_DOCUMENT
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
+from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.budget import check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
 
@@ -43,7 +45,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def import_icechunk(
     context: Context,
-    files: IcechunkFiles,
+    storage: Storage,
+    max_bytes: int,
     history: str,
     branches: Iterable[str] | None,
     authorize: Mapping[str, Any] | None,
@@ -55,6 +58,7 @@ def import_icechunk(
     if not isinstance(authorize, Mapping | None):
         raise InvalidArgumentError(f"authorize={authorize!r}: give a mapping of names to places")
     trusted = Containers({**context.containers.places, **Containers.of(authorize).places})
+    files = IcechunkFiles.open(storage, max_bytes=check_bound("max_bytes", max_bytes))
     source = IcechunkImport(files, trusted)
     return _IcechunkHistory(context, source, history == "all", progress).run(branches)
 
@@ -146,7 +150,7 @@ class _IcechunkHistory:
             self.ours[root] = self._first  # both are where a history begins, and empty
         known = [at for at, each in enumerate(lineage) if each.name in self.ours]
         begin = known[-1] if known else -1
-        self._place(name, [lineage[at].name for at in known])
+        self._place(name, lineage, [lineage[at].name for at in known])
         due = [each for each in lineage[begin + 1 :] if self.all_of_it or each.name in self._wanted]
         if not due:
             return
@@ -173,8 +177,8 @@ class _IcechunkHistory:
             before = after
             self.progress("snapshots", len(self.ours))
 
-    def _place(self, name: str, known: Sequence[str]) -> None:
-        """See that the branch is at the last of these snapshots, having been at one of them."""
+    def _place(self, name: str, lineage: Sequence[ForeignSnapshot], known: Sequence[str]) -> None:
+        """See that the branch is at the last of the known snapshots, having been at one of them."""
         start = self.ours[known[-1]] if known else self._first
         if not start:
             raise HistoryExpiredError(
@@ -185,6 +189,12 @@ class _IcechunkHistory:
         at = None if head is None else self._names.get(head)
         if head is None:
             self._refs.create_branch(name, start)
+        elif at not in ("", *known) and self._has_expired(head, lineage):
+            raise ConflictError(
+                f"branch {name!r} is at the icechunk snapshot {at}, which has expired there, so "
+                "that what came between it and the present ones is not known. Import to another "
+                "repository, and next time before icechunk's snapshots expire"
+            )
         elif at is None or at not in ("", *known):
             raise ConflictError(
                 f"branch {name!r} has commits that its icechunk branch does not have: it was reset "
@@ -194,6 +204,15 @@ class _IcechunkHistory:
             )
         elif at != self._names[start]:
             self._refs.reset_branch(name, start, force=False, expected=None)
+
+    def _has_expired(self, head: str, lineage: Sequence[ForeignSnapshot]) -> bool:
+        """Whether an imported snapshot is older than what icechunk still has of the branch.
+
+        icechunk's expiry makes the oldest snapshot that it keeps the child of the first one.
+        """
+        ((parts, at),) = self._refs.history(Point(snapshot_id=head), 1)
+        written = SnapshotInfo(parts, at).metadata.get(_TIME)
+        return len(lineage) > 1 and isinstance(written, str) and written < _written(lineage[1])
 
     def _import_tag(self, tag: str, snapshot: str) -> None:
         check_ref_name(tag)
@@ -225,10 +244,15 @@ def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]
 
 
 def _metadata(snapshot: ForeignSnapshot) -> dict[str, Any]:
+    return {**snapshot.metadata, _NAME: snapshot.name, _TIME: _written(snapshot)}
+
+
+def _written(snapshot: ForeignSnapshot) -> str:
+    """When the snapshot was written; of two texts, the earlier time comes first."""
     try:
         written = _EPOCH + timedelta(microseconds=snapshot.flushed_us)
     except OverflowError as error:
         raise CorruptObjectError(
             f"the icechunk snapshot {snapshot.name} is damaged: it was written at no time"
         ) from error
-    return {**snapshot.metadata, _NAME: snapshot.name, _TIME: written.isoformat()}
+    return written.isoformat(timespec="microseconds")

@@ -93,9 +93,8 @@ from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
-from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, check_bound
+from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 from zarr_manifests.virtual.kerchunk import read_kerchunk
 from zarr_manifests.virtual.references import References, list_zarr
 
@@ -1483,9 +1482,8 @@ class Repository:
         zarr_manifests.errors.NotARepositoryError: there is no icechunk repository at ...
         """
         storage = storage_of(location, storage_options)
-        files = IcechunkFiles.open(storage, max_bytes=check_bound("max_bytes", max_bytes))
-        told = progress or _ignore
-        return import_icechunk(self._context, files, history, branches, authorize, told)
+        given = history, branches, authorize, progress or _ignore
+        return import_icechunk(self._context, storage, max_bytes, *given)
 
     def _import(
         self,

@@ -80,7 +80,12 @@ WORDS: dict[str, tuple[str, ...]] = {
     "settings": ("max-delta-count=7", "commits.mode=rewrite"),
     "depth": ("1",),
     "dest": ("memory://verbs-clone", "cloned"),
-    "history": ("all", "head"),
+    "history": ("all", "head", "heads"),
+    **dict.fromkeys(("source", "references"), ("absent", "good.yaml", "memory://nothing")),
+    "message": ("text",),
+    "container": ("a=b", "here=."),
+    "from_option": ("force=true",),
+    "remote_protocol": ("s3",),
     "to_option": ("force=true",),
     "option": ("force=true",),
 }

@@ -39,7 +39,7 @@ from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.flatbuffers import Flat
-from zarr_manifests.virtual.icechunk_files import IcechunkFiles
+from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
 
 GOLDEN = Path(__file__).parent / "icechunk_golden"
 
@@ -247,6 +247,9 @@ def test_what_is_here_already_is_not_mixed_up(repo: zm.Repository, source: Path)
         repo.import_icechunk(source, "some")  # type: ignore[arg-type]
     with pytest.raises(NotARepositoryError, match="no icechunk repository at"):
         repo.import_icechunk(source.parent / "nowhere")
+    for options in ({"history": "some"}, {"authorize": ["a"]}, {"max_bytes": -1}):
+        with pytest.raises(InvalidArgumentError):  # before anything is looked for
+            repo.import_icechunk(source.parent / "nowhere", **options)  # type: ignore[arg-type]
 
 
 def test_a_commit_that_was_amended_is_not_continued(repo: zm.Repository, source: Path) -> None:
@@ -283,6 +286,26 @@ def test_a_branch_that_went_another_way_is_not_continued(tmp_path: Path) -> None
     session.amend()
     ref.write_text(json.dumps({"snapshot": lineage[0]}))
     with pytest.raises(ConflictError, match="changed since"):
+        repo.import_icechunk(source, branches=["main"])
+
+
+def test_what_has_expired_there_is_named(
+    repo: zm.Repository, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As icechunk's expiry, which makes the oldest snapshot left the child of the first."""
+    everything = IcechunkFiles.lineage
+
+    def earlier(files: IcechunkFiles, name: str) -> list[ForeignSnapshot]:
+        return everything(files, everything(files, name)[2].name)
+
+    def left(files: IcechunkFiles, name: str) -> list[ForeignSnapshot]:
+        first, *others = everything(files, name)
+        return [first, *others[2:]]
+
+    monkeypatch.setattr(IcechunkFiles, "lineage", earlier)
+    repo.import_icechunk(source, branches=["main"])
+    monkeypatch.setattr(IcechunkFiles, "lineage", left)
+    with pytest.raises(ConflictError, match="has expired there"):
         repo.import_icechunk(source, branches=["main"])
 
 

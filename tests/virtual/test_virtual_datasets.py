@@ -16,6 +16,7 @@ from virtualizarr.manifests import ChunkManifest, ManifestArray
 from virtualizarr.parsers import HDFParser, NetCDF3Parser
 
 import zarr_manifests as zm
+import zarr_manifests.xarray  # registers `vds.zm`
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -89,6 +90,18 @@ def expect(*paths: Path) -> xr.Dataset:
     return xr.concat(
         found, "time", data_vars="minimal", coords="minimal", compat="override", join="override"
     )
+
+
+def test_a_dataset_writes_itself(repo: zm.Repository, tmp_path: Path) -> None:
+    days = [saved(tmp_path, number) for number in range(2)]
+    for path in days:
+        opened(path).zm.write(repo, append_dim="time", message=path.stem)
+    assert [info.message for info in repo.ancestry()][:2] == ["day-1", "day-0"]
+    xr.testing.assert_identical(read(repo).drop_attrs(), expect(*days).drop_attrs())
+    opened(days[0]).zm.write(repo, group="again")
+    tree = xr.DataTree.from_dict({"/more": opened(days[1])})
+    tree.zm.write(repo, group="tree")
+    assert read(repo, "tree/more").equals(read(repo).isel(time=slice(HOURS, None)))
 
 
 def test_days_are_appended_one_by_one(repo: zm.Repository, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from zarr_manifests.cli import (
     demo,
     diff,
     du,
+    import_data,
     info,
     layout,
     log,
@@ -92,4 +93,5 @@ app.command(name="verify")(maintain.run_verify)
 app.command(name="ops")(maintain.run_ops)
 app.command(name="restore")(maintain.run_restore)
 app.command(name="recover")(maintain.run_recover)
+app.add_typer(import_data.app, name="import")
 app.add_typer(config.app, name="config")
