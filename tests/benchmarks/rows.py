@@ -317,6 +317,7 @@ ROWS = [
         "s",
         "fused",
         peak_due_bytes=300_000_000,
+        limits={"value": 5.0},
         most_rounds=2,
         warmed=False,
     ),
