@@ -310,9 +310,11 @@ def test_a_facade_hands_its_work_to_several_rooms_of_the_engine(facade: list[str
     """A session owns a `SessionCommits` and a `Pin`, which hand on what they are asked."""
     used = [
         {
-            node.module
+            f"{node.module}.{alias.name}"
             for node in ast.walk(modules()[PACKAGE / module])
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ENGINE)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if f"{node.module}.".startswith(ENGINE)
         }
         for module in facade
     ]

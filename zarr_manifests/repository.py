@@ -3,7 +3,8 @@
 Each method hands over to the room of the engine that does the work, so the file is long because of
 its documentation. Invariants: if several processes create a repository at one place at once, one
 succeeds; only `save_config` changes the saved configuration; the virtual containers and caches that
-a repository was opened with go with its pickles and are never saved.
+a repository was opened with go with its pickles and are never saved; opening and reading import no
+module that only commits, maintenance or imports of other formats need.
 """
 
 from __future__ import annotations
@@ -14,26 +15,17 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from zarr.abc.store import Store
 
-from zarr_manifests.commits import SessionCommits
+from zarr_manifests import virtual
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.commit.replay import to_pick, to_revert
-from zarr_manifests.engine.compact.compute_statistics import compute_statistics
-from zarr_manifests.engine.compact.manifest_layout import layout_now, plan_layout, read_costs
-from zarr_manifests.engine.compact.outcomes import compact
-from zarr_manifests.engine.compact.presence_index import array_stats, build_index
-from zarr_manifests.engine.compact.repack_chunks import repack_chunks
-from zarr_manifests.engine.edit.import_references import import_references
+from zarr_manifests.engine import commit, compact, history, upkeep
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
-from zarr_manifests.engine.history.changed_cells import changed_cells, compared_cells
-from zarr_manifests.engine.history.changes_between import changes_between
-from zarr_manifests.engine.history.compare import compare
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
@@ -47,18 +39,12 @@ from zarr_manifests.engine.snapshot.opening import (
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
-from zarr_manifests.engine.upkeep.clone_repository import clone
-from zarr_manifests.engine.upkeep.collect import collect
-from zarr_manifests.engine.upkeep.expire import expire
-from zarr_manifests.engine.upkeep.recover import operations, recover, restore_refs
-from zarr_manifests.engine.upkeep.verify import verify
 from zarr_manifests.errors import (
     AlreadyExistsError,
     HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
 )
-from zarr_manifests.importing import import_icechunk
 from zarr_manifests.keys import directory
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
@@ -95,8 +81,10 @@ from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.virtual.kerchunk import read_kerchunk
-from zarr_manifests.virtual.references import References, list_zarr
+
+if TYPE_CHECKING:
+    from zarr_manifests.commits import SessionCommits
+    from zarr_manifests.virtual.references import References
 
 __all__ = ["Repository", "repository_of"]
 
@@ -301,7 +289,9 @@ class Repository:
             If the new root is in place and its archive could not be written.
         """
         storage = storage_of(location, storage_options)
-        return recover(storage, runtime, dry_run=dry_run, collections_ended=collections_ended)
+        return upkeep.recover.recover(
+            storage, runtime, dry_run=dry_run, collections_ended=collections_ended
+        )
 
     @staticmethod
     def exists(
@@ -528,7 +518,7 @@ class Repository:
             epoch=start if exclusive else None,
             reporting=copies == "report",
         )
-        return Session(writer.pin, SessionCommits(writer, serializable=isolation == "serializable"))
+        return Session(writer.pin, _commits_of(writer, serializable=isolation == "serializable"))
 
     def resume(self, data: bytes) -> Session:
         """The writable session that `Session.detach` has ended, to go on with it here.
@@ -562,12 +552,14 @@ class Repository:
         Traceback (most recent call last):
         zarr_manifests.errors.FencedError: ... resumed more than once: ...
         """
+        from zarr_manifests.commits import SessionCommits
+
         commits = SessionCommits.resumed(self._context, data)
         return Session(commits.writer.pin, commits)
 
     def _commits(self, branch: str, *, fresh: bool = True) -> SessionCommits:
         start, view = self._refs.begin(branch, fresh=fresh)
-        return SessionCommits(SessionWriter(self._context, view, branch, start))
+        return _commits_of(SessionWriter(self._context, view, branch, start))
 
     @contextmanager
     def transaction(
@@ -657,7 +649,7 @@ class Repository:
         NotFoundError
             If there is no such branch or tag.
         """
-        return compare(self._context, *self._refs.named(start, end))
+        return history.compare.compare(self._context, *self._refs.named(start, end))
 
     def changes(
         self,
@@ -713,7 +705,7 @@ class Repository:
         /air overwrite [[1], [2]]
         """
         first, last = self._refs.range(start, end)
-        return changes_between(
+        return history.changes_between.changes_between(
             self._context, first, last.head, mode, floor=last.floor, progress=progress
         )
 
@@ -776,12 +768,12 @@ class Repository:
         first, last = self._refs.range(start, end)
         named = (paths,) if isinstance(paths, str) else tuple(paths)
         try:
-            return changed_cells(self._context, first, last, named)
+            return history.changed_cells.changed_cells(self._context, first, last, named)
         except HistoryExpiredError:
             if first not in self.list_tags().values():
                 raise
             kept = self._refs.resolve(Point(snapshot_id=first))
-            return compared_cells(self._context, kept, last, named)
+            return history.changed_cells.compared_cells(self._context, kept, last, named)
 
     def revert(
         self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
@@ -820,7 +812,9 @@ class Repository:
         ["revert 'make air'", 'make air', 'create repository']
         """
         commits = self._commits(branch)
-        done = to_revert(self._context, commits.writer.pin.contents.view, branch, snapshot_id)
+        done = commit.replay.to_revert(
+            self._context, commits.writer.pin.contents.view, branch, snapshot_id
+        )
         message = f"revert {done.snapshot.message!r}" if message is None else message
         return commits.patch(done, message, {"reverts": snapshot_id}, undo=True)
 
@@ -862,7 +856,7 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        commits, done = self._commits(branch), to_pick(self._context, snapshot_id)
+        commits, done = self._commits(branch), commit.replay.to_pick(self._context, snapshot_id)
         metadata = {**done.snapshot.metadata, "cherry-picked-from": snapshot_id}
         text = done.snapshot.message if message is None else message
         return commits.patch(done, text, metadata, undo=False, marks=marks)
@@ -1025,7 +1019,7 @@ class Repository:
 
             def count() -> ArrayStats:
                 view = context.open_branch(self._refs.resolve(at))
-                return array_stats(context, view, path, branch)
+                return compact.presence_index.array_stats(context, view, path, branch)
 
             return opened(count)
         session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
@@ -1050,7 +1044,7 @@ class Repository:
         >>> repo.build_index().indexed
         0
         """
-        return build_index(self._context, branch)
+        return compact.presence_index.build_index(self._context, branch)
 
     def compute_statistics(
         self,
@@ -1099,7 +1093,9 @@ class Repository:
         >>> repo.compute_statistics().measured, repo.compute_statistics().measured
         (3, 0)
         """
-        return compute_statistics(self._context, paths, branch, progress or _ignore, run)
+        return compact.compute_statistics.compute_statistics(
+            self._context, paths, branch, progress or _ignore, run
+        )
 
     # --- branches and tags -------------------------------------------------------------------
 
@@ -1224,7 +1220,7 @@ class Repository:
         >>> list(report.branches), [info.message for info in repo.ancestry()]
         (['main'], ['create repository'])
         """
-        return restore_refs(self._context, version, dry_run=dry_run)
+        return upkeep.recover.restore_refs(self._context, version, dry_run=dry_run)
 
     def ops_log(self) -> Iterator[LoggedOperation]:
         """The log of operations on branches and tags, newest first: who did what, and when.
@@ -1239,7 +1235,7 @@ class Repository:
         >>> [(one.version, one.operation, one.ref) for one in repo.ops_log()]
         [(2, 'create tag', 'empty'), (1, 'create', 'main')]
         """
-        return operations(self._context)
+        return upkeep.recover.operations(self._context)
 
     # --- imports -----------------------------------------------------------------------------
 
@@ -1312,7 +1308,7 @@ class Repository:
         >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
         []
         """
-        location, references = list_zarr(
+        location, references = virtual.references.list_zarr(
             url,
             max_bytes=max_bytes,
             storage_options=storage_options,
@@ -1386,7 +1382,7 @@ class Repository:
             If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
         """
         trusted, message = self._context.containers, message or "import kerchunk references"
-        found = read_kerchunk(
+        found = virtual.kerchunk.read_kerchunk(
             references,
             trusted,
             max_bytes=max_bytes,
@@ -1481,6 +1477,8 @@ class Repository:
         Traceback (most recent call last):
         zarr_manifests.errors.NotARepositoryError: there is no icechunk repository at ...
         """
+        from zarr_manifests.importing import import_icechunk
+
         storage = storage_of(location, storage_options)
         given = history, branches, authorize, progress or _ignore
         return import_icechunk(self._context, storage, max_bytes, *given)
@@ -1499,6 +1497,8 @@ class Repository:
         progress: Progress | None = None,
         replace: bool = False,
     ) -> str:
+        from zarr_manifests.engine.edit.import_references import import_references
+
         commits = self._commits(branch)
         if replace:
             commits.writer.workspace.delete_below(directory(node_path(path)))
@@ -1589,7 +1589,9 @@ class Repository:
         True
         """
         storage = storage_of(dest, storage_options)
-        return clone(self._context, storage, history, branches, progress or _ignore)
+        return upkeep.clone_repository.clone(
+            self._context, storage, history, branches, progress or _ignore
+        )
 
     # --- maintenance -------------------------------------------------------------------------
 
@@ -1643,7 +1645,7 @@ class Repository:
         >>> report.deltas_before, report.deltas_after
         (3, 0)
         """
-        return compact(self._context, branch, mode, dry_run=dry_run, run=run)
+        return compact.outcomes.compact(self._context, branch, mode, dry_run=dry_run, run=run)
 
     def repack(
         self,
@@ -1711,7 +1713,7 @@ class Repository:
         (2, 1, 1)
         """
         tell, do = progress or _ignore, run or map
-        return repack_chunks(
+        return compact.repack_chunks.repack_chunks(
             self._context, branch, min_live, dry_run=dry_run, progress=tell, run=do
         )
 
@@ -1743,7 +1745,7 @@ class Repository:
         ('/a', 0, (0,))
         """
         view = self._refs.view(Point(branch, tag, snapshot_id), first=True)
-        return layout_now(self._context, view)
+        return compact.manifest_layout.layout_now(self._context, view)
 
     def read_costs(
         self,
@@ -1763,7 +1765,7 @@ class Repository:
         >>> repo.read_costs().opening.requests
         1
         """
-        return read_costs(self._context, Point(branch, tag, snapshot_id))
+        return compact.manifest_layout.read_costs(self._context, Point(branch, tag, snapshot_id))
 
     def plan_manifests(
         self,
@@ -1790,7 +1792,9 @@ class Repository:
         ConfigError
             If the configuration has faults.
         """
-        return plan_layout(self._context, config, Point(branch, tag, snapshot_id))
+        return compact.manifest_layout.plan_layout(
+            self._context, config, Point(branch, tag, snapshot_id)
+        )
 
     def lease(
         self,
@@ -1887,7 +1891,7 @@ class Repository:
         """
         now_ms, options = self._context.runtime.now_ms(), self._context.config.snapshots
         kept = retention(options, now_ms, keep_last, max_age, older_than)
-        return expire(self._context, kept, dry_run=dry_run)
+        return upkeep.expire.expire(self._context, kept, dry_run=dry_run)
 
     def garbage_collect(
         self,
@@ -1927,7 +1931,7 @@ class Repository:
         0
         """
         grace_ms = milliseconds(grace, "grace")
-        return collect(
+        return upkeep.collect.collect(
             self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore, run=run or map
         )
 
@@ -1949,7 +1953,7 @@ class Repository:
         >>> repo.verify().ok
         True
         """
-        return verify(self._context, progress or _ignore, run or map)
+        return upkeep.verify.verify(self._context, progress or _ignore, run or map)
 
 
 def _opened(
@@ -2009,6 +2013,12 @@ def _reopen(
     options: CacheOptions | None = None,
 ) -> Repository:
     return _opened(Repository, storage, config, containers, options, elsewhere=True)
+
+
+def _commits_of(writer: SessionWriter, *, serializable: bool = False) -> SessionCommits:
+    from zarr_manifests.commits import SessionCommits  # only writers load what commits need
+
+    return SessionCommits(writer, serializable=serializable)
 
 
 def _checked_writer(isolation: str, copies: str, lease: timedelta | float | None) -> int | None:

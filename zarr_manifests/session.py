@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import Store
 
-from zarr_manifests.commits import SessionCommits
+from zarr_manifests import exporting, selecting
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.compact.presence_index import initialized_coords
+from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics, chunk_statistics
@@ -35,10 +35,8 @@ from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
-from zarr_manifests.exporting import ExportRequest, export
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.plain import plain_text
-from zarr_manifests.planning.conflict.decide import Policy
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
@@ -52,9 +50,12 @@ from zarr_manifests.reports import (
     Totals,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.selecting.chunks_where import chunks_where
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store
+
+if TYPE_CHECKING:
+    from zarr_manifests.commits import SessionCommits
+    from zarr_manifests.planning.conflict.decide import Policy
 
 __all__ = [
     "ChunkStatistics",
@@ -711,8 +712,10 @@ class Session:
         >>> xr.open_zarr(plain).t.values
         array([0., 1., 2., 3.])
         """
-        request = ExportRequest(format, copy, path, overwrite, tag, storage_options, progress)
-        return export(self._contents, dest, request)
+        request = exporting.ExportRequest(
+            format, copy, path, overwrite, tag, storage_options, progress
+        )
+        return exporting.export(self._contents, dest, request)
 
     # --- contents ----------------------------------------------------------------------------
 
@@ -775,7 +778,9 @@ class Session:
         >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
         [[2]]
         """
-        return initialized_coords(self._contents, path, region, branch=self._pin.branch)
+        return compact.presence_index.initialized_coords(
+            self._contents, path, region, branch=self._pin.branch
+        )
 
     def chunk_refs(
         self,
@@ -989,7 +994,7 @@ class Session:
         >>> found.boxes.tolist(), found.cells
         ([[[2], [3]]], ((slice(4, 6, None),),))
         """
-        return chunks_where(
+        return selecting.chunks_where.chunks_where(
             self.store,
             path,
             where,

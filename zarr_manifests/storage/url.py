@@ -11,17 +11,18 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.object_clients import Endpoint, OptionValue, check_installed
 from zarr_manifests.storage.object_credentials import checked_credentials, function_named
-from zarr_manifests.storage.object_store import ObjectStorage
-from zarr_manifests.storage.own import own_storage
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.storage.secrets import is_secret
+
+if TYPE_CHECKING:
+    from zarr_manifests.storage.object_clients import OptionValue
+    from zarr_manifests.storage.object_store import ObjectStorage
 
 __all__ = ["Location", "from_url", "parse_options", "refuse_options", "storage_of"]
 
@@ -300,6 +301,8 @@ def storage_of(location: Location, storage_options: Mapping[str, object] | None 
     """
     given: object = location
     if not isinstance(given, str | os.PathLike):
+        from zarr_manifests.storage.own import own_storage
+
         storage = given if isinstance(given, Storage) else own_storage(given)
         refuse_options("a storage", storage_options)
         return storage
@@ -342,6 +345,9 @@ def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
 
 
 def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStorage:
+    from zarr_manifests.storage.object_clients import Endpoint, check_installed
+    from zarr_manifests.storage.object_store import ObjectStorage
+
     kind = _KINDS[scheme]
     _check(scheme, options)
     check_installed(scheme)

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.errors import (
@@ -29,7 +29,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.storage import from_url
 from zarr_manifests.virtual.local_hosts import is_local_host, leads_to_local
 from zarr_manifests.virtual.locations import (
     REMOTE,
@@ -38,6 +38,9 @@ from zarr_manifests.virtual.locations import (
     parse_location,
     url_at,
 )
+
+if TYPE_CHECKING:
+    from zarr_manifests.storage import ObjectStorage
 
 __all__ = ["Containers", "VirtualContainer", "check_reachable", "container_of", "storage_of"]
 
@@ -174,9 +177,7 @@ def storage_of(container: VirtualContainer) -> ObjectStorage:
     options: dict[str, Any] = dict(container.options)
     if container.credentials is not None:
         options["credentials"] = container.credentials
-    storage = from_url(f"{scheme}://{path.partition('/')[0]}", **options)
-    assert isinstance(storage, ObjectStorage)
-    return storage
+    return cast("ObjectStorage", from_url(f"{scheme}://{path.partition('/')[0]}", **options))
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from typing import TYPE_CHECKING
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -28,7 +29,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.storage.object_versions import Version, plain_etag
 from zarr_manifests.virtual.containers import (
@@ -38,6 +39,9 @@ from zarr_manifests.virtual.containers import (
     storage_of,
 )
 from zarr_manifests.virtual.locations import REMOTE, VirtualLocation
+
+if TYPE_CHECKING:
+    from zarr_manifests.storage import ObjectStorage
 
 __all__ = ["VirtualReader", "file_version"]
 

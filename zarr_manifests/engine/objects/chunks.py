@@ -36,8 +36,7 @@ from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage.object_store import REMOTE_CAPABILITIES
-from zarr_manifests.storage.protocol import ReadableStorage, ReadsInto
+from zarr_manifests.storage.protocol import REMOTE_CAPABILITIES, ReadableStorage, ReadsInto
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_files import VirtualReader
 

@@ -1,1 +1,19 @@
-"""Keeping a repository small and sound: expiry, garbage collection, verification, recovery."""
+"""Keeping a repository small and sound: expiry, garbage collection, verification, recovery.
+
+What reading does not need is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zarr_manifests.ondemand import on_demand
+
+if TYPE_CHECKING:
+    from zarr_manifests.engine.upkeep import clone_repository as clone_repository
+    from zarr_manifests.engine.upkeep import collect as collect
+    from zarr_manifests.engine.upkeep import expire as expire
+    from zarr_manifests.engine.upkeep import recover as recover
+    from zarr_manifests.engine.upkeep import verify as verify
+else:
+    __getattr__ = on_demand(__name__, "clone_repository", "collect", "expire", "recover", "verify")
