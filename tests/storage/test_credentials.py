@@ -72,6 +72,38 @@ def test_two_accounts_in_one_process(signed: list[Any]) -> None:
     assert accounts.ASKED == ["ALICE", "BOB"]
 
 
+def test_a_repository_is_cloned_from_one_account_to_another(
+    signed: list[Any], small_store: Any
+) -> None:
+    theirs = zm.Repository.create(
+        "s3://bucket/theirs",
+        {"inline-chunk-bytes": 0},
+        storage_options={"credentials": accounts.alice},
+    )
+    with theirs.transaction(message="observed") as store:
+        zarr.create_array(store, name="a", data=np.arange(8), chunks=(2,))
+    theirs.compact(mode="full")
+    with theirs.transaction(message="more") as store:
+        zarr.open_array(store, path="a")[2:4] = 9
+    theirs.create_tag("release", theirs.list_branches()["main"])
+    mine = {"credentials": accounts.bob}
+    report = theirs.clone("s3://bucket/ours", storage_options=mine)
+    assert report.chunks > 0
+    ours = zm.Repository.open("s3://bucket/ours", storage_options=mine)
+    array = zarr.open_array(ours.readonly_session(tag="release").store, path="a", mode="r")
+    assert array[:].tolist() == [0, 1, 9, 9, 4, 5, 6, 7]
+    assert ours.verify().ok
+    where = [f"{one.path}/{one.query.get('prefix', '')}/{one.body!r}" for one in signed]
+    asked = {
+        (who, place)
+        for who, at in zip(_who(signed), where, strict=True)
+        for place in ("theirs", "ours")
+        if place in at
+    }
+    assert asked == {("ALICE", "theirs"), ("BOB", "ours")}
+    assert not any(accounts.SECRET.encode() in body for body in small_store.objects.values())
+
+
 def test_credentials_are_asked_for_again_when_they_expire(signed: list[Any]) -> None:
     storage = _open(accounts.brief)
     for key in ("a", "b"):

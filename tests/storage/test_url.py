@@ -75,6 +75,15 @@ def test_schemes_mean_what_they_mean_in_spark(given: str, url: str, options: Any
         from_url("s3a://bucket", regoin="eu-west-1")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("endpoint_url", "endpoint"), ("region_name", "region"), ("anon", "anonymous")],
+)
+def test_names_of_other_packages_are_understood(theirs: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"{theirs}: unknown .*; did you mean {ours}\\?"):
+        from_url("s3://bucket", **{theirs: "x"})
+
+
 def test_an_account_is_said_once() -> None:
     with pytest.raises(ConfigError, match="another than the one in the URL"):
         from_url("abfss://box@alice.dfs.core.windows.net/winds", account="bob")

@@ -6,6 +6,7 @@ a refused URL than its scheme.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -416,7 +417,9 @@ def _check(scheme: str, options: Mapping[str, object]) -> None:
                 "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         else:
-            problem = f"unknown storage option; {takes}"
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            problem = f"unknown storage option; {takes}{hint}"
         problems += [f"{name}: {problem}"] if problem else []
     sources = [name for name in ("anonymous", "profile", "credentials") if options.get(name)]
     if len(sources) > 1:
