@@ -645,7 +645,7 @@ class Session:
     def export(
         self,
         dest: str | os.PathLike[str] | Storage | Store,
-        format: Literal["zarr"] = "zarr",  # noqa: A002 - the usual name
+        format: Literal["zarr", "zip", "kerchunk"] = "zarr",  # noqa: A002 - the usual name
         copy: bool = True,
         *,
         path: str = "/",
@@ -660,18 +660,20 @@ class Session:
         ----------
         dest : str, path, Storage or Zarr store
             Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or a store of
-            Zarr. There must be nothing.
-        format : {"zarr"}
+            Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file.
+        format : {"zarr", "zip", "kerchunk"}
             What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
             consolidated metadata in each group. If it is interrupted, the same call goes on.
+            `"zip"` is the same in one ZIP file. `"kerchunk"` is a JSON file of references.
         copy : bool
-            Whether chunks are copied.
+            Whether chunks are copied. False for `"kerchunk"`, which refers to them where they are.
         path : str
             The group or array that becomes the root.
         overwrite : bool
             Replace the Zarr store or the file that is at the destination.
         tag : str, optional
-            The name of the tag that keeps chunks which are not copied.
+            The name of the tag that keeps chunks which are not copied; by default `export-` and the
+            id of the snapshot. It may exist already.
         storage_options : mapping, optional
             Options of `zarr_manifests.storage.from_url` for the destination.
         progress : callable, optional
@@ -688,9 +690,13 @@ class Session:
             If the session has uncommitted changes, the destination is in the repository or holds
             it, or an argument is invalid.
         AlreadyExistsError
-            If there is something at the destination.
+            If there is something at the destination, or the tag is of another snapshot.
         NotFoundError
             If there is nothing at the path.
+        ReadOnlyError
+            If the destination is read-only, or a tag is needed and the repository is.
+        UnsupportedStorageError
+            If nothing outside of this process can read chunks that are not copied.
         MissingChunkError, CorruptObjectError, VirtualSourceChangedError
             If a chunk is missing, damaged, or in a file that has changed. Nobody can open what was
             written so far.

@@ -86,6 +86,9 @@ WORDS: dict[str, tuple[str, ...]] = {
     "container": ("a=b", "here=."),
     "from_option": ("force=true",),
     "remote_protocol": ("s3",),
+    "kind": ("zarr", "zip", "kerchunk"),
+    "ref": REFS,
+    "authorize": ("raw",),
     "to_option": ("force=true",),
     "option": ("force=true",),
 }

@@ -17,6 +17,7 @@ from zarr_manifests.cli import (
     demo,
     diff,
     du,
+    export,
     import_data,
     info,
     layout,
@@ -83,6 +84,7 @@ app.command(name="plan")(layout.run_plan)
 app.command(name="diff")(diff.run)
 app.command(name="compact")(compact.run)
 app.command(name="clone")(clone.run)
+app.command(name="export")(export.run)
 app.command(name="branch")(ref_commands.run_branch)
 app.command(name="tag")(ref_commands.run_tag)
 app.command(name="expire")(maintain.run_expire)

@@ -9,14 +9,18 @@ from zarr_manifests.config.kinds import known_as, shown
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.exporting.export_request import ExportRequest
+from zarr_manifests.exporting.kerchunk_file import export_kerchunk
 from zarr_manifests.exporting.plain_zarr import export_zarr
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
+from zarr_manifests.exporting.zip_file import export_zip
 from zarr_manifests.reports import ExportReport
 
 __all__ = ["export"]
 
 _FORMATS: Final[Mapping[str, Callable[[SnapshotSource, Any, ExportRequest], ExportReport]]] = {
     "zarr": export_zarr,
+    "zip": export_zip,
+    "kerchunk": export_kerchunk,
 }
 
 

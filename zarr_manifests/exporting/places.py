@@ -12,9 +12,9 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from zarr.abc.store import Store
 from zarr.core.buffer import cpu, default_buffer_prototype
@@ -38,8 +38,18 @@ from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.own import own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.virtual.locations import parse_location
 
-__all__ = ["Bucket", "Folder", "Place", "ZarrStore", "check_apart", "new_file", "place_of"]
+__all__ = [
+    "Bucket",
+    "Folder",
+    "Place",
+    "ZarrStore",
+    "check_apart",
+    "file_path",
+    "new_file",
+    "place_of",
+]
 
 _AT_ONCE = 16
 _DISK = PosixDisk()
@@ -115,8 +125,30 @@ def place_of(dest: Any, storage_options: Mapping[str, object] | None) -> Place:
     )
 
 
-def check_apart(storage: object, place: Place) -> None:
-    """Refuse a place in the repository, and one that holds it.
+def file_path(dest: Any, storage_options: Mapping[str, object] | None, *, overwrite: bool) -> str:
+    """The path of a local file to write.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not the path of a file.
+    AlreadyExistsError
+        If there is one that is not to be replaced.
+    """
+    url = parse_location(dest) if isinstance(dest, str) and "://" in dest else None
+    if not isinstance(dest, str | os.PathLike) or (url is not None and url[0] != "file"):
+        raise InvalidArgumentError(f"dest={dest!r:.80}: give the path of a local file")
+    refuse_options("a local file", storage_options)
+    path = os.path.abspath(os.fsdecode(dest) if url is None else url[1])  # noqa: PTH100
+    if "\0" in path or os.path.isdir(path):
+        raise InvalidArgumentError(f"{path!r} is a folder, or no path; give the path of a file")
+    if os.path.lexists(path) and not overwrite:
+        raise AlreadyExistsError(f"{path} exists; overwrite=True replaces it")
+    return path
+
+
+def check_apart(storage: object, place: Place | str) -> None:
+    """Refuse a place or the path of a file in the repository, and a place that holds it.
 
     Raises
     ------
@@ -124,15 +156,16 @@ def check_apart(storage: object, place: Place) -> None:
         If it is one.
     """
     bare: Any = unmetered(storage)  # type: ignore[arg-type]
-    if isinstance(place, Folder) and isinstance(bare, LocalStorage):
-        here, there = os.path.realpath(bare.path), os.path.realpath(place.name)
+    name = place if isinstance(place, str) else place.name
+    if isinstance(place, Folder | str) and isinstance(bare, LocalStorage):
+        here, there = os.path.realpath(bare.path), os.path.realpath(name)
     elif isinstance(place, Bucket) and isinstance(bare, ObjectStorage):
-        here, there = bare.url, place.name
+        here, there = bare.url, name
     else:
         return
     if _holds(here, there) or _holds(there, here):
         raise InvalidArgumentError(
-            f"{place.name} is in the repository, or holds it: export to another place"
+            f"{name} is in the repository, or holds it: export to another place"
         )
 
 
@@ -141,8 +174,8 @@ def _holds(outer: str, inner: str) -> bool:
 
 
 @contextmanager
-def new_file(path: str, *, overwrite: bool) -> Iterator[int]:
-    """The descriptor of a file that gets its name at the end of the block, if nothing failed.
+def new_file(path: str, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """A file that gets its name at the end of the block, if nothing failed.
 
     Raises
     ------
@@ -155,10 +188,12 @@ def new_file(path: str, *, overwrite: bool) -> Iterator[int]:
     with translated(path):
         os.makedirs(folder, exist_ok=True)
         temp = _DISK.open_temp(folder)
+    file = os.fdopen(os.dup(temp.fd), "wb")
     try:
-        yield temp.fd
+        yield file
         try:
             with translated(path):
+                file.flush()
                 _DISK.fsync_file(temp.fd)
             (_DISK.rename if overwrite else _DISK.link)(temp, path)
         except FileExistsError as error:
@@ -166,6 +201,8 @@ def new_file(path: str, *, overwrite: bool) -> Iterator[int]:
         with translated(path):
             _DISK.fsync_dir(folder)
     finally:
+        with suppress(OSError):  # of a file that is given up: `flush` has said it before
+            file.close()
         os.close(temp.fd)
         if temp.path is not None:
             _DISK.unlink(temp.path)
