@@ -58,6 +58,7 @@ from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.object_copies import copier_within
 
 __all__ = ["clone"]
 
@@ -274,7 +275,9 @@ class _Clone:
         due: dict[str, BlobRef] = {}
         branches = {name: self._branch(name, tip, due) for name, tip in tips.items()}
         tags = self._tags(tips, due)
-        copier = ObjectCopier(self.context, self.storage, self.progress, _heads(branches))
+        within = copier_within(self.context.storage, self.storage)
+        told = self.progress
+        copier = ObjectCopier(self.context, self.storage, told, _heads(branches), within)
         if there is None or tags or self._changes(branches):
             oldest = dict.fromkeys(self._oldest(tip) for tip in tips.values())
             with _leased(self.context, [*oldest][:_MOST_LEASES]):
@@ -290,7 +293,7 @@ class _Clone:
             len(due),
             len(copier.copied),
             sum(copier.copied),
-            0,
+            len(copier.moved),
             len(copier.found),
             copier.chunks,
             copier.virtual,

@@ -2,11 +2,12 @@
 
 Metadata objects are copied on the way: what they refer to is read from them. Chunk objects follow.
 Invariants: an object under a key of the other storage is whole and was checked, since it is written
-in one call after the check; objects that are there already are not written again.
+in one call after the check, or copied by the store; what is there already is not written again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import field
 from functools import partial
@@ -18,7 +19,12 @@ import numpy.typing as npt
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.errors import CorruptObjectError, MissingChunkError, ObjectNotFoundError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, chunk_key
 from zarr_manifests.format.envelope import is_sound
@@ -30,6 +36,7 @@ from zarr_manifests.storage import Storage
 
 __all__ = ["ObjectCopier"]
 
+_LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2
 _METADATA: Final = (
@@ -110,6 +117,8 @@ class ObjectCopier:
         Called with what is copied, and the number of objects done.
     heads : frozenset of str
         Keys of objects of which the bytes are kept, if they are few.
+    within : callable, optional
+        Has the store copy a chunk object, given key and size, if both storages are in one.
 
     Attributes
     ----------
@@ -117,6 +126,8 @@ class ObjectCopier:
         These bytes.
     copied : list of int
         Sizes of the objects copied so far.
+    moved : list of str
+        Keys of those that the store has copied itself.
     found : list of str
         Keys of the objects that were there already.
     chunks, virtual : int
@@ -127,8 +138,10 @@ class ObjectCopier:
     storage: Storage
     progress: Callable[[str, int], None]
     heads: frozenset[str] = frozenset()
+    within: Callable[[str, int], None] | None = None
     kept: dict[str, bytes] = field(default_factory=dict)
     copied: list[int] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     chunks: int = 0
     virtual: int = 0
@@ -235,8 +248,21 @@ class ObjectCopier:
             missing.key = key
             raise missing from error
         _check(key, memoryview(data), rows)
-        create_own(self.storage, key, data)
+        if not self._copied_within(key, len(data)):
+            create_own(self.storage, key, data)
         self.copied.append(len(data))
+
+    def _copied_within(self, key: str, nbytes: int) -> bool:
+        """Whether both are in one store, and it has copied the object."""
+        if self.within is None:
+            return False
+        try:
+            self.within(key, nbytes)
+        except StorageError as error:  # not allowed there, or too large for it
+            _LOG.warning("the store did not copy an object, which is sent instead: %s", error)
+            return False
+        self.moved.append(key)
+        return True
 
 
 def _check(key: str, data: memoryview, rows: _Rows) -> None:
