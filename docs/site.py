@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from griffe import Class, Expr, ExprName, Extension, Module
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -20,6 +21,21 @@ FETCHED = re.compile(
     r"""|(?:@import\s+|\burl\()["']?(?:https?:)?//[^\s"')]*""",
     re.IGNORECASE,
 )
+
+
+class Dataclasses(Extension):
+    """Show classes of `zarr_manifests.records` as the dataclasses they are."""
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        due: list[Module | Class] = [pkg]
+        while due:
+            scope = due.pop()
+            due += [inner for inner in scope.members.values() if isinstance(inner, Module | Class)]
+            for decorator in getattr(scope, "decorators", []):
+                used = decorator.value
+                if isinstance(used, Expr) and used.canonical_path.endswith("records.dataclass"):
+                    used.function = ExprName("dataclasses.dataclass")
+
 
 # Notebooks are run in a copy: they write beside themselves.
 _running = TemporaryDirectory()

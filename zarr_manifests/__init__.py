@@ -111,7 +111,7 @@ __all__ = [
     "write",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES: Final = ("bulk", "config", "errors", "storage")
 _HOMES: Final = {
