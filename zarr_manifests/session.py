@@ -645,7 +645,7 @@ class Session:
     def export(
         self,
         dest: str | os.PathLike[str] | Storage | Store,
-        format: Literal["zarr", "zip", "kerchunk"] = "zarr",  # noqa: A002 - the usual name
+        format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the usual name
         copy: bool = True,
         *,
         path: str = "/",
@@ -660,13 +660,16 @@ class Session:
         ----------
         dest : str, path, Storage or Zarr store
             Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or a store of
-            Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file.
-        format : {"zarr", "zip", "kerchunk"}
+            Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file,
+            `"icechunk"` that of a folder, or a `Storage` of icechunk.
+        format : {"zarr", "zip", "kerchunk", "icechunk"}
             What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
             consolidated metadata in each group. If it is interrupted, the same call goes on.
             `"zip"` is the same in one ZIP file. `"kerchunk"` is a JSON file of references.
+            `"icechunk"` is a new icechunk repository with one commit.
         copy : bool
-            Whether chunks are copied. False for `"kerchunk"`, which refers to them where they are.
+            Whether chunks are copied, and not referred to where they are. It must be False for
+            `"kerchunk"`, and may be for `"icechunk"`.
         path : str
             The group or array that becomes the root.
         overwrite : bool
@@ -697,6 +700,10 @@ class Session:
             If the destination is read-only, or a tag is needed and the repository is.
         UnsupportedStorageError
             If nothing outside of this process can read chunks that are not copied.
+        UnsupportedFormatError
+            If icechunk does not take a node, such as one of Zarr v2.
+        ImportError
+            If the package of icechunk is due and not installed.
         MissingChunkError, CorruptObjectError, VirtualSourceChangedError
             If a chunk is missing, damaged, or in a file that has changed. Nobody can open what was
             written so far.

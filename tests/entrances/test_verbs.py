@@ -86,7 +86,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "container": ("a=b", "here=."),
     "from_option": ("force=true",),
     "remote_protocol": ("s3",),
-    "kind": ("zarr", "zip", "kerchunk"),
+    "kind": ("zarr", "zip", "kerchunk", "icechunk"),
     "ref": REFS,
     "authorize": ("raw",),
     "to_option": ("force=true",),

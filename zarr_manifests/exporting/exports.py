@@ -9,6 +9,7 @@ from zarr_manifests.config.kinds import known_as, shown
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.exporting.export_request import ExportRequest
+from zarr_manifests.exporting.icechunk_repository import export_icechunk
 from zarr_manifests.exporting.kerchunk_file import export_kerchunk
 from zarr_manifests.exporting.plain_zarr import export_zarr
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
@@ -21,6 +22,7 @@ _FORMATS: Final[Mapping[str, Callable[[SnapshotSource, Any, ExportRequest], Expo
     "zarr": export_zarr,
     "zip": export_zip,
     "kerchunk": export_kerchunk,
+    "icechunk": export_icechunk,
 }
 
 

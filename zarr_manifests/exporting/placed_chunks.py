@@ -20,7 +20,7 @@ from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Coords
 from zarr_manifests.virtual.locations import VirtualLocation, parse_location
 
-__all__ = ["Placed", "keep", "native_root", "placed_chunks"]
+__all__ = ["Placed", "keep", "native_root", "placed_chunks", "virtual_places"]
 
 _BATCH: Final = 1 << 16
 _SHARED: Final = ("file", "s3", "gs", "az", "http", "https")
@@ -99,7 +99,7 @@ def placed_chunks(source: SnapshotSource) -> Iterator[Sequence[Placed]]:
     VirtualContainerError
         If a chunk is in a container that the repository was not opened with.
     """
-    root, containers = native_root(source), source.contents.context.containers
+    root = native_root(source)
     files: dict[VirtualSource, VirtualLocation] = {}
 
     def found(node: Node, coords: Coords, ref: object) -> Placed:
@@ -109,9 +109,7 @@ def placed_chunks(source: SnapshotSource) -> Iterator[Sequence[Placed]]:
                 return Placed(node, coords, None, place, None, ref.offset, ref.length)
             case VirtualRef():
                 if ref.source not in files:
-                    given = ref.source
-                    url = containers.resolve(given)[1].url if given.container else given.path
-                    files[given] = _shared(url)
+                    files[ref.source] = _place_of(source, ref.source)
                 place = files[ref.source]
                 return Placed(node, coords, None, place, ref.source, ref.offset, ref.length)
             case _:
@@ -126,6 +124,18 @@ def placed_chunks(source: SnapshotSource) -> Iterator[Sequence[Placed]]:
             yield [
                 found(node, tuple(at), table.ref(row)) for row, at in zip(rows, batch, strict=True)
             ]
+
+
+def virtual_places(source: SnapshotSource) -> Iterator[VirtualLocation]:
+    """The files elsewhere that chunks are in; errors are those of `placed_chunks`."""
+    for _, table in source.tables():
+        for at in range(len(table.virtual)):
+            yield _place_of(source, table.virtual[at])
+
+
+def _place_of(source: SnapshotSource, file: VirtualSource) -> VirtualLocation:
+    containers = source.contents.context.containers
+    return _shared(containers.resolve(file)[1].url if file.container else file.path)
 
 
 def _shared(url: str) -> VirtualLocation:

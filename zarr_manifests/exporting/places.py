@@ -327,7 +327,7 @@ class ZarrStore:
     """A store of Zarr, in memory, in a ZIP file or anywhere."""
 
     def __init__(self, store: Store) -> None:
-        self.name = str(store)
+        self.name = str(store).partition("\n")[0]
         self._store = store
         self.deletes = store.supports_deletes
 
@@ -373,4 +373,4 @@ class ZarrStore:
         except ManifestsError:
             raise
         except Exception as error:
-            raise StorageError(f"{self.name} failed: {error}") from error
+            raise StorageError(f"{self.name} failed: {str(error).partition(chr(10))[0]}") from error

@@ -29,6 +29,7 @@ from zarr_manifests.keys import (
     V2_ARRAY,
     V2_GROUP,
     V3_DOCUMENT,
+    ChunkKeys,
     absolute,
     directory,
     join,
@@ -37,7 +38,10 @@ from zarr_manifests.keys import (
 from zarr_manifests.planning.tables.merge import pick
 from zarr_manifests.records import dataclass
 
-__all__ = ["SnapshotSource"]
+__all__ = ["DEFAULT_KEYS", "SnapshotSource"]
+
+DEFAULT_KEYS: Final = ChunkKeys("default", "/")
+"""The usual names of chunks in Zarr v3."""
 
 _V2_CONSOLIDATED: Final = ".zmetadata"
 _GAP_BYTES: Final = 64 * 1024
@@ -66,6 +70,8 @@ class SnapshotSource:
     ----------
     nodes : list of Node
         What is exported, by path.
+    chunk_keys : ChunkKeys or None
+        How all chunks are named; None if as each array says.
 
     Raises
     ------
@@ -76,6 +82,7 @@ class SnapshotSource:
     contents: SessionView
     path: str
     nodes: list[Node] = field(init=False)
+    chunk_keys: ChunkKeys | None = field(init=False, default=None)
 
     @classmethod
     def of(cls, contents: SessionView, path: str) -> SnapshotSource:
@@ -117,7 +124,7 @@ class SnapshotSource:
     def documents(self) -> dict[str, bytes]:
         """Documents by key. Those of members come before those of their group; the root is last."""
         found = {
-            self._relative(join(node.path, name)): document
+            self.relative(join(node.path, name)): document
             for node in self.nodes
             for name, document in node.documents.items()
         }
@@ -138,7 +145,7 @@ class SnapshotSource:
                 **json.loads(v3[path].documents[V3_DOCUMENT]),
                 "consolidated_metadata": _inline(dict(sorted(metadata.items()))),
             }
-            found[self._relative(join(path, V3_DOCUMENT))] = json.dumps(whole).encode()
+            found[self.relative(join(path, V3_DOCUMENT))] = json.dumps(whole).encode()
         for path, members in _members(v2).items():
             documents = {
                 join(member, name)[len(directory(path)) :]: json.loads(document)
@@ -146,7 +153,7 @@ class SnapshotSource:
                 for name, document in v2[member].documents.items()
             }
             whole = {"zarr_consolidated_format": 1, "metadata": dict(sorted(documents.items()))}
-            found[self._relative(join(path, _V2_CONSOLIDATED))] = json.dumps(whole).encode()
+            found[self.relative(join(path, _V2_CONSOLIDATED))] = json.dumps(whole).encode()
         return found
 
     # --- chunks ------------------------------------------------------------------------------
@@ -174,8 +181,9 @@ class SnapshotSource:
     def key(self, node: Node, coords: Coords) -> str:
         """The key of a chunk below the root of the export."""
         if node.array is None:
-            return self._relative(node.path.removeprefix(OPAQUE))
-        return self._relative(join(node.path, node.array.chunk_keys.encode(coords)))
+            return self.relative(node.path.removeprefix(OPAQUE))
+        chunk_keys = self.chunk_keys or node.array.chunk_keys
+        return self.relative(join(node.path, chunk_keys.encode(coords)))
 
     def chunks(
         self, stored: Mapping[str, int], reused: Callable[[int, int], None]
@@ -223,7 +231,8 @@ class SnapshotSource:
         reused(int(same.sum()), int(table.length[same].sum()))
         return None if same.all() else pick(table, coords[~same])
 
-    def _relative(self, key: str) -> str:
+    def relative(self, key: str) -> str:
+        """The key below the root of the export."""
         return key[len(directory(self.path)) :]
 
 

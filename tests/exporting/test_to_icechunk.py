@@ -1,0 +1,108 @@
+"""Exports to icechunk, as icechunk reads them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.core.sync import sync
+
+import zarr_manifests as zm
+from exported import ODD, odd_repository, values_in
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    UnsupportedFormatError,
+    VirtualSourceChangedError,
+)
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> zm.Repository:
+    """Without what icechunk does not take."""
+    repo = odd_repository(tmp_path)
+    session = repo.writable_session()
+    for path in ("old", "notes"):
+        sync(session.store.delete_dir(path))
+    del zarr.open_group(session.store).attrs["missing"]
+    session.commit("only what icechunk takes")
+    return repo
+
+
+def opened(path: Path) -> Any:
+    """icechunk's store of the branch main."""
+    storage = icechunk.local_filesystem_storage(str(path))
+    config = icechunk.Repository.fetch_config(storage)
+    containers = (config and config.virtual_chunk_containers) or {}
+    access: Any = dict.fromkeys(containers, icechunk.credentials.LocalFileSystemAccess)
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+    assert len([*repository.ancestry(branch="main")]) == 2
+    return repository.readonly_session("main").store
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path, copy: bool) -> None:
+    session = repo.readonly_session()
+    report = session.export(tmp_path / "out" / "ice", "icechunk", copy)
+    store = opened(tmp_path / "out" / "ice")
+    assert values_in(store) == values_in(session.store)
+    found = xr.open_zarr(store, group=ODD, consolidated=False)
+    np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
+    assert (report.referenced > 0) is not copy
+    assert list(repo.list_tags()) == ([] if copy else [report.tag])
+    sizes = sum(p.stat().st_size for p in (tmp_path / "out/ice/chunks").rglob("*") if p.is_file())
+    assert (sizes > 10_000) is copy
+    with pytest.raises(AlreadyExistsError, match="with commits"):
+        session.export(tmp_path / "out" / "ice", "icechunk", copy)
+
+
+def test_what_icechunk_does_not_take(tmp_path: Path) -> None:
+    session, dest = odd_repository(tmp_path).readonly_session(), tmp_path / "ice"
+    with pytest.raises(UnsupportedFormatError, match=r"/notes/readme.txt is neither|has NaN"):
+        session.export(dest, "icechunk")
+    with pytest.raises(
+        UnsupportedFormatError, match=r"/old is of Zarr v2|/old/.zmetadata is neither"
+    ):
+        session.export(dest, "icechunk", path="old")
+    with pytest.raises(InvalidArgumentError, match="overwrite"):
+        session.export(dest, "icechunk", path=ODD, overwrite=True)
+    with pytest.raises(InvalidArgumentError, match=r"icechunk.s3_storage"):
+        session.export("s3://bucket/ice", "icechunk", path=ODD)
+    with pytest.raises(InvalidArgumentError, match="in the repository"):
+        session.export(tmp_path / "repository" / "x", "icechunk", path=ODD)
+    assert not dest.exists()
+    dest.mkdir()
+    (dest / "thesis.tex").write_text("years of work")
+    with pytest.raises(AlreadyExistsError, match="holds data"):
+        session.export(dest, "icechunk", path=ODD)
+    storage = icechunk.in_memory_storage()
+    session.export(storage, "icechunk", path=ODD)
+    store = icechunk.Repository.open(storage).readonly_session("main").store
+    assert values_in(store) == values_in(session.store, ODD)
+
+
+def test_an_export_that_fails_has_no_commit_and_can_be_repeated(tmp_path: Path) -> None:
+    session, dest = odd_repository(tmp_path).readonly_session(), tmp_path / "ice"
+    raw = tmp_path / "raw files" / "day 1.nc"
+    kept = raw.read_bytes()
+    raw.write_bytes(kept + b"more")
+    with pytest.raises(VirtualSourceChangedError):
+        session.export(dest, "icechunk", path=ODD)
+    storage = icechunk.local_filesystem_storage(str(dest))
+    assert len([*icechunk.Repository.open(storage).ancestry(branch="main")]) == 1
+    raw.write_bytes(kept)
+    session.export(dest, "icechunk", path=ODD)
+    assert values_in(opened(dest)) == values_in(session.store, ODD)
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = odd_repository(tmp_path).readonly_session()
+    monkeypatch.setitem(sys.modules, "icechunk", None)
+    with pytest.raises(ImportError, match=r"zarr-manifests\[icechunk\]"):
+        session.export(tmp_path / "ice", "icechunk", path=ODD)
