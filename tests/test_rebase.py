@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -298,6 +299,48 @@ def outcome(mine: str, theirs: str) -> tuple[str, set[tuple[str, str]]]:
 
 def name_of(row: tuple[Any, ...]) -> str:
     return f"{row[2]} on {row[3]}"
+
+
+def merged(mine: str, theirs: str) -> tuple[str, dict[str, bytes | None]]:
+    """The same as a merge of a branch that has mine into one that has theirs; and what is there.
+
+    It also repeats my commit there by `cherry_pick`: if that lands, what is there is the same.
+    """
+    repository = base()
+    repository.create_branch("mine")
+    repository.create_branch("picked")
+    for branch, done in (("main", theirs), ("picked", theirs), ("mine", mine)):
+        session = repository.writable_session(branch)
+        ACTIONS[done](session)
+        session.commit(done)
+    planned = repository.merge("mine", dry_run=True)
+    if planned.conflicts:
+        with pytest.raises(ConflictError) as refused:
+            repository.merge("mine")
+        assert refused.value.conflicts == planned.conflicts
+        try:
+            repository.merge("mine", policy="theirs")
+        except ConflictError:
+            return CONFLICT, {}
+        return POLICY, contents(repository)
+    repository.merge("mine")
+    found = contents(repository)
+    with suppress(ConflictError, InvalidArgumentError):
+        repository.cherry_pick("mine", "picked")
+        repository.reset_branch("main", "picked", force=True)
+        assert contents(repository) == found
+    return REBASE, found
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_a_merge_and_a_pick_do_what_a_rebase_does(row: tuple[Any, ...]) -> None:
+    _, _, mine, theirs, expected = row
+    found, there = merged(mine, theirs)
+    assert found == expected
+    if expected == REBASE:
+        assert there == both(base(), ACTIONS[mine], ACTIONS[theirs])
+    elif expected == POLICY:
+        assert there == both(base(), ACTIONS[mine], ACTIONS[theirs], rebase="ours")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)

@@ -394,7 +394,8 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
         lambda: repository.changes(5),
         lambda: repository.create_branch(anything),
         lambda: repository.create_tag(5),
-        lambda: repository.readonly_session(as_of="2020-01-01"),
+        lambda: repository.readonly_session(as_of="yesterday"),
+        lambda: repository.readonly_session("main", as_of=5),
         lambda: repository.readonly_session(snapshot_id=5),
     ]
     for call in calls:

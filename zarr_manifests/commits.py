@@ -16,6 +16,7 @@ from zarr_manifests.appends import rewrite_appends
 from zarr_manifests.engine.commit.advance_marks import check_now
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.engine.commit.landing import Committed, commit
+from zarr_manifests.engine.commit.merging import Merging
 from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
 from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
@@ -210,6 +211,25 @@ class SessionCommits:
             )
         rebasing = self._rebasing(True)
         return self._land(CommitRequest(message, metadata, rebasing, source=source, steps=steps))
+
+    def merge(
+        self,
+        planned: Merging,
+        message: str | None,
+        metadata: Mapping[str, Any] | None,
+        policy: Policy,
+    ) -> str:
+        """The id of the snapshot of a merge, whose changes are the session's.
+
+        Raises
+        ------
+        BranchMovedError
+            If the branch has moved since the merge was planned; nothing was committed.
+        """
+        branch = self.writer.branch
+        text = f"merge {planned.source} into {branch}" if message is None else message
+        request = planned.request(checked_message(text), checked_metadata(metadata), policy)
+        return self._land(request)
 
     def rebase(self, policy: Policy) -> str:
         """Move the changes onto the branch's head; its id. See `Session.rebase`."""

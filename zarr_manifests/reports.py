@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import Conflict, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
 from zarr_manifests.format.root import LogEntry
@@ -54,6 +54,7 @@ __all__ = [
     "LoggedOperation",
     "ManifestLayout",
     "ManifestPlace",
+    "MergeReport",
     "Operation",
     "PreloadReport",
     "PreloadState",
@@ -631,6 +632,55 @@ class Status:
     def _signed(self) -> list[tuple[str, str]]:
         groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))
         return [(sign, path) for sign, paths in groups for path in paths]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merge did, or would do.
+
+    Parameters
+    ----------
+    source, base : str
+        Ids of the snapshot that was merged, and of the newest one whose changes both sides had.
+    into : str
+        The branch.
+    snapshot_id : str or None
+        The head of the branch now; None for a dry run.
+    commits : int
+        Commits of the source that the branch did not have.
+    fast_forward : bool
+        Whether the branch was moved to the source, because it had nothing else to keep.
+    conflicts : tuple of Conflict
+        All places where both sides have different changes; only a dry run has any.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    source: str
+    base: str
+    into: str
+    snapshot_id: str | None
+    commits: int
+    fast_forward: bool
+    conflicts: tuple[Conflict, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def merges(self) -> bool:
+        """Whether there was, or is, anything to merge."""
+        return self.source != self.base
+
+    def __str__(self) -> str:
+        if not self.merges:
+            return plain_text(f"{self.into} has all changes of {self.source}")
+        count = f"{self.commits} commit" if self.commits == 1 else f"{self.commits:,} commits"
+        would = "would bring" if self.dry_run else "brought"
+        how = "by moving the branch there" if self.fast_forward else "in one commit"
+        if self.conflicts:
+            places = [f"  {conflict}" for conflict in self.conflicts]
+            first = f"{self.source} cannot be merged into {self.into}, because of conflicts:"
+            return "\n".join([plain_text(first), *places])
+        return plain_text(f"{would} {count} of {self.source} to {self.into}, {how}")
 
 
 @dataclass(frozen=True, slots=True)

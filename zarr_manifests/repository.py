@@ -62,6 +62,7 @@ from zarr_manifests.reports import (
     IndexReport,
     LoggedOperation,
     ManifestLayout,
+    MergeReport,
     ReadCosts,
     RecoveryReport,
     RepackReport,
@@ -79,11 +80,13 @@ from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
+from zarr_manifests.versions import VersionName
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
+    from zarr_manifests.planning.conflict.decide import Policy
     from zarr_manifests.virtual.references import References
 
 __all__ = ["Repository", "repository_of"]
@@ -406,11 +409,12 @@ class Repository:
 
     def readonly_session(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
-        as_of: datetime | None = None,
+        as_of: datetime | str | None = None,
         follow: bool = False,
         follow_interval: timedelta = timedelta(seconds=60),
     ) -> Session:
@@ -418,15 +422,16 @@ class Repository:
 
         Parameters
         ----------
-        branch : str, optional
-            Read its head; `main` if nothing else is given.
-        tag : str, optional
-            Read what it points to.
-        snapshot_id : str, optional
-            Read that snapshot.
-        as_of : datetime, optional
-            Read the newest snapshot of the branch written at or before that time. Without a time
-            zone it is taken as UTC.
+        version : str, optional
+            What to read, by any name: a branch (its head), a tag, the id of a snapshot, or the
+            first six or more digits of the random part of an id; `main` if nothing is given.
+            `main~3` is three snapshots before the head, as `ancestry` lists them, and
+            `main@{2026-11-01}` what was the head at that time. `HEAD` means `main`.
+        version, branch, tag, snapshot_id : str, optional
+            The same for a name of one kind only, also if it is ambiguous.
+        as_of : datetime or str, optional
+            Read the newest snapshot of the branch written at or before that time; a text is ISO
+            8601. Without a time zone it is taken as UTC.
         follow : bool, default False
             Move to the branch's newest snapshot automatically: at that interval, or when the
             snapshot has expired. Consecutive reads may then come from different snapshots.
@@ -436,17 +441,27 @@ class Repository:
         Raises
         ------
         NotFoundError
-            If there is no such branch or tag, or nothing as old as `as_of`.
+            If there is no such version, or nothing as old as `as_of`.
         SnapshotExpiredError
             If the snapshot does not exist, or no longer exists.
         InvalidArgumentError
-            If more than one of branch, tag and snapshot is given, or `as_of` with one of the latter
-            two; or an argument is invalid.
+            If the name is ambiguous; if more than one of version, branch, tag and snapshot is
+            given, or `as_of` with another than a branch; or an argument is invalid.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://versions-example")
+        >>> for name in ("air", "sea"):
+        ...     with repo.transaction(message=f"make {name}") as store:
+        ...         _ = zarr.create_group(store, path=name)
+        >>> [*zarr.open_group(repo.readonly_session("main~1").store, mode="r")]
+        ['air']
         """
-        point = Point(branch, tag, snapshot_id, as_of)
-        follow_s = point.follow_s(follow_interval) if follow else None
-        view = self._refs.view(point, first=True)
-        return Session(Pin(SessionView(self._context, view), point.on_branch, follow_s))
+        point = Point(version, branch, tag, snapshot_id, as_of)
+        found, view = self._refs.open(point, first=True, follow=follow)
+        follow_s = follow_interval.total_seconds() if follow else None
+        return Session(Pin(SessionView(self._context, view), found.branch, follow_s))
 
     def writable_session(
         self,
@@ -600,10 +615,42 @@ class Repository:
 
     # --- history -----------------------------------------------------------------------------
 
+    def resolve(self, version: str) -> str:
+        """The id of the snapshot that a version names now: a branch, tag, short id, `main~3`, ...
+
+        Parameters
+        ----------
+        version : str
+            Any name, as `readonly_session` takes it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the name is ambiguous, or is no name.
+        NotFoundError
+            If there is no such version; the message lists what is near.
+        SnapshotExpiredError
+            If there is no snapshot of that id.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://resolve-example")
+        >>> repo.create_tag("empty")
+        >>> repo.resolve("empty") == repo.resolve("HEAD") == repo.list_branches()["main"]
+        True
+        >>> repo.resolve("mian")
+        Traceback (most recent call last):
+        zarr_manifests.errors.NotFoundError: ...; near it are branch 'main'. ...
+        """
+        point = Point(VersionName.checked(version))
+        return opened(lambda: self._refs.resolve(point)).snapshot_id
+
     def ancestry(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
         limit: int | None = None,
@@ -612,8 +659,8 @@ class Repository:
 
         Parameters
         ----------
-        branch, tag, snapshot_id : str, optional
-            At most one of them.
+        version, branch, tag, snapshot_id : str, optional
+            At most one of them, as for `readonly_session`.
         limit : int, optional
             At most so many snapshots. Only what they need is fetched; without a limit, all of the
             history is fetched in as few round trips as possible.
@@ -629,7 +676,7 @@ class Repository:
         >>> [info.message for info in repo.ancestry(limit=1)]
         ['make air']
         """
-        found = self._refs.history(Point(branch, tag, snapshot_id), limit)
+        found = self._refs.history(Point(version, branch, tag, snapshot_id), limit)
         return itertools.starmap(SnapshotInfo, found)
 
     def diff(self, start: str, end: str) -> Diff:
@@ -638,7 +685,7 @@ class Repository:
         Parameters
         ----------
         start, end : str
-            The id of a snapshot, a branch or a tag.
+            Any names of versions (`readonly_session`).
 
         Raises
         ------
@@ -668,8 +715,8 @@ class Repository:
         Parameters
         ----------
         start, end : str, optional
-            The id of a snapshot, a branch or a tag. Without `start`, all since the repository was
-            made; without `end`, up to the head of `main`.
+            Any names of versions (`readonly_session`). Without `start`, all since the repository
+            was made; without `end`, up to the head of `main`.
         mode : {"log", "net"}
             `log` tells what each commit did. `net` tells what all of them did together, each chunk
             once: what was made and removed in between does not occur. It holds the coordinates of
@@ -731,8 +778,8 @@ class Repository:
         paths : str or sequence of str
             One array, or several of one shape.
         start, end : str, optional
-            The id of a snapshot, a branch or a tag. Without `start`, all cells of `end` are added,
-            and no history is needed; without `end`, up to the head of `main`.
+            Any names of versions (`readonly_session`). Without `start`, all cells of `end` are
+            added, and no history is needed; without `end`, up to the head of `main`.
 
         Returns
         -------
@@ -772,17 +819,15 @@ class Repository:
         except HistoryExpiredError:
             if first not in self.list_tags().values():
                 raise
-            kept = self._refs.resolve(Point(snapshot_id=first))
+            kept = self._refs.resolve(Point(snapshot_id=first)).at
             return history.changed_cells.compared_cells(self._context, kept, last, named)
 
-    def revert(
-        self, snapshot_id: str, branch: str = DEFAULT_BRANCH, message: str | None = None
-    ) -> str:
+    def revert(self, version: str, branch: str = DEFAULT_BRANCH, message: str | None = None) -> str:
         """Undo a commit of the branch in a new commit; no chunk is read or written.
 
         Parameters
         ----------
-        snapshot_id : str
+        version : str
             The snapshot whose commit is undone.
         branch : str, default "main"
             It must be in the history of this branch, which gets the new commit.
@@ -811,7 +856,7 @@ class Repository:
         >>> [info.message for info in repo.ancestry()]
         ["revert 'make air'", 'make air', 'create repository']
         """
-        commits = self._commits(branch)
+        snapshot_id, commits = self._refs.fixed(version), self._commits(branch)
         done = commit.replay.to_revert(
             self._context, commits.writer.pin.contents.view, branch, snapshot_id
         )
@@ -820,7 +865,7 @@ class Repository:
 
     def cherry_pick(
         self,
-        snapshot_id: str,
+        version: str,
         branch: str = DEFAULT_BRANCH,
         message: str | None = None,
         *,
@@ -830,7 +875,7 @@ class Repository:
 
         Parameters
         ----------
-        snapshot_id : str
+        version : str
             The snapshot whose commit is done again.
         branch : str, default "main"
             The branch that gets the new commit.
@@ -856,10 +901,90 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        commits, done = self._commits(branch), commit.replay.to_pick(self._context, snapshot_id)
-        metadata = {**done.snapshot.metadata, "cherry-picked-from": snapshot_id}
+        done = commit.replay.to_pick(self._context, self._refs.fixed(version))
+        metadata = {**done.snapshot.metadata, "cherry-picked-from": done.snapshot_id}
         text = done.snapshot.message if message is None else message
-        return commits.patch(done, text, metadata, undo=False, marks=marks)
+        return self._commits(branch).patch(done, text, metadata, undo=False, marks=marks)
+
+    def merge(
+        self,
+        source: str,
+        into: str = DEFAULT_BRANCH,
+        *,
+        policy: Policy = "fail",
+        message: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        fast_forward: bool = True,
+        dry_run: bool = False,
+    ) -> MergeReport:
+        """Bring the commits of another branch into this one, as one commit.
+
+        All that the source has changed since both sides were last the same is put on the branch, by
+        the rules by which a commit is rebased. Chunk refs are copied; no chunk is read or written.
+        The source stays as it is, and can be merged again when it has more commits.
+
+        Parameters
+        ----------
+        source : str
+            What to merge: a branch, or any other name of a version (`readonly_session`).
+        into : str, default "main"
+            The branch that gets the commit.
+        policy : {"fail", "ours", "theirs"} or callable, default "fail"
+            Who wins where both sides have different changes and the rules leave it open: nobody,
+            the branch ("ours") or the source ("theirs"), as in `git merge`. A function is called
+            for each conflict and returns one of these words.
+        message : str, optional
+            The new commit's.
+        metadata : mapping, optional
+            The new commit's. `merged-from` is added to it: the id of the snapshot merged.
+        fast_forward : bool, default True
+            Whether the branch is just moved to the source if it has no commits of its own since,
+            and neither message nor metadata are given. Else there is always a commit.
+        dry_run : bool, default False
+            Only report what would be done, with all conflicts.
+
+        Returns
+        -------
+        MergeReport
+            What was merged. If the branch had all changes of the source, nothing is done.
+
+        Raises
+        ------
+        ConflictError
+            If both sides have different changes in one place; `conflicts` lists every place, with
+            all chunks. Also if the lines have been merged crosswise. Nothing was committed.
+        NotFoundError
+            If there is no such branch or version.
+        SnapshotExpiredError
+            If the source is not in the history of any branch or tag, or what both sides have in
+            common has expired (`HistoryExpiredError`).
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://merge-example")
+        >>> repo.create_branch("experiment")
+        >>> with repo.transaction("experiment", message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> with repo.transaction("main", message="make sea") as store:
+        ...     _ = zarr.create_group(store, path="sea")
+        >>> report = repo.merge("experiment")
+        >>> report.commits, report.fast_forward
+        (1, False)
+        >>> sorted(zarr.open_group(repo.readonly_session().store, mode="r"))
+        ['air', 'sea']
+        """
+        from zarr_manifests.merges import merge
+
+        return merge(
+            self._refs,
+            source,
+            into,
+            policy=policy,
+            described=(message, metadata),
+            fast_forward=fast_forward,
+            dry_run=dry_run,
+        )
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -925,8 +1050,9 @@ class Repository:
 
     def totals(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> Totals:
@@ -952,14 +1078,15 @@ class Repository:
         >>> totals.delta.refs
         1
         """
-        return totals_of(self._refs.view(Point(branch, tag, snapshot_id)))
+        return totals_of(self._refs.view(Point(version, branch, tag, snapshot_id)))
 
     @overload
     def du(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
         path: None = None,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> Usage: ...
@@ -967,18 +1094,20 @@ class Repository:
     @overload
     def du(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
         path: str,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ArrayStats: ...
 
     def du(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
         path: str | None = None,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> Usage | ArrayStats:
@@ -991,8 +1120,8 @@ class Repository:
 
         Parameters
         ----------
-        branch, tag, snapshot_id : str, optional
-            The snapshot; by default the head of `main`.
+        version, branch, tag, snapshot_id : str, optional
+            The snapshot, as for `readonly_session`; by default the head of `main`.
         path : str, optional
             One array.
 
@@ -1015,14 +1144,15 @@ class Repository:
         1
         """
         if path is not None:
-            at, context = Point(branch, tag, snapshot_id), self._context
+            at, context = Point(version, branch, tag, snapshot_id), self._context
 
             def count() -> ArrayStats:
-                view = context.open_branch(self._refs.resolve(at))
-                return compact.presence_index.array_stats(context, view, path, branch)
+                found = self._refs.resolve(at)
+                view = context.open_branch(found.at)
+                return compact.presence_index.array_stats(context, view, path, found.branch)
 
             return opened(count)
-        session = self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        session = self.readonly_session(version, branch=branch, tag=tag, snapshot_id=snapshot_id)
         history = self.ancestry(snapshot_id=session.snapshot_id)
         return Usage(session.du(), tuple(history))
 
@@ -1107,8 +1237,15 @@ class Repository:
         """The snapshot id of every tag, by name."""
         return self._refs.tags()
 
-    def create_branch(self, name: str, snapshot_id: str | None = None) -> None:
+    def create_branch(self, name: str, version: str | None = None) -> None:
         """Create a branch at a snapshot of the history, by default at the head of `main`.
+
+        Parameters
+        ----------
+        name : str
+            Its name; `HEAD` is reserved.
+        version : str, optional
+            Where, by any name of a version (`readonly_session`).
 
         Raises
         ------
@@ -1117,10 +1254,10 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        self._refs.create_branch(name, snapshot_id)
+        self._refs.create_branch(name, version)
 
     def reset_branch(
-        self, name: str, snapshot_id: str, *, force: bool = False, expected: str | None = None
+        self, name: str, version: str, *, force: bool = False, expected: str | None = None
     ) -> None:
         """Move a branch to a snapshot of the history; what it leaves behind stays readable.
 
@@ -1128,8 +1265,8 @@ class Repository:
         ----------
         name : str
             The branch.
-        snapshot_id : str
-            Where it is to be.
+        version : str
+            Where it is to be, by any name of a version (`readonly_session`).
         force : bool
             Drop commits of the branch: those that the snapshot does not come after.
         expected : str, optional
@@ -1156,7 +1293,7 @@ class Repository:
         ...     _ = zarr.create_group(store, path="air")
         >>> repo.reset_branch("main", before, expected=repo.list_branches()["main"])
         """
-        self._refs.reset_branch(name, snapshot_id, force=force, expected=expected)
+        self._refs.reset_branch(name, version, force=force, expected=expected)
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch; `main` cannot be.
@@ -1168,8 +1305,15 @@ class Repository:
         """
         self._refs.delete_branch(name)
 
-    def create_tag(self, name: str, snapshot_id: str | None = None) -> None:
+    def create_tag(self, name: str, version: str | None = None) -> None:
         """Create a tag at a snapshot of the history, by default at the head of `main`.
+
+        Parameters
+        ----------
+        name : str
+            Its name; `HEAD` is reserved.
+        version : str, optional
+            Where, by any name of a version (`readonly_session`).
 
         Raises
         ------
@@ -1178,7 +1322,7 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
-        self._refs.create_tag(name, snapshot_id)
+        self._refs.create_tag(name, version)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag; its name is never used again.
@@ -1719,8 +1863,9 @@ class Repository:
 
     def explain_manifests(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ManifestLayout:
@@ -1744,13 +1889,14 @@ class Repository:
         >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
         ('/a', 0, (0,))
         """
-        view = self._refs.view(Point(branch, tag, snapshot_id), first=True)
+        view = self._refs.view(Point(version, branch, tag, snapshot_id), first=True)
         return compact.manifest_layout.layout_now(self._context, view)
 
     def read_costs(
         self,
-        branch: str | None = None,
+        version: str | None = None,
         *,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ReadCosts:
@@ -1765,13 +1911,15 @@ class Repository:
         >>> repo.read_costs().opening.requests
         1
         """
-        return compact.manifest_layout.read_costs(self._context, Point(branch, tag, snapshot_id))
+        point = Point(version, branch, tag, snapshot_id)
+        return compact.manifest_layout.read_costs(self._context, point)
 
     def plan_manifests(
         self,
         config: RepositoryConfig | Mapping[str, Any],
-        branch: str | None = None,
+        version: str | None = None,
         *,
+        branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
     ) -> ManifestLayout:
@@ -1784,7 +1932,7 @@ class Repository:
         ----------
         config : RepositoryConfig or mapping
             The configuration; a mapping changes the options it names of the one in use.
-        branch, tag, snapshot_id : str, optional
+        version, branch, tag, snapshot_id : str, optional
             As for `readonly_session`.
 
         Raises
@@ -1792,13 +1940,12 @@ class Repository:
         ConfigError
             If the configuration has faults.
         """
-        return compact.manifest_layout.plan_layout(
-            self._context, config, Point(branch, tag, snapshot_id)
-        )
+        point = Point(version, branch, tag, snapshot_id)
+        return compact.manifest_layout.plan_layout(self._context, config, point)
 
     def lease(
         self,
-        snapshot_id: str,
+        version: str,
         timeout: timedelta | float = timedelta(seconds=120),
         *,
         owner: str = "",
@@ -1811,7 +1958,7 @@ class Repository:
 
         Parameters
         ----------
-        snapshot_id : str
+        version : str
             A snapshot of the history.
         timeout : timedelta or seconds
             When others may take the lease away if this process cannot renew it any more.
@@ -1839,7 +1986,7 @@ class Repository:
         ...     _ = repo.garbage_collect()
         ...     lease.check()
         """
-        return hold(self._context, snapshot_id, timeout, owner, instead=instead)
+        return hold(self._context, self._refs.fixed(version), timeout, owner, instead=instead)
 
     def expire_snapshots(
         self,

@@ -123,7 +123,7 @@ def rewrite_chunks(
     (30, 4)
     """
     repository = repository_of(location, storage_options)
-    source = repository.readonly_session(branch)
+    source = repository.readonly_session(branch=branch)
     contents_of(source.store).array_at(path)  # else Zarr says less of what is missing
     old = zarr.open_array(source.store, path=path, mode="r")
     layout = _layout(old, chunks, shards, codecs)

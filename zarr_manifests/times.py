@@ -28,19 +28,35 @@ def milliseconds(duration: object, name: str) -> int:
 
 
 def moment_ms(moment: object, name: str) -> int:
-    """Whole milliseconds from 1970 to a datetime; without a time zone it is taken as UTC.
+    """Whole milliseconds from 1970 to a datetime or ISO 8601 text; without a time zone in UTC.
+
+    A date alone is its first moment.
 
     Examples
     --------
     >>> from datetime import datetime
     >>> from zarr_manifests.times import moment_ms
-    >>> moment_ms(datetime(1970, 1, 2), "as_of")
-    86400000
+    >>> moment_ms(datetime(1970, 1, 2), "as_of"), moment_ms("1970-01-02", "as_of")
+    (86400000, 86400000)
     """
+    if isinstance(moment, str):
+        moment = _parsed(moment, name)
     if not isinstance(moment, datetime):
-        raise InvalidArgumentError(f"{name} must be a datetime, not {moment!r}")
+        raise InvalidArgumentError(
+            f"{name} must be a datetime or ISO 8601 text, not {moment!r:.80}"
+        )
     try:
         zoned = moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)
         return (zoned - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError) as error:  # pandas' not-a-time is a datetime, too
         raise InvalidArgumentError(f"{name} must be a time, not {moment!r}") from error
+
+
+def _parsed(text: str, name: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{name} must be a datetime or ISO 8601 text such as 2026-11-01 or "
+            f"2026-11-01T12:00Z, not {text[:80]!r}"
+        ) from error

@@ -294,7 +294,7 @@ def test_what_cannot_be_answered_is_an_error(repository: Repository) -> None:
 
 def test_a_tag_keeps_what_cells_are_compared_with(repository: Repository) -> None:
     ids = grown(repository, 3, 3, 5)
-    repository.create_tag("seen", snapshot_id=ids[1])
+    repository.create_tag("seen", ids[1])
     found = repository.changed_cells("a", ids[1])
     session = repository.writable_session("main")
     make(session, "b", (2, 2))

@@ -89,7 +89,7 @@ def test_a_snapshot_of_another_repository_is_an_error(way: str) -> None:
 
 def test_a_leased_snapshot_that_was_exchanged_is_an_error() -> None:
     repo, ids = made()
-    with repo.lease(snapshot_id=ids[3]):
+    with repo.lease(ids[3]):
         repo.reset_branch("main", ids[1], force=True)
         exchange(repo, snapshot_key(ids[3]), snapshot_key(ids[2]))
         with pytest.raises(CorruptObjectError, match=r"found snapshot .* under this key"):

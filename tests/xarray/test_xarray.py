@@ -406,7 +406,7 @@ MISSING = {
         InvalidArgumentError,
         "as_of",
     ),
-    "as_of": ({"as_of": "yesterday"}, InvalidArgumentError, "must be a datetime"),
+    "as_of": ({"as_of": "yesterday"}, InvalidArgumentError, "must be a datetime or ISO 8601 text"),
     "branch": ({"branch": "dev"}, NotFoundError, "there are: main"),
     "tag": ({"tag": "v9"}, NotFoundError, "there are: none"),
     "before": ({"as_of": datetime(2020, 1, 1, tzinfo=UTC)}, NotFoundError, "2020-01-01"),

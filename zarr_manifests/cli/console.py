@@ -33,7 +33,6 @@ __all__ = [
     "open_at",
     "progress",
     "session_at",
-    "snapshot_at",
     "storage_options",
     "time_text",
     "totals_text",
@@ -99,12 +98,7 @@ def session_at(
     url: str, option: list[str] | None, branch: str | None, tag: str | None, snapshot: str | None
 ) -> Session:
     """Open a read-only session at the snapshot that the options select."""
-    return open_at(url, option).readonly_session(branch, tag=tag, snapshot_id=snapshot)
-
-
-def snapshot_at(repo: Repository, ref: str) -> str:
-    """Return the id of the snapshot that a branch, a tag or an id names."""
-    return {**repo.list_tags(), **repo.list_branches()}.get(ref, ref)
+    return open_at(url, option).readonly_session(branch=branch, tag=tag, snapshot_id=snapshot)
 
 
 class _Console(Console):

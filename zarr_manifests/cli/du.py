@@ -44,7 +44,7 @@ def run(
     """Show how many chunks and bytes each array has: inline, native and virtual."""
     if path is not None:
         repo = open_at(url, option)
-        _print_stats(repo.du(branch, path=path, tag=tag, snapshot_id=snapshot))
+        _print_stats(repo.du(branch=branch, path=path, tag=tag, snapshot_id=snapshot))
         return
     session = session_at(url, option, branch, tag, snapshot)
     if totals:

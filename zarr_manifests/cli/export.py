@@ -13,7 +13,6 @@ from zarr_manifests.cli.console import (
     console,
     count_text,
     progress,
-    snapshot_at,
     storage_options,
 )
 
@@ -77,7 +76,7 @@ def run(
     written: Any = kind  # the session says what it may be
     reached = storage_options(url, option)
     repo = Repository.open(url, authorize=authorize or (), storage_options=reached)
-    session = repo.readonly_session(snapshot_id=snapshot_at(repo, ref))
+    session = repo.readonly_session(ref)
     with progress("written") as told:
         report = session.export(
             dest,

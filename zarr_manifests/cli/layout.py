@@ -51,7 +51,7 @@ def run_explain(
 ) -> None:
     """Show each array's matching rule, its set and manifests, and why it overflowed."""
     repo = open_at(url, option)
-    layout = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
+    layout = repo.explain_manifests(branch=branch, tag=tag, snapshot_id=snapshot)
     out = console()
     out.print(layout.snapshot_id, style="yellow")
     if array is None:
@@ -76,8 +76,8 @@ def run_plan(
     """Show what a full compaction with another configuration would give, without writing."""
     given = read_config(config)
     repo = open_at(url, option)
-    before = repo.explain_manifests(branch, tag=tag, snapshot_id=snapshot)
-    after = repo.plan_manifests(given, branch, tag=tag, snapshot_id=snapshot)
+    before = repo.explain_manifests(branch=branch, tag=tag, snapshot_id=snapshot)
+    after = repo.plan_manifests(given, branch=branch, tag=tag, snapshot_id=snapshot)
     out = console()
     out.print(after.snapshot_id, style="yellow")
     _print(out, after)
@@ -85,7 +85,7 @@ def run_plan(
     out.print(f"then:   {_sum(after)}")
     out.print()
     table = columns("to read for", "now", "then", right=("now", "then"))
-    now, then = repo.read_costs(branch, tag=tag, snapshot_id=snapshot), after.costs
+    now, then = repo.read_costs(branch=branch, tag=tag, snapshot_id=snapshot), after.costs
     assert then is not None  # a planned layout has costs
     table.add_row("opening", _requests(now.opening), _requests(then.opening))
     table.add_row("then all coordinates", _requests(now.coordinates), _requests(then.coordinates))

@@ -43,7 +43,7 @@ def run(
     """Show the history, newest first: snapshot, time, kind, refs, message and size."""
     repo = open_at(url, option)
     most = limit + 1 if limit else None  # one more shows whether there are older ones
-    history = repo.ancestry(branch, tag=tag, snapshot_id=snapshot, limit=most)
+    history = repo.ancestry(branch=branch, tag=tag, snapshot_id=snapshot, limit=most)
     names = _ref_names(repo)
     out = console()
     for info in islice(history, min(limit, sys.maxsize) or None):

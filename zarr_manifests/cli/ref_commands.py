@@ -13,7 +13,6 @@ from zarr_manifests.cli.console import (
     columns,
     console,
     open_at,
-    snapshot_at,
 )
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -53,7 +52,6 @@ def run_branch(
 ) -> None:
     """List branches, or create, move or delete one."""
     repo = open_at(url, option)
-    at = None if at is None else snapshot_at(repo, at)
     if not reset:
         if force or expected is not None:
             raise InvalidArgumentError("--force and --expected go with --reset")
@@ -69,7 +67,6 @@ def run_tag(
 ) -> None:
     """List tags, or create or delete one; a deleted name is never used again."""
     repo = open_at(url, option)
-    at = None if at is None else snapshot_at(repo, at)
     _run(name, at, delete, repo.list_tags, repo.create_tag, repo.delete_tag)
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "HISTORY_PAGES",
     "LOG_TAIL",
     "MARKS_PAGE",
+    "MERGE",
     "ROOT_KEY",
     "ZONE_MAPS",
     "Branch",
@@ -74,8 +75,9 @@ _WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
 MARKS_PAGE: Final = "marks-page"
 HISTORY_PAGES: Final = "history-pages"
+MERGE: Final = "merge"
 ZONE_MAPS: Final = "zone-maps"
-FEATURES: Final = (MARKS_PAGE, "merge", HISTORY_PAGES, ZONE_MAPS)
+FEATURES: Final = (MARKS_PAGE, MERGE, HISTORY_PAGES, ZONE_MAPS)
 """The optional parts of the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)

@@ -21,7 +21,6 @@ from pyspark.sql.functions import lit
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CellChanges
 from zarr_manifests.repository import Repository, repository_of
@@ -32,7 +31,7 @@ from zarr_manifests.spark.read import rows
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
-__all__ = ["CHANGE", "ChangePlan", "changes", "plan_changes", "snapshot_named"]
+__all__ = ["CHANGE", "ChangePlan", "changes", "plan_changes"]
 
 CHANGE: Final = "_change"
 """The column that says what happened to a cell, with `cells="all"`."""
@@ -75,7 +74,8 @@ def changes(
     url : str, path, Storage or Repository
         The repository, as for `read`.
     start : str or None
-        Id of a snapshot, or a branch or a tag. With None, all cells of `end` are added.
+        Any name of a version, as `Repository.readonly_session` takes it. With None, all cells of
+        `end` are added.
     end : str, default "main"
         Likewise; `start` must be in its history.
     variables, group, ranges, where, nan, decode_times, target_rows, max_tasks, lease
@@ -204,10 +204,10 @@ def plan_changes(
         raise InvalidArgumentError(
             f"changes has one row for each cell; only read takes layout={options.layout!r}"
         )
-    last = snapshot_named(repository, end)
+    last = repository.resolve(end)
     options = replace(options, snapshot_id=last)
     whole = plan_read(repository, options, facts)
-    first = None if start is None else snapshot_named(repository, start)
+    first = None if start is None else repository.resolve(start)
     group = whole.group.rstrip("/")
     paths = [f"{group}/{column.name}" for column in whole.variables]
     if not paths:
@@ -219,22 +219,6 @@ def plan_changes(
     if first is not None and cells.old_shape is not None:
         _check_coordinates(repository, whole, first, last)
     return ChangePlan(repository, options, facts, cells, whole)
-
-
-def snapshot_named(repository: Repository, name: str) -> str:
-    """The id of a snapshot: `name` itself, or the head of that branch, or what that tag names.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such branch or tag.
-    """
-    if is_snapshot_id(name):
-        return name
-    try:
-        return repository.readonly_session(name).snapshot_id
-    except NotFoundError:
-        return repository.readonly_session(tag=name).snapshot_id
 
 
 def _check_coordinates(repository: Repository, whole: Job, first: str, last: str) -> None:

@@ -29,10 +29,11 @@ def explain_pruning(
     variables: str | Sequence[str] | None = None,
     *,
     group: str = "/",
+    version: str | None = None,
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: str | None = None,
-    as_of: datetime | None = None,
+    as_of: datetime | str | None = None,
     ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     nan: str = "null",
@@ -48,7 +49,7 @@ def explain_pruning(
 
     Parameters
     ----------
-    spark, url, variables, group, branch, tag, snapshot_id, as_of
+    spark, url, variables, group, version, branch, tag, snapshot_id, as_of
         As for `read`.
     ranges, where, nan, decode_times, broadcast
         As for `read`.
@@ -76,6 +77,7 @@ def explain_pruning(
     options = ReadOptions(
         variables=variables,
         group=group,
+        version=version,
         branch=branch,
         tag=tag,
         snapshot_id=snapshot_id,

@@ -200,7 +200,7 @@ class Ingestion:
         )
 
     def _records(self, repository: Repository) -> dict[str, FileRecord]:
-        return read_records(repository.readonly_session(self.branch).store, self.group)
+        return read_records(repository.readonly_session(branch=self.branch).store, self.group)
 
     def _look_at(
         self, urls: Sequence[str], known: Mapping[str, FileRecord]

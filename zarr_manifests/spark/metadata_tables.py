@@ -132,10 +132,11 @@ def metadata_table(
     table: Literal["snapshots", "operations", "manifests", "arrays", "chunks", "statistics"],
     *,
     path: str | None = None,
+    version: str | None = None,
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: str | None = None,
-    as_of: datetime | None = None,
+    as_of: datetime | str | None = None,
     lease: timedelta | None = timedelta(hours=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
@@ -169,7 +170,7 @@ def metadata_table(
         One of the table above.
     path : str, optional
         For `arrays`, `chunks` and `statistics`: only this array, or all below this group.
-    branch, tag, snapshot_id, as_of : optional
+    version, branch, tag, snapshot_id, as_of : optional
         Which snapshot, as for `Repository.readonly_session`; `snapshots` starts there. The log of
         operations is that of the whole repository.
     lease : timedelta, optional
@@ -209,13 +210,15 @@ def metadata_table(
             f"the table {table} is not about arrays: leave out path, or choose the table arrays, "
             "chunks or statistics"
         )
-    if table == "operations" and (branch, tag, snapshot_id, as_of) != (None,) * 4:
+    if table == "operations" and (version, branch, tag, snapshot_id, as_of) != (None,) * 5:
         raise InvalidArgumentError(
-            "the log of operations is that of the whole repository: leave out branch, tag, "
-            "snapshot_id and as_of, and filter by its columns ref and at"
+            "the log of operations is that of the whole repository: leave out version, branch, "
+            "tag, snapshot_id and as_of, and filter by its columns ref and at"
         )
     repository = repository_of(url, storage_options)
-    session = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
+    session = repository.readonly_session(
+        version, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
+    )
     return make(spark, _Subject(repository, session, path, lease))
 
 

@@ -162,6 +162,7 @@ class SourceOption:
 OPTIONS: Final[Mapping[str, SourceOption]] = {
     "group": SourceOption("group", _text),
     "variables": SourceOption("variables", _names),
+    "version": SourceOption("version", _text),
     "branch": SourceOption("branch", _text),
     "tag": SourceOption("tag", _text),
     "snapshot-id": SourceOption("snapshot_id", _text),
@@ -240,7 +241,7 @@ _EITHER: Final = (
     "on-empty",
     "lease",
 )
-_VERSIONS: Final = ("branch", "tag", "snapshot-id")
+_VERSIONS: Final = ("version", "branch", "tag", "snapshot-id")
 # Of each of these, two or more contradict each other.
 _APART: Final[tuple[tuple[str, ...], ...]] = (
     _VERSIONS,

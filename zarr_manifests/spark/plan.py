@@ -56,10 +56,11 @@ class ReadOptions:
 
     variables: str | Sequence[str] | None = None
     group: str = "/"
+    version: str | None = None
     branch: str | None = None
     tag: str | None = None
     snapshot_id: str | None = None
-    as_of: datetime | None = None
+    as_of: datetime | str | None = None
     ranges: Mapping[str, Any] | None = None
     where: Any = None
     on_empty: str = "empty"
@@ -169,7 +170,11 @@ def plan(
     repository = repository_of(location)
     check_shared(repository.storage)
     session = repository.readonly_session(
-        options.branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
+        options.version,
+        branch=options.branch,
+        tag=options.tag,
+        snapshot_id=options.snapshot_id,
+        as_of=options.as_of,
     )
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)

@@ -35,10 +35,11 @@ def read(
     variables: str | Sequence[str] | None = None,
     *,
     group: str = "/",
+    version: str | None = None,
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: str | None = None,
-    as_of: datetime | None = None,
+    as_of: datetime | str | None = None,
     ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     on_empty: Literal["empty", "error"] = "empty",
@@ -73,9 +74,9 @@ def read(
         the same dimensions, or see `broadcast`.
     group : str, default "/"
         The group of the variables.
-    branch, tag, snapshot_id : str, optional
+    version, branch, tag, snapshot_id : str, optional
         At most one; by default the head of `main` is read.
-    as_of : datetime, optional
+    as_of : datetime or str, optional
         Read the newest snapshot of the branch written at or before that time. Without a time zone
         it is taken as UTC.
     ranges : mapping of str to (lo, hi), slice or list, optional
@@ -154,6 +155,7 @@ def read(
     options = ReadOptions(
         variables=variables,
         group=group,
+        version=version,
         branch=branch,
         tag=tag,
         snapshot_id=snapshot_id,

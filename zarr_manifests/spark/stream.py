@@ -49,7 +49,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository
-from zarr_manifests.spark.changes import plan_changes, snapshot_named
+from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches
@@ -69,7 +69,7 @@ class StreamOptions:
     Parameters
     ----------
     starting_snapshot : str, optional
-        Id of a snapshot, or a branch or a tag, after which the stream begins. By default the first
+        Any name of a version, after which the stream begins. By default the first
         batch is the whole table.
     max_commits, max_bytes : int, optional
         The most commits in a batch, and the most bytes of chunks that they have written; a batch
@@ -216,9 +216,9 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema: StructType,
         names: Sequence[str],
     ) -> None:
-        if options.tag or options.snapshot_id or options.as_of:
+        if options.version or options.tag or options.snapshot_id or options.as_of:
             raise InvalidArgumentError(
-                "a stream follows a branch; tag, snapshot-id and as-of-timestamp name one "
+                "a stream follows a branch; version, tag, snapshot-id and as-of-timestamp name one "
                 "snapshot. Give branch, and starting-snapshot for where to begin"
             )
         self._repository, self._facts = repository, facts
@@ -239,7 +239,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the stream begins."""
         name = self._stream.starting_snapshot
-        start = None if name is None else snapshot_named(self._repository, name)
+        start = None if name is None else self._repository.resolve(name)
         stream = os.urandom(8).hex()
         return Offset(self._repository.repository_id, stream, start, start, True).pack()
 
@@ -294,7 +294,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _head(self) -> str:
-        return self._repository.readonly_session(self._branch).snapshot_id
+        return self._repository.readonly_session(branch=self._branch).snapshot_id
 
     def _since(self, snapshot_id: str) -> list[_Commit]:
         """The commits of the branch after a snapshot, oldest first.
@@ -310,7 +310,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             If the branch was reset to a snapshot that does not come after it.
         """
         found: list[_Commit] = []
-        for info in self._repository.ancestry(self._branch):
+        for info in self._repository.ancestry(branch=self._branch):
             if info.snapshot_id == self._until:
                 found.clear()
             if info.snapshot_id == snapshot_id:

@@ -145,7 +145,7 @@ def _arrays(url: Location, branch: str, group: str | None) -> dict[str, Array[An
     if branch not in url.list_branches():
         return {}
     try:
-        store = url.readonly_session(branch).store
+        store = url.readonly_session(branch=branch).store
         return dict(zarr.open_group(store, path=group or "", mode="r").arrays())
     except FileNotFoundError:
         return {}

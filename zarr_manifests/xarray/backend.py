@@ -40,10 +40,11 @@ def _options(
     use_cftime: Any = None,
     decode_timedelta: Any = None,
     group: str | None = None,
+    version: str | None = None,
     branch: str | None = None,
     tag: str | None = None,
     snapshot_id: str | None = None,
-    as_of: datetime | None = None,
+    as_of: datetime | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     virtual_containers: Mapping[str, Any] | None = None,
     authorize: Iterable[str] = (),
@@ -59,7 +60,9 @@ def _options(
         virtual_containers=virtual_containers,
         authorize=authorize,
     )
-    store = repository.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of).store
+    store = repository.readonly_session(
+        version, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
+    ).store
     decoding = {
         "mask_and_scale": mask_and_scale,
         "decode_times": decode_times,
@@ -93,7 +96,7 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
 
     It takes a path, a URL, a storage or a `Repository`. Besides the usual decoding options it has:
 
-    - `branch`, `tag`, `snapshot_id`, `as_of`: the version to open, as in
+    - `version`, `branch`, `tag`, `snapshot_id`, `as_of`: the version to open, as in
       `Repository.readonly_session`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
     - `tune`: whether arrays are read in bulk, by `BulkCodecPipeline`; by default they are.

@@ -60,7 +60,15 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import HISTORY_PAGES, MARKS_PAGE, ZONE_MAPS, Branch, LogEntry, Root
+from zarr_manifests.format.root import (
+    HISTORY_PAGES,
+    MARKS_PAGE,
+    MERGE,
+    ZONE_MAPS,
+    Branch,
+    LogEntry,
+    Root,
+)
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
@@ -447,7 +455,7 @@ def _place(
         marks=marks.own,
         marks_page=marks.page,
         # Amending a merge, as opposed to committing on top of one, leaves it one.
-        merged=None if tip.snapshot_id == parent.snapshot.snapshot_id else tip.merged,
+        merged=request.merged if tip.snapshot_id == parent.snapshot.snapshot_id else tip.merged,
         digests=parent.snapshot.digests,
         sequence=sequence,
         # Never before the tip's time, else `as_of` would find a snapshot too early.
@@ -499,6 +507,8 @@ def root_with(
         new = new.with_feature(HISTORY_PAGES)
     if snapshot.marks_page is not None:
         new = new.with_feature(MARKS_PAGE)
+    if snapshot.merged is not None:
+        new = new.with_feature(MERGE)
     if any(listed.zones is not None for listed in snapshot.deltas):
         new = new.with_feature(ZONE_MAPS)
     copies = {upload.key: upload.data for upload in (head, base) if upload is not None}

@@ -27,13 +27,37 @@ from zarr_manifests.format.root import Branch
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.conflict.components import Changes, Component
-from zarr_manifests.planning.conflict.decide import Policy, Rebased, rebase
+from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
 from zarr_manifests.planning.conflict.disjoint import apart
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, without
 from zarr_manifests.records import dataclass
 
-__all__ = ["Mine", "Moved", "Rebasing", "changes_between", "rebase_changes", "rebase_delta"]
+__all__ = [
+    "Joined",
+    "Mine",
+    "Moved",
+    "Rebasing",
+    "changes_between",
+    "rebase_changes",
+    "rebase_delta",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """How a branch has come to have a snapshot that its head does not come after: by a merge.
+
+    Parameters
+    ----------
+    at : SnapshotView
+        The first snapshot of the branch that has that snapshot's changes.
+    changes : Delta
+        What makes that snapshot into this one.
+    """
+
+    at: SnapshotView
+    changes: Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +73,17 @@ class Rebasing:
         committed.
     serializable : bool
         Whether nothing that was read may have been changed by others.
+    joined : Joined, optional
+        If the branch has the snapshot that the changes were made on by a merge: which.
+    listed : int
+        How many chunks a conflict lists at most.
     """
 
     allowed: bool = True
     policy: Policy = "fail"
     serializable: bool = False
+    joined: Joined | None = None
+    listed: int = LISTED_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +248,7 @@ def _onto(
 ) -> tuple[SnapshotView, Rebased]:
     if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
         return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
-    between = _between(context, view, tip)
+    between = _between(context, view, tip, rebasing.joined)
     if not rebasing.allowed:
         raise ConflictError(
             "other commits came first, and with rebase=False this one is not rebased onto them; "
@@ -241,6 +271,7 @@ def _onto(
         policy=rebasing.policy,
         reads=mine.reads,
         serializable=rebasing.serializable,
+        listed=rebasing.listed,
     )
     if moved.conflicts:
         raise ConflictError(
@@ -285,8 +316,11 @@ def changes_between(
     return _theirs(context, view, _between(context, view, tip), wanted)
 
 
-def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delta]:
-    between = deltas_between(context, view, tip.head, tip.floor)
+def _between(
+    context: ReadContext, view: SnapshotView, tip: Branch, joined: Joined | None = None
+) -> list[Delta]:
+    since = view if joined is None else joined.at
+    between = deltas_between(context, since, tip.head, tip.floor)
     if between is None:
         raise ConflictError(
             f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
@@ -301,7 +335,7 @@ def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delt
                 )
             ],
         )
-    return between
+    return between if joined is None else [*between, joined.changes]
 
 
 def _theirs(

@@ -44,6 +44,8 @@ class CommitRequest:
         The application's step that it is; it then lands even if it changes nothing.
     steps : tuple of MarkStep
         Other marks that it moves, each of which must be where the step begins.
+    merged : tuple of str, optional
+        Of a merge: the ids of the snapshot that it merges, and of the one since which.
     """
 
     message: str
@@ -56,3 +58,4 @@ class CommitRequest:
     source: str | None = None
     txn: Txn | None = None
     steps: tuple[MarkStep, ...] = ()
+    merged: tuple[str, str] | None = None

@@ -67,9 +67,9 @@ def plan_layout(
         config = context.config.overlaid(config)
     storage = ScratchStorage(unmetered(context.storage))
     there, refs = _opened(storage, config, context.runtime)
-    wanted = refs.view(point, first=True).snapshot_id
-    branch = point.on_branch
-    if branch is None:
+    found, view = refs.open(point, first=True)
+    wanted, branch = view.snapshot_id, found.branch
+    if branch is None or not found.moves:
         branch = f"planned-{context.runtime.random_bytes(12).hex()}"
         refs.create_branch(branch, wanted)
     # The configuration is saved as well, since it is part of the root and its size.
@@ -77,7 +77,7 @@ def plan_layout(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
     compact_branch(there, branch, CompactionMode.FULL)
-    planned = Point(branch)
+    planned = Point(branch=branch)
     layout = layout_now(there, refs.view(planned))
     return replace(
         layout,

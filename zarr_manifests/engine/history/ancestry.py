@@ -41,6 +41,7 @@ __all__ = [
     "has_expired",
     "is_missing",
     "locate",
+    "starts",
     "tag_floor",
 ]
 
@@ -128,7 +129,7 @@ def locate(
     """Like `find_in_history`, with the floor of the history it was found in."""
     key = snapshot_key(snapshot_id)
     seen: set[str] = set()
-    for start, floor in _starts(context, root):
+    for start, floor in starts(context, root):
         for ref, snapshot in ancestors(context, start, floor):
             if ref.key == key:
                 return ref, snapshot, floor
@@ -171,7 +172,7 @@ def has_expired(root: Root) -> bool:
     return main is not None and main.floor is not None
 
 
-def _starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
+def starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
     """The snapshots of all branches and tags, with floors; refs in the root itself come first."""
     yield from ((branch.head, branch.floor) for branch in root.branches.values())
     yield from ((ref, tag_floor(root, ref)) for ref in root.tags.values())

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain, islice, repeat
 from typing import Final
 
@@ -25,6 +25,7 @@ from zarr_manifests.engine.history.ancestry import (
 )
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.find_marks import marks_of
+from zarr_manifests.engine.history.find_version import Found, before, found_by_name
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.root.epochs import claim_branch
 from zarr_manifests.engine.root.roots import RootAt
@@ -47,12 +48,17 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.records import dataclass
 from zarr_manifests.times import moment_ms
+from zarr_manifests.versions import HEAD, VersionName
 
-__all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "Point", "Refs"]
+__all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "BranchMovedError", "Point", "Refs"]
 
 DEFAULT_BRANCH: Final = "main"
 REF_ATTEMPTS: Final = 100
 _FRESH_S: Final = 0.1
+
+
+class BranchMovedError(ConflictError):
+    """The branch has moved since a merge was planned; the merge is planned again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +67,42 @@ class Point:
 
     Parameters
     ----------
+    version : str, optional
+        Any name of a version (`versions.VersionName`), looked up as branch, tag, id, short id.
     branch, tag, snapshot_id : str, optional
-        At most one of them.
-    as_of : datetime, optional
+        At most one of these and `version`.
+    as_of : datetime or str, optional
         The newest snapshot of the branch written at or before that time.
 
     Raises
     ------
     InvalidArgumentError
-        If more than one is given, or `as_of` with a tag or a snapshot, or `as_of` is no datetime.
+        If more than one is given, or `as_of` with a tag or a snapshot, or `as_of` is no time.
     """
 
+    version: str | None = None
     branch: str | None = None
     tag: str | None = None
     snapshot_id: str | None = None
-    as_of: datetime | None = None
+    as_of: datetime | str | None = None
 
     def __post_init__(self) -> None:
         if self.as_of is not None:
             moment_ms(self.as_of, "as_of")
-        fixed = self.tag is not None or self.snapshot_id is not None
-        given = sum(x is not None for x in (self.branch, self.tag, self.snapshot_id))
-        if given > 1 or (fixed and self.as_of is not None):
+        named = (
+            VersionName(DEFAULT_BRANCH) if self.version is None else VersionName.parse(self.version)
+        )
+        fixed = self.tag is not None or self.snapshot_id is not None or named.is_fixed
+        names = self.version, self.branch, self.tag, self.snapshot_id
+        if sum(name is not None for name in names) > 1 or (fixed and self.as_of is not None):
             raise InvalidArgumentError(
-                "give one of branch, tag and snapshot_id; as_of goes with a branch only"
+                "give one of version, branch, tag and snapshot_id; as_of goes with a branch only"
             )
 
-    def follow_s(self, interval: timedelta) -> float:
-        """Interval in seconds at which a reader follows this point, which must be a branch."""
-        if self.on_branch is None or self.as_of is not None:
-            raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
-        return interval.total_seconds()
-
     @property
-    def on_branch(self) -> str | None:
-        """The branch; None for a tag or a snapshot."""
-        if self.tag is not None or self.snapshot_id is not None:
-            return None
-        return DEFAULT_BRANCH if self.branch is None else self.branch
+    def until_ms(self) -> int | None:
+        """`as_of` in ms since 1970."""
+        return None if self.as_of is None else moment_ms(self.as_of, "as_of")
 
 
 class Refs:
@@ -117,6 +121,11 @@ class Refs:
         now_s = context.runtime.monotonic_s()
         self._opened_at = None if opened_at is None else (now_s, opened_at)
 
+    @property
+    def context(self) -> Context:
+        """The repository."""
+        return self._context
+
     # --- finding snapshots -------------------------------------------------------------------
 
     def view(self, point: Point, *, first: bool = False) -> SnapshotView:
@@ -129,12 +138,42 @@ class Refs:
         SnapshotExpiredError
             If there is no snapshot of that id.
         """
-        return opened(lambda: self._context.open_branch(self.resolve(point, first=first)))
+        return self.open(point, first=first)[1]
 
-    def resolve(self, point: Point, *, first: bool = False) -> Branch:
-        """The snapshot as the head of a branch: its own, or an unnamed one."""
-        if point.snapshot_id is not None:
-            return Branch(snapshot_ref(self._context, point.snapshot_id), None)
+    def open(
+        self, point: Point, *, first: bool = False, follow: bool = False
+    ) -> tuple[Found, SnapshotView]:
+        """Like `view`, with how the snapshot was found; to `follow` it, it must be a head.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is to be followed, and is not the head of a branch.
+        """
+
+        def attempt() -> tuple[Found, SnapshotView]:
+            found = self.resolve(point, first=first)
+            if follow and not found.moves:
+                raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
+            return found, self._context.open_branch(found.at)
+
+        return opened(attempt)
+
+    def resolve(self, point: Point, *, first: bool = False) -> Found:
+        """The snapshot that the caller names.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the name is ambiguous.
+        NotFoundError
+            If nothing has that name.
+        SnapshotExpiredError
+            If there is no snapshot of that id.
+        """
+        alone = point.snapshot_id or point.version
+        if alone is not None and is_snapshot_id(alone):
+            return Found(Branch(snapshot_ref(self._context, alone), None))
         return self._in(self._first_root() if first else self._root(), point)
 
     def begin(
@@ -176,25 +215,16 @@ class Refs:
         """
 
         def at_head() -> dict[str, int]:
-            head = self.resolve(Point(branch)).head
+            head = self.resolve(Point(branch=branch)).at.head
             return marks_of(self._context, self._context.objects.load(head, Snapshot))
 
         return dict(sorted(opened(at_head).items()))
 
     def named(self, *names: str) -> list[Branch]:
-        """The head of a branch for each name: a snapshot id, else a branch, else a tag.
-
-        Raises
-        ------
-        NotFoundError
-            If a name is none of them.
-        SnapshotExpiredError
-            If there is no snapshot of that id.
-        """
-        for name in names:
-            _check_name(name)
+        """The snapshot that each version names, as the head of a branch; see `resolve`."""
+        points = [Point(VersionName.checked(name)) for name in names]
         root = None if all(map(is_snapshot_id, names)) else self._root()
-        return [self._named(root, name) for name in names]
+        return [(self.resolve(p) if root is None else self._in(root, p)).at for p in points]
 
     def range(self, start: str | None, end: str | None) -> tuple[str | None, Branch]:
         """The id of the snapshot named `start`, and the one named `end`, or else `main`'s head.
@@ -207,28 +237,13 @@ class Refs:
             If a name is no snapshot, branch or tag.
         """
         if start is not None:
-            _check_name(start)
+            VersionName.checked(start)
         names = [] if start is None or is_snapshot_id(start) else [start]
         try:
             last, *found = self.named(DEFAULT_BRANCH if end is None else end, *names)
         except SnapshotExpiredError as error:
             raise HistoryExpiredError(str(error)) from error
         return (snapshot_id_of(found[0].head.key) if found else start), last
-
-    def _named(self, root: Root | None, name: str) -> Branch:
-        if root is None or is_snapshot_id(name):
-            return self.resolve(Point(snapshot_id=name))
-        roots = self._context.roots
-        branch = roots.with_branch(root, name).branches.get(name)
-        if branch is not None:
-            return branch
-        tag = roots.with_tag(root, name).tags.get(name)
-        if tag is None:
-            raise NotFoundError(
-                f"{name[:80]!r} is neither a branch nor a tag nor the id of a snapshot; "
-                "`repo.list_branches()`, `repo.list_tags()` and `repo.ancestry()` list them"
-            )
-        return Branch(tag, None)
 
     def history(self, point: Point, limit: int | None) -> Iterator[tuple[HistoryEntries, int]]:
         """The snapshot and its ancestors that are still in history, newest first.
@@ -237,31 +252,38 @@ class Refs:
         """
         most = _check_limit(limit)
         context, root = self._context, self._first_root()
-        start = self._in(root, point)
-        floor = start.floor
-        if point.on_branch is None:
+        found_at = self._in(root, point)
+        start, floor = found_at.at, found_at.at.floor
+        if found_at.branch is None:
             floor = floor_below(context, root, start.head)
         found = entries(context, start.head, floor, most)
         whole = (_complete(context, part) for part in found)
         rows = (zip(repeat(part), reversed(range(len(part)))) for part in whole)
         return islice(chain.from_iterable(rows), most)
 
-    def _in(self, root: Root, point: Point) -> Branch:
-        roots = self._context.roots
-        if point.snapshot_id is not None:
-            return Branch(snapshot_ref(self._context, point.snapshot_id), None)
-        if point.tag is not None:
-            return Branch(roots.tag(root, point.tag), None)
-        head = roots.branch(root, point.on_branch or "")
-        return head if point.as_of is None else self._as_of(head, point.as_of)
+    def fixed(self, version: str) -> str:
+        """The id of the snapshot that a version names now; a whole id is not looked up."""
+        version = VersionName.checked(version)
+        if is_snapshot_id(version):
+            return version
+        return opened(lambda: self.resolve(Point(version)).snapshot_id)
 
-    def _as_of(self, head: Branch, as_of: datetime) -> Branch:
-        until_ms = moment_ms(as_of, "as_of")
-        for found in entries(self._context, head.head, head.floor):
-            for at in reversed(range(len(found))):
-                if found.written_ms[at] <= until_ms:
-                    return Branch(found.pointer(at).ref, None)
-        raise NotFoundError(f"the branch has no snapshot from {as_of.isoformat()} or before")
+    def _in(self, root: Root, point: Point) -> Found:
+        """The snapshot that the caller names, as of this root."""
+        context, roots = self._context, self._context.roots
+        if point.snapshot_id is not None:
+            return Found(Branch(snapshot_ref(context, point.snapshot_id), None))
+        if point.tag is not None:
+            return Found(Branch(roots.tag(root, point.tag), None))
+        if point.version is None:
+            name = DEFAULT_BRANCH if point.branch is None else point.branch
+            found, back = Found(roots.branch(root, name), name, moves=True), 0
+            until_ms, shown = point.until_ms, name
+        else:
+            version, shown = VersionName.parse(point.version), point.version
+            found, back = found_by_name(context, root, version.name), version.back
+            until_ms = point.until_ms if version.at_ms is None else version.at_ms
+        return before(context, root, found, shown, until_ms=until_ms, back=back)
 
     def _root(self) -> Root:
         return self._context.roots.read().root
@@ -283,25 +305,25 @@ class Refs:
         branches = self._context.roots.whole(self._root()).branches
         return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
 
-    def create_branch(self, name: str, snapshot_id: str | None) -> None:
+    def create_branch(self, name: str, version: str | None) -> None:
         """Create a branch at a snapshot of the history, by default at the head of `main`."""
-        check_ref_name(name)
+        _check_new_name(name)
 
         def change(root: Root) -> Root:
             if name in root.branches:
                 raise AlreadyExistsError(
                     f"branch {name!r} exists; reset_branch moves it, or choose another name"
                 )
-            return replace(root, branches={**root.branches, name: self._at(root, snapshot_id)})
+            return replace(root, branches={**root.branches, name: self._at(root, due)})
 
-        self._update(change, "create branch", name, snapshot_id)
+        due = None if version is None else self.fixed(version)
+        self._update(change, "create branch", name, due)
 
-    def reset_branch(
-        self, name: str, snapshot_id: str, *, force: bool, expected: str | None
-    ) -> None:
+    def reset_branch(self, name: str, version: str, *, force: bool, expected: str | None) -> None:
         """Move a branch to a snapshot of the history; dropping commits must be allowed."""
         if expected is not None:
             snapshot_key(expected)  # raises unless it is an id
+        snapshot_id = self.fixed(version)
 
         def change(root: Root) -> Root:
             old = known_ref(root.branches, name, "branch")
@@ -322,6 +344,18 @@ class Refs:
             return replace(root, branches={**root.branches, name: moved}, swept=0)
 
         self._update(change, "reset branch", name, snapshot_id)
+
+    def fast_forward(self, name: str, snapshot_id: str, *, expected: str) -> None:
+        """Move a branch to a snapshot that comes after its head, which must be the expected one."""
+
+        def change(root: Root) -> Root:
+            old = known_ref(root.branches, name, "branch")
+            if snapshot_id_of(old.head.key) != expected:
+                raise BranchMovedError(f"branch {name!r} has moved")
+            moved = replace(self._at(root, snapshot_id), epoch=old.epoch, index=old.index)
+            return replace(root, branches={**root.branches, name: moved})
+
+        self._update(change, "fast-forward branch", name, snapshot_id)
 
     def _comes_after(self, new: Branch, old: Branch) -> bool:
         """Whether the head of `old` is in the history of the head of `new`."""
@@ -352,9 +386,9 @@ class Refs:
         tags = self._context.roots.whole(self._root()).tags
         return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
 
-    def create_tag(self, name: str, snapshot_id: str | None) -> None:
+    def create_tag(self, name: str, version: str | None) -> None:
         """Create a tag at a snapshot of the history, by default at the head of `main`."""
-        check_ref_name(name)
+        _check_new_name(name)
 
         def change(root: Root) -> Root:
             if name in root.tags:
@@ -364,10 +398,11 @@ class Refs:
                     f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
                     "come to mean something else"
                 )
-            head = self._at(root, snapshot_id).head.bare()
+            head = self._at(root, due).head.bare()
             return replace(root, tags={**root.tags, name: head})
 
-        self._update(change, "create tag", name, snapshot_id)
+        due = None if version is None else self.fixed(version)
+        self._update(change, "create tag", name, due)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag; its name is never used again."""
@@ -421,8 +456,9 @@ def _check_limit(limit: object) -> int:
     return min(limit, sys.maxsize)
 
 
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
+def _check_new_name(name: object) -> None:
+    if check_ref_name(name) == HEAD or is_snapshot_id(str(name)):
         raise InvalidArgumentError(
-            f"{name!r} is not the name of a branch or tag, nor the id of a snapshot"
+            f"no branch or tag can be called {name!r}: "
+            + ("it stands for the head of main" if name == HEAD else "it is the id of a snapshot")
         )

@@ -204,6 +204,10 @@ class RootReader:
         """The root with that tag, loaded from a page if necessary."""
         return self._with(root, name, ["tags"])
 
+    def with_ref(self, root: Root, name: str) -> Root:
+        """The root with the branch and the tag of that name, loaded from pages if necessary."""
+        return self._with(root, name, ["branches", "tags"])
+
     def branch(self, root: Root, name: str) -> Branch:
         """The branch, from the root or a page; raises `NotFoundError` if there is none."""
         return known_ref(self.with_branch(root, name).branches, name, "branch")
@@ -550,7 +554,7 @@ class Roots(RootReader):
                 operation_id,
             )
             try:
-                root = self._with(at.root, ref, ["branches", "tags"]) if ref else at.root
+                root = self.with_ref(at.root, ref) if ref else at.root
                 new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
             except CorruptObjectError as error:
                 at = self._instead(at, error)

@@ -40,7 +40,16 @@ from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import agree, inside, pick, select, shared_rows
 from zarr_manifests.records import dataclass
 
-__all__ = ["CELLS", "Choice", "Footprint", "Policy", "Rebased", "check_policy", "rebase"]
+__all__ = [
+    "CELLS",
+    "LISTED_CHUNKS",
+    "Choice",
+    "Footprint",
+    "Policy",
+    "Rebased",
+    "check_policy",
+    "rebase",
+]
 
 type Choice = Literal["fail", "ours", "theirs"]
 """Who wins: nobody, this commit ("ours"), or the commits that came first ("theirs")."""
@@ -49,7 +58,8 @@ type Policy = Choice | Callable[[Conflict], Choice]
 """Who wins a conflict that may be resolved; a function is called for each conflict."""
 
 _CHOICES: Final = ("fail", "ours", "theirs")
-_LISTED_CHUNKS: Final = 20
+LISTED_CHUNKS: Final = 20
+"""How many chunks a conflict lists, unless all are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,7 @@ class _Pair:
     mine: NodeChange
     theirs: NodeChange
     reads: Reads
+    listed: int
 
     def found(
         self,
@@ -121,7 +132,7 @@ class _Pair:
         reason: str,
         rows: IndexArray | None = None,
     ) -> Conflict:
-        listed = () if rows is None else tuple(map(tuple, rows[:_LISTED_CHUNKS].tolist()))
+        listed = () if rows is None else tuple(map(tuple, rows[: self.listed].tolist()))
         return Conflict(kind, absolute(self.mine.path), str(component), reason, listed)
 
 
@@ -151,6 +162,7 @@ def rebase(
     policy: Policy = "fail",
     reads: Reads | None = None,
     serializable: bool = False,
+    listed: int = LISTED_CHUNKS,
 ) -> Rebased:
     """Rebase a commit onto the tip.
 
@@ -167,6 +179,8 @@ def rebase(
         and wrote, not even with the same bytes.
     serializable : bool
         Whether others must not have changed anything that was read.
+    listed : int
+        How many chunks a conflict lists at most.
     """
     check_policy(policy)
     reads = reads or Reads()
@@ -174,9 +188,9 @@ def rebase(
     ours: set[tuple[bytes, str]] = set()
     kept: set[bytes] = set()
     dropped: dict[bytes, IndexArray] = {}
-    found = [*_at_nodes(mine, theirs, reads), *_at_paths(mine, theirs)]
+    found = [*_at_nodes(mine, theirs, reads, listed), *_at_paths(mine, theirs)]
     if serializable:
-        found += _read_conflicts(mine, theirs, reads)
+        found += _read_conflicts(mine, theirs, reads, listed)
     for each in found:
         choice = _choice(policy, each.conflict) if each.open_to_policy else "fail"
         back = each.deletion and choice == "theirs"
@@ -556,9 +570,9 @@ PATH_CELLS: dict[tuple[Component, Component], _PathRule] = {
 """Rules by my component and theirs, for paths."""
 
 
-def _at_nodes(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_Found]:
+def _at_nodes(mine: Changes, theirs: Changes, reads: Reads, listed: int) -> Iterator[_Found]:
     for node_id in sorted(mine.nodes.keys() & theirs.nodes.keys()):
-        pair = _Pair(node_id, mine.nodes[node_id], theirs.nodes[node_id], reads)
+        pair = _Pair(node_id, mine.nodes[node_id], theirs.nodes[node_id], reads, listed)
         for one in pair.mine.components:
             for other in pair.theirs.components:
                 rule = CELLS.get((one, other))
@@ -575,11 +589,11 @@ def _at_paths(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 # --- what was read ---------------------------------------------------------------------------
 
 
-def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads) -> Iterator[_Found]:
+def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads, listed: int) -> Iterator[_Found]:
     """Conflicts of what was read here and changed by others."""
     for node_id in sorted(reads.nodes() & theirs.nodes.keys()):
         change = theirs.nodes[node_id]
-        pair = _Pair(node_id, mine.nodes.get(node_id, change), change, reads)
+        pair = _Pair(node_id, mine.nodes.get(node_id, change), change, reads, listed)
         if change.chunks is not None:
             coords = change.chunks.coords()
             coords = coords[reads.at(node_id, coords)]

@@ -1,0 +1,223 @@
+"""Versions by any name: what is found, in which order, and what is told of names that find none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+import xarray as xr
+import zarr
+
+from inside import change_root
+from zarr_manifests import Repository
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.versions import VersionName
+
+_DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def made() -> tuple[Repository, list[str]]:
+    """A history of five snapshots, one a day from 1970-01-01 on, and their ids."""
+    today = 0
+    runtime = replace(SYSTEM, now_ms=lambda: today * _DAY_MS)
+    repo = Repository.create(MemoryStorage(), runtime=runtime)
+    ids = [repo.resolve("main")]
+    for day in range(1, 5):
+        today = day
+        with repo.transaction(message=f"day {day}") as store:
+            zarr.create_group(store, path=f"day{day}")
+        ids.append(repo.resolve("main"))
+    repo.create_branch("side", ids[2])
+    repo.create_tag("v1", ids[1])
+    return repo, ids
+
+
+def random_part(snapshot_id: str) -> str:
+    return snapshot_id.split("-")[1]
+
+
+def test_every_name_finds_its_snapshot(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    due = {
+        "main": 4,
+        "HEAD": 4,
+        "side": 2,
+        "v1": 1,
+        ids[3]: 3,
+        random_part(ids[3])[:6]: 3,
+        random_part(ids[3])[:11]: 3,
+        random_part(ids[3]): 3,
+        ids[3][:20]: 3,
+        "main~": 3,
+        "main~0": 4,
+        "main~3": 1,
+        "HEAD~2~1": 1,
+        "v1~1": 0,
+        f"{ids[3]}~2": 1,
+        f"{random_part(ids[3])[:8]}~": 2,
+        "main@{1970-01-03}": 2,
+        "HEAD@{1970-01-03T23:59:59Z}": 2,
+        "main@{1970-01-03}~2": 0,
+        "side@{1999-12-31}": 2,
+    }
+    for name, at in due.items():
+        assert repo.resolve(name) == ids[at], name
+        assert repo.readonly_session(name).snapshot_id == ids[at], name
+        assert next(repo.ancestry(name)).id == ids[at], name
+    for as_of in ("1970-01-03", datetime(1970, 1, 3, tzinfo=UTC)):
+        assert repo.readonly_session("main", as_of=as_of).snapshot_id == ids[2]
+        assert repo.readonly_session(as_of=as_of).snapshot_id == ids[2]
+
+
+def test_every_call_takes_any_name(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    short = random_part(ids[2])[:7]
+    assert repo.totals(short) == repo.totals(snapshot_id=ids[2])
+    assert repo.du(short).snapshots[0].id == ids[2]
+    assert repo.explain_manifests("main~2").snapshot_id == ids[2]
+    assert repo.plan_manifests({}, "main~2").snapshot_id == ids[2]
+    assert repo.read_costs("v1") == repo.read_costs(tag="v1")
+    assert repo.diff("main~2", "HEAD").created == ("/day3", "/day4")
+    assert [c.path for c in repo.changes(short, "main~1")] == ["/day3"]
+    with repo.lease("main~1") as lease:
+        assert lease.snapshot_id == ids[3]
+    repo.create_branch("again", "main@{1970-01-02}")
+    repo.create_tag("v2", "v1~1")
+    assert repo.list_branches()["again"] == ids[1]
+    assert repo.list_tags()["v2"] == ids[0]
+    assert [one.snapshot_id for one in repo.ops_log()][:2] == [ids[0], ids[1]]
+    repo.cherry_pick("main~1", "again")
+    assert {*zarr.open_group(repo.readonly_session("again").store, mode="r")} == {"day1", "day3"}
+    repo.reset_branch("again", "v1", force=True)
+    assert repo.resolve("again") == ids[1]
+    repo.revert("HEAD~1")
+    names = {*xr.open_datatree(repo, engine="zarr_manifests", version="main").children}
+    assert names == {"day1", "day2", "day4"}
+    old = xr.open_datatree(repo, engine="zarr_manifests", version="main@{1970-01-02}")
+    assert {*old.children} == {"day1"}
+
+
+def test_a_branch_called_like_a_short_id_comes_first(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    short = random_part(ids[1])[:8]
+    repo.create_branch(short, ids[3])
+    assert repo.resolve(short) == ids[3]
+    assert repo.resolve(short + random_part(ids[1])[8]) == ids[1]
+
+
+def test_what_is_ambiguous_lists_both(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    repo.create_tag("side", ids[0])
+    for name in ("side", "side~1", "side@{1970-01-02}"):
+        with pytest.raises(InvalidArgumentError, match=f"branch 'side' at {ids[2]}.*{ids[0]}"):
+            repo.readonly_session(name)
+    assert repo.readonly_session(branch="side").snapshot_id == ids[2]
+    assert repo.readonly_session(tag="side").snapshot_id == ids[0]
+
+
+def test_a_short_id_of_two_snapshots_lists_both() -> None:
+    drawn = count()
+
+    def alike(number: int) -> bytes:
+        return b"\xab" * (number - 2) + next(drawn).to_bytes(2, "big")
+
+    repo = Repository.create(MemoryStorage(), runtime=replace(SYSTEM, random_bytes=alike))
+    with repo.transaction(message="make air") as store:
+        zarr.create_group(store, path="air")
+    newest, first = (info.id for info in repo.ancestry())
+    with pytest.raises(InvalidArgumentError, match="ids of 2 snapshots begin so") as error:
+        repo.resolve("ababab")
+    assert newest in str(error.value)
+    assert first in str(error.value)
+    assert repo.resolve(random_part(newest)) == newest
+
+
+def test_what_is_unknown_lists_what_is_near(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    with pytest.raises(NotFoundError, match=r"no branch 'mian'.* near it are branch 'main'"):
+        repo.resolve("mian")
+    with pytest.raises(NotFoundError, match="no branch ''"):
+        repo.resolve("")
+    with pytest.raises(NotFoundError, match="there are branch 'main', branch 'side', tag 'v1'"):
+        repo.resolve("zzzzzzz")
+    digits = random_part(ids[4])[:8]
+    wrong = digits[:7] + ("0" if digits[7] != "0" else "1")
+    with pytest.raises(NotFoundError, match=f"near it are .*the snapshot {digits}"):
+        repo.resolve(wrong)
+    with pytest.raises(NotFoundError, match="'main~9': there are only 4 snapshots before it"):
+        repo.resolve("main~9")
+    with pytest.raises(NotFoundError, match="no snapshot from 1969-12-31"):
+        repo.resolve("main@{1969-12-31}")
+    with pytest.raises(SnapshotExpiredError):
+        repo.resolve(ids[0][:-1] + "999")
+
+
+REFUSED: dict[str, Callable[[Repository], Any]] = {
+    "only a branch has a time": lambda repo: repo.resolve("v1@{1970-01-02}"),
+    "as_of goes with a branch only": lambda repo: repo.readonly_session(
+        "main~1", as_of="1970-01-02"
+    ),
+    "only a branch has a time;": lambda repo: repo.readonly_session("v1", as_of="1970-01-02"),
+    "give one of version": lambda repo: repo.readonly_session("main", tag="v1"),
+    "follow goes with a branch": lambda repo: repo.readonly_session("main~1", follow=True),
+    "follow goes with a branch only": lambda repo: repo.readonly_session("v1", follow=True),
+    "not 'yesterday'": lambda repo: repo.resolve("main@{yesterday}"),
+    "names no version": lambda repo: repo.resolve("main~x"),
+    "names no version:": lambda repo: repo.resolve("main{3}"),
+    "further back": lambda repo: repo.resolve("main~9999999999"),
+    "not the name of a branch": lambda repo: repo.resolve(5),  # type: ignore[arg-type]
+    "it stands for the head of main": lambda repo: repo.create_branch("HEAD"),
+    "'HEAD': it stands": lambda repo: repo.create_tag("HEAD"),
+    "it is the id of a snapshot": lambda repo: repo.create_tag(repo.resolve("main")),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_is_no_version_is_refused(made: tuple[Repository, list[str]], told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        REFUSED[told](made[0])
+
+
+def test_a_branch_called_head_of_older_versions_is_found_by_its_keyword(
+    made: tuple[Repository, list[str]],
+) -> None:
+    repo, ids = made
+
+    def old(root: Any) -> Any:
+        return replace(root, branches={**root.branches, "HEAD": root.branches["side"]})
+
+    change_root(repo, "create branch", old)
+    assert repo.resolve("HEAD") == ids[4]
+    assert repo.readonly_session(branch="HEAD").snapshot_id == ids[2]
+
+
+def test_a_follower_by_any_name_of_a_branch_moves(made: tuple[Repository, list[str]]) -> None:
+    repo, _ = made
+    for name in ("main", "HEAD"):
+        session = repo.readonly_session(name, follow=True, follow_interval=timedelta(0))
+        with repo.transaction(message="more") as store:
+            zarr.create_group(store, path=name)
+        assert name in zarr.open_group(session.store, mode="r")
+
+
+def test_what_expires_is_found_by_no_name(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    repo.expire_snapshots(keep_last=2)
+    assert repo.resolve("main~1") == ids[3]
+    assert repo.resolve(random_part(ids[1])[:8]) == ids[1]  # the tag keeps it
+    for name in ("main~2", "v1~1"):
+        with pytest.raises(NotFoundError, match="snapshots before it in history"):
+            repo.resolve(name)
+    with pytest.raises(NotFoundError, match=r"near it are|there are"):
+        repo.resolve(random_part(ids[0])[:8])
+
+
+def test_spaces_of_a_time_do_not_matter() -> None:
+    assert VersionName.parse("a@{ 1970-01-02 }~1") == VersionName("a", _DAY_MS, 1)

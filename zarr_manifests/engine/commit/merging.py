@@ -1,0 +1,235 @@
+"""Merging one line of history into a branch, as one commit by the rules of a rebase.
+
+The changes of the source since the base become the changes of a session that began at the base. So
+`rebase` puts them on the branch's head as it would put those of any session. Invariants: the merge
+is planned for exactly one head, and planned anew if the branch has moved; the snapshot that is
+merged is in history as of the root that is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.commit.carry_zones import take_zones
+from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
+from zarr_manifests.engine.commit.request import CommitRequest
+from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.history.ancestry import find_in_history
+from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of
+from zarr_manifests.engine.history.find_marks import mark_of, marks_of
+from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
+from zarr_manifests.engine.history.net_changes import net_changes
+from zarr_manifests.engine.history.refs import BranchMovedError
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.delta import CommitKind, Delta
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
+from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
+from zarr_manifests.planning.tables.merge import narrower, unset_at
+from zarr_manifests.records import dataclass
+
+__all__ = ["Merging", "plan_merge"]
+
+_ALL: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """A merge that is planned for one head of a branch.
+
+    Parameters
+    ----------
+    source : str
+        Id of the snapshot to merge.
+    tip : Branch
+        The branch as it is.
+    base : SnapshotView
+        The newest snapshot whose changes both have.
+    changes : ChangeSet
+        What the source has changed since.
+    commits : int
+        How many commits did that.
+    joined : Joined or None
+        If the branch has the base by a merge: how that differs from the base.
+    steps : tuple of MarkStep
+        The marks that the source has moved.
+    follows : bool
+        Whether the source comes after the branch's head, so that the branch can be moved there.
+    """
+
+    source: str
+    tip: Branch
+    base: SnapshotView
+    changes: ChangeSet
+    commits: int
+    joined: Joined | None
+    steps: tuple[MarkStep, ...]
+    follows: bool
+
+    @property
+    def head(self) -> str:
+        """Id of the branch's head."""
+        return snapshot_id_of(self.tip.head.key)
+
+    @property
+    def done(self) -> bool:
+        """Whether the branch has all changes of the source already."""
+        return not self.follows and self.base.snapshot_id == self.source
+
+    def request(
+        self, message: str, metadata: Mapping[str, object], policy: Policy
+    ) -> CommitRequest:
+        """The commit."""
+        return CommitRequest(
+            message,
+            {**metadata, "merged-from": self.source},
+            self._rebasing(policy),
+            check_tip=self._check_tip,
+            source=self.source,
+            steps=self.steps,
+            merged=(self.source, self.base.snapshot_id),
+        )
+
+    def _rebasing(self, policy: Policy) -> Rebasing:
+        return Rebasing(True, _turned(policy), joined=self.joined, listed=_ALL)
+
+    def _check_tip(self, tip: SnapshotView) -> None:
+        if tip.ref.key != self.tip.head.key:
+            raise BranchMovedError("the branch has moved")
+
+    def conflicts(self, context: Context, policy: Policy) -> tuple[Conflict, ...]:
+        """All places where the source and the branch have different changes."""
+        tip = context.objects.load(self.tip.head, Snapshot)
+        found = [
+            Conflict(
+                ConflictKind.MARK,
+                "/",
+                "mark",
+                f"both sides have moved the last version of {step.app!r}, from "
+                f"{shown(step.before)} to {shown(step.version)} and to {shown(mark)}",
+            )
+            for step in self.steps
+            if (mark := mark_of(context, tip, step.app)) != step.before
+        ]
+        if self.base.ref.key != self.tip.head.key:
+            try:
+                rebasing = self._rebasing(policy)
+                rebase_changes(context, self.base, self.tip, self.changes, rebasing)
+            except ConflictError as error:
+                found += error.conflicts
+        return tuple(found)
+
+
+def _turned(policy: Policy) -> Policy:
+    """The policy of the changes that are put on the branch, given that of the branch."""
+    check_policy(policy)
+    words: dict[Choice, Choice] = {"ours": "theirs", "theirs": "ours", "fail": "fail"}
+    if not callable(policy):
+        return words[policy]
+    return lambda conflict: words.get(policy(conflict), policy(conflict))
+
+
+def plan_merge(context: Context, root: Root, branch: str, source: str) -> Merging:
+    """How to merge the snapshot into the branch, as of this root.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch.
+    SnapshotExpiredError
+        If the snapshot, or what it has in common with the branch, is not in history.
+    ConflictError
+        If the lines were merged crosswise.
+    """
+    tip = context.roots.branch(root, branch)
+    head, snapshot = find_in_history(context, root, source)
+    known = merge_base(context, root, head, tip.head)
+    base, lines = context.open_view(known.at), known.lines
+    changes = ChangeSet()
+    mine = _deltas(context, root, base, known, lines.left, head)
+    _combine(context, base, mine, changes)
+    _clear_older(changes, base, context.open_branch(tip))
+    for _, each in reversed(lines.left):
+        take_zones(context, changes, each)
+    since = known.has(head) - known.has(tip.head) - {known.at.key}
+    rewrites = {ref.key for ref, each in lines.left if each.kind is CommitKind.REWRITE}
+    joined = None
+    at = known.joined(lines.right)
+    if at is not None:
+        view = context.open_view(at)
+        joined = Joined(view, net_changes(context, root, base, view))
+    return Merging(
+        snapshot_id_of(head.key),
+        tip,
+        base,
+        changes,
+        len(since - rewrites),
+        joined,
+        _steps(marks_of(context, base.snapshot), marks_of(context, snapshot)),
+        follows=not lines.right and bool(lines.left),
+    )
+
+
+def _deltas(
+    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line, head: BlobRef
+) -> list[Delta]:
+    """What leads from the base to the head of a line, newest first."""
+    at = known.joined(line)
+    since = base if at is None else context.open_view(at)
+    deltas = deltas_between(context, since, head) or []
+    return deltas if at is None else [*deltas, net_changes(context, root, base, since)]
+
+
+def _combine(
+    context: Context, base: SnapshotView, deltas: Sequence[Delta], changes: ChangeSet
+) -> None:
+    """Record what these deltas, newest first, together change."""
+    nodes: dict[str, Node | None] = {}
+    for delta in reversed(deltas):
+        nodes |= dict.fromkeys(delta.deleted)
+        nodes |= {node.path: node for node in delta.nodes}
+        for node_id, shape in delta.truncated.items():
+            changes.cut_tables(node_id, shape)
+            cut = narrower(changes.truncated.get(node_id), shape)
+            changes.truncated[node_id] = shape if cut is None else cut
+        for node_id, tables in tables_of(context, delta).items():
+            for table in tables:
+                changes.put_table(node_id, table)
+    for path, node in nodes.items():
+        if node != base.nodes.get(path):
+            changes.set_node(path, node)
+    result = {**base.nodes, **changes.nodes}
+    alive = {node.node_id: node for node in result.values() if node is not None}
+    for node_id in {*changes.touched(), *changes.truncated} - alive.keys():
+        changes.forget(node_id)
+
+
+def _clear_older(changes: ChangeSet, base: SnapshotView, tip: SnapshotView) -> None:
+    """Remove what the branch's deltas still hold of arrays that it had once and has not now."""
+    old = {node.node_id for node in base.nodes.values()}
+    for node in changes.nodes.values():
+        if node is None or node.node_id in old or tip.chunks(node.node_id) is None:
+            continue
+        rank = 0 if node.array is None else len(node.array.shape)
+        if rank:
+            changes.truncated[node.node_id] = (0,) * rank
+        elif node.node_id not in changes.tables:
+            changes.put_table(node.node_id, unset_at(np.zeros((1, 0), np.int64)))
+
+
+def _steps(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[MarkStep, ...]:
+    """The marks that were set or forgotten."""
+    return tuple(
+        MarkStep(app, before.get(app, NO_MARK), after.get(app, NO_MARK))
+        for app in sorted(before.keys() | after.keys())
+        if before.get(app, NO_MARK) != after.get(app, NO_MARK)
+    )

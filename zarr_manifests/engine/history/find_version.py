@@ -1,0 +1,170 @@
+"""Finding the snapshot that a version names: a branch, a tag, an id or a short id, in this order.
+
+A name that is both a branch and a tag, and a short id that fits several snapshots, is an error that
+lists them all. Invariant: what is found by a short id is in the history of a branch or tag.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from itertools import islice
+from typing import Final
+
+from zarr_manifests.engine.history.ancestry import entries, floor_below, starts
+from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
+from zarr_manifests.records import dataclass
+from zarr_manifests.versions import is_short_id, named_by
+
+__all__ = ["Found", "before", "found_by_name"]
+
+_LISTED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A snapshot that was found, as the head of a branch.
+
+    Parameters
+    ----------
+    at : Branch
+        The snapshot: a branch's own head, or that of an unnamed branch.
+    branch : str, optional
+        The branch that was named.
+    moves : bool
+        Whether it is the head of that branch, so that a reader can follow it.
+    """
+
+    at: Branch
+    branch: str | None = None
+    moves: bool = False
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return snapshot_id_of(self.at.head.key)
+
+
+def found_by_name(context: Context, root: Root, name: str) -> Found:
+    """The snapshot with that name, as of this root.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the name is ambiguous.
+    NotFoundError
+        If nothing has that name; the message lists what is near.
+    SnapshotExpiredError
+        If there is no snapshot of that id.
+    """
+    if is_snapshot_id(name):  # no branch or tag is called so, unless it was made long ago
+        return Found(Branch(snapshot_ref(context, name), None))
+    root = context.roots.with_ref(root, name)
+    branch, tag = root.branches.get(name), root.tags.get(name)
+    if branch is not None and tag is not None:
+        raise InvalidArgumentError(
+            f"{name!r} is ambiguous: it is branch {name!r} at {snapshot_id_of(branch.head.key)}, "
+            f"and tag {name!r} at {snapshot_id_of(tag.key)}; give branch={name!r}, tag={name!r} or "
+            "the id"
+        )
+    if branch is not None:
+        return Found(branch, name, moves=True)
+    if tag is not None:
+        return Found(Branch(tag, None))
+    if is_short_id(name):
+        return _by_short_id(context, root, name)
+    raise _unknown(context, root, name)
+
+
+def before(
+    context: Context, root: Root, found: Found, shown: str, *, until_ms: int | None, back: int
+) -> Found:
+    """The snapshot of the branch at that time, or so many before it; `shown` is for errors.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is a time, and what was found is not the head of a branch.
+    NotFoundError
+        If the history does not go back so far.
+    """
+    if until_ms is not None:
+        if not found.moves:
+            raise InvalidArgumentError(f"{shown!r}: only a branch has a time; a tag or id is fixed")
+        found = _until(context, found, shown, until_ms)
+    if not back:
+        return found
+    head, floor = found.at.head, found.at.floor
+    if found.branch is None:
+        floor = floor_below(context, root, head)
+    seen = 0
+    for part in entries(context, head, floor, back + 1):
+        if back < seen + len(part):
+            at = Branch(part.pointer(len(part) - 1 - (back - seen)).ref, None, floor=floor)
+            return Found(at, found.branch)
+        seen += len(part)
+    raise NotFoundError(f"{shown!r}: there are only {seen - 1} snapshots before it in history")
+
+
+def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:
+    for part in entries(context, found.at.head, found.at.floor):
+        for at in reversed(range(len(part))):
+            if part.written_ms[at] <= until_ms:
+                there = Branch(part.pointer(at).ref, None, floor=found.at.floor)
+                return Found(there, found.branch)
+    then = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=until_ms)
+    raise NotFoundError(f"{shown!r}: the branch has no snapshot from {then.isoformat()} or before")
+
+
+def _by_short_id(context: Context, root: Root, text: str) -> Found:
+    found = [name for name in _known_ids(context, root) if named_by(text, name)]
+    if len(found) > 1:
+        listed = ", ".join(found[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
+        raise InvalidArgumentError(
+            f"{text!r} is ambiguous: the ids of {len(found)} snapshots begin so, {listed}; give "
+            "more digits"
+        )
+    if not found:
+        raise _unknown(context, root, text)
+    return Found(Branch(snapshot_ref(context, found[0]), None))
+
+
+def _known_ids(context: Context, root: Root) -> Iterator[str]:
+    """The ids of all snapshots in history, each once."""
+    told: set[str] = set()
+    whole: set[str] = set()
+    for start, floor in starts(context, root):
+        for part in entries(context, start, floor, sys.maxsize):
+            yield from (name for name in part.ids if name not in told)
+            told.update(part.ids)
+            if whole.issuperset(part.ids):
+                break  # an earlier walk has gone on from here to the end
+            if floor is None:
+                whole.update(part.ids)
+
+
+def _unknown(context: Context, root: Root, name: str) -> NotFoundError:
+    whole = context.roots.whole(root)
+    kinds = dict.fromkeys(whole.tags, "tag") | dict.fromkeys(whole.branches, "branch")
+    near = get_close_matches(name, kinds, n=3, cutoff=0.5)
+    if is_short_id(name):
+        recent = entries(context, whole.branches["main"].head, whole.branches["main"].floor)
+        ids = [i for part in islice(recent, 1) for i in part.ids]
+        near += get_close_matches(
+            name, [i.split("-")[1][: len(name)] for i in ids], n=2, cutoff=0.6
+        )
+    shown = [f"{kinds[n]} {n!r}" if n in kinds else f"the snapshot {n}" for n in near]
+    if not shown:
+        shown = [f"{kinds[n]} {n!r}" for n in sorted(kinds)[:_LISTED]]
+    what = "there are" if not near else "near it are"
+    return NotFoundError(
+        f"there is no branch {name[:80]!r} in {context.storage.url}, nor a tag or snapshot of that "
+        f"name; {what} {', '.join(shown)}. `repo.list_branches()`, "
+        "`repo.list_tags()` and `repo.ancestry()` list them"
+    )

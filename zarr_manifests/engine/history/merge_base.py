@@ -1,0 +1,189 @@
+"""The common past of two snapshots: where their lines part, and since when to merge them.
+
+Each snapshot has one parent, so the parents make a tree. A merge also names the snapshot that it
+has brought in (`merged`), whose changes its line has from then on. Invariant: a base is known only
+if all that lies above it could be read; else the history has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+
+from zarr_manifests.engine.history.ancestry import ancestors, floor_below, is_missing
+from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    CorruptObjectError,
+    HistoryExpiredError,
+    MissingChunkError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.root import Root
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.records import dataclass
+
+__all__ = ["Line", "MergeBase", "Parted", "merge_base", "parted"]
+
+
+type Line = list[tuple[BlobRef, Snapshot]]
+"""Snapshots, newest first, each of which is the parent of the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """Two lines of history, newest first, down to the newest snapshot that both have."""
+
+    left: Line
+    right: Line
+    at: BlobRef
+
+
+def parted(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> Parted:
+    """Where the lines of two snapshots part, by their parents.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If that has expired.
+    """
+    walks = [ancestors(context, ref, floor_below(context, root, ref)) for ref in (left, right)]
+    lines: tuple[Line, Line] = ([], [])
+    seen: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    now = [_next(walk) for walk in walks]
+    while any(now):
+        # Sequences only grow along a line: whoever is higher cannot be below the other.
+        a, b = now
+        side = 0 if b is None or (a is not None and a[1].sequence >= b[1].sequence) else 1
+        here = now[side]
+        assert here is not None
+        if here[0].key in seen[1 - side]:
+            lines[1 - side][seen[1 - side][here[0].key] :] = []
+            return Parted(*lines, here[0])
+        seen[side][here[0].key] = len(lines[side])
+        lines[side].append(here)
+        now[side] = _next(walks[side])
+    raise HistoryExpiredError(
+        f"what {snapshot_id_of(left.key)} and {snapshot_id_of(right.key)} have in common has "
+        "expired, so what each has changed since is not known"
+    )
+
+
+def _next(walk: Iterator[tuple[BlobRef, Snapshot]]) -> tuple[BlobRef, Snapshot] | None:
+    try:
+        return next(walk, None)
+    except (CorruptObjectError, MissingChunkError) as error:
+        if is_missing(error):
+            return None
+        raise
+
+
+@dataclass(slots=True)
+class _Past:
+    """What one side knows: snapshots above where the lines part, with what each comes from."""
+
+    context: ReadContext
+    root: Root
+    below: BlobRef
+    """Where the lines part."""
+    before: dict[str, list[str]] = field(default_factory=dict)
+    """Keys of the parent and the merged snapshot, by key."""
+
+    def add(self, line: Line) -> None:
+        """Add a line, and the lines that it has merged."""
+        for ref, snapshot in line:
+            parent = [] if snapshot.parent is None else [snapshot.parent.key]
+            merged = [] if snapshot.merged is None else [snapshot_key(snapshot.merged[0])]
+            self.before[ref.key] = parent + merged
+        for _, snapshot in line:
+            if snapshot.merged is not None:
+                self._add_merged(snapshot, snapshot.merged[0])
+
+    def _add_merged(self, merge: Snapshot, source: str) -> None:
+        if snapshot_key(source) in self.before:
+            return
+        try:
+            ref = snapshot_ref(self.context, source)
+            self.add(parted(self.context, self.root, ref, self.below).left)
+        except SnapshotExpiredError as error:
+            raise HistoryExpiredError(
+                f"snapshot {source}, which {merge.snapshot_id} has merged, has expired, so which "
+                "changes both lines have is not known. Repeat the commits with cherry_pick; a tag "
+                "keeps what was merged"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class MergeBase:
+    """The newest snapshot whose changes two lines have, and how far each has come since.
+
+    Parameters
+    ----------
+    at : BlobRef
+        That snapshot.
+    lines : Parted
+        The two lines down to where they part.
+    before : mapping of str to list of str
+        Of each snapshot above that, by key: the keys of its parent and of what it has merged.
+    """
+
+    at: BlobRef
+    lines: Parted
+    before: Mapping[str, list[str]]
+
+    def has(self, ref: BlobRef) -> set[str]:
+        """Keys of all snapshots from there on whose changes the snapshot has, itself included."""
+        found, due = {ref.key}, [ref.key]
+        while due:
+            for older in self.before.get(due.pop(), ()):
+                if older not in found:
+                    found.add(older)
+                    due.append(older)
+        return found
+
+    def joined(self, line: Line) -> BlobRef | None:
+        """The oldest snapshot of the line that has the base without coming after it.
+
+        None if the base itself is on the line.
+        """
+        if self.at.key == self.lines.at.key or any(ref.key == self.at.key for ref, _ in line):
+            return None
+        return next(ref for ref, _ in reversed(line) if self.at.key in self.has(ref))
+
+
+def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef) -> MergeBase:
+    """The newest snapshot whose changes both have, by parents and by what was merged.
+
+    Raises
+    ------
+    ConflictError
+        If there are several, of which none has the changes of another.
+    HistoryExpiredError
+        If it has expired.
+    """
+    lines = parted(context, root, ours, theirs)
+    before: dict[str, list[str]] = {}
+    for line in (lines.left, lines.right):
+        past = _Past(context, root, lines.at)
+        past.add(line)
+        before |= past.before
+    known = MergeBase(lines.at, lines, before)
+    common = (known.has(ours) & known.has(theirs) & before.keys()) | {lines.at.key}
+    newest = common.difference(*(before.get(key, ()) for key in common))
+    if len(newest) > 1:
+        listed = ", ".join(sorted(snapshot_id_of(key) for key in newest))
+        raise ConflictError(
+            f"{listed} are in both lines, and none has the changes of the others: the lines were "
+            "merged crosswise. Merge one into the other from its present head first, or repeat "
+            "the commits with cherry_pick",
+            [Conflict(ConflictKind.HISTORY, "/", "history", "the lines were merged crosswise")],
+        )
+    (key,) = newest
+    if key == lines.at.key:
+        return known
+    return MergeBase(snapshot_ref(context, snapshot_id_of(key)), lines, before)

@@ -1,0 +1,109 @@
+"""What differs between any two snapshots of a repository, as one delta.
+
+The logs of both lines since they part say which places may differ, and only these are compared. So
+the cost follows from what was changed, not from the size of the arrays. Invariant: a place is in
+the delta if and only if it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
+from zarr_manifests.engine.history.merge_base import parted
+from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import Root
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.tables.merge import agree, inside, pick, unset_at
+
+__all__ = ["net_changes"]
+
+_NOBODY: Final = bytes(COMMIT_ID_BYTES)
+
+
+def net_changes(context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView) -> Delta:
+    """What makes the one snapshot into the other; it is no commit's.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If what both have in common has expired.
+    """
+    nodes = {
+        path: new.nodes.get(path)
+        for path in old.nodes.keys() | new.nodes.keys()
+        if old.nodes.get(path) != new.nodes.get(path)
+    }
+    was, now = _by_id(old.nodes), _by_id(new.nodes)
+    tables: list[tuple[bytes, ChunkTable]] = []
+    truncated = {}
+    for node_id, coords in _touched(context, root, old, new).items():
+        array = now[node_id].array
+        if array is not None and not inside(coords, array.grid.hi).all():
+            truncated[node_id] = array.grid.hi
+            coords = coords[inside(coords, array.grid.hi)]
+        if len(coords):
+            tables += [(node_id, t) for t in _differing(old, new, node_id, coords)]
+    for node_id in sorted(now.keys() - was.keys()):
+        table = new.chunks(node_id)
+        tables += [] if table is None or not len(table) else [(node_id, table)]
+    return Delta(
+        _NOBODY,
+        tuple(node for node in nodes.values() if node is not None),
+        {path: old.nodes[path].node_id for path, node in nodes.items() if node is None},
+        truncated,
+        Manifest.of(tables),
+    )
+
+
+def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
+    return {node.node_id: node for node in nodes.values()}
+
+
+def _touched(
+    context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView
+) -> dict[bytes, IndexArray]:
+    """The chunks that were changed since the lines part, of nodes that both have, in C order."""
+    lines = parted(context, root, old.ref, new.ref)
+    both = _by_id(old.nodes).keys() & _by_id(new.nodes).keys()
+    found: dict[bytes, list[IndexArray]] = {}
+    cut: set[bytes] = set()
+    for _, snapshot in (*lines.left, *lines.right):
+        if snapshot.kind is CommitKind.REWRITE:
+            continue
+        delta = delta_of(context, snapshot)
+        cut |= delta.truncated.keys() & both
+        for node_id, each in tables_of(context, delta, both).items():
+            found.setdefault(node_id, []).extend(table.coords() for table in each)
+    for node_id in cut:
+        existing = (old.chunks(node_id), new.chunks(node_id))
+        found.setdefault(node_id, []).extend(t.coords() for t in existing if t is not None)
+    return {node_id: _unique(coords) for node_id, coords in found.items() if any(map(len, coords))}
+
+
+def _unique(coords: list[IndexArray]) -> IndexArray:
+    together = np.concatenate(coords)
+    box = Box.around_coords(together)
+    return box.unravel(np.unique(box.ravel(together)))
+
+
+def _differing(
+    old: SnapshotView, new: SnapshotView, node_id: bytes, coords: IndexArray
+) -> list[ChunkTable]:
+    """Rows that make these chunks of one snapshot into those of the other."""
+    was, now = old.chunks_at(node_id, coords), new.chunks_at(node_id, coords)
+    coords = coords[~agree(was, now, coords)]
+    if not len(coords):
+        return []
+    gone = coords[agree(None, now, coords)]
+    rows = [unset_at(gone)] if len(gone) else []
+    there = None if now is None else pick(now, coords)
+    return [*rows, *([there] if there is not None and len(there) else [])]
