@@ -34,6 +34,7 @@ from scans import (
     scanning_tiny_chunks,
     scanning_where,
 )
+from starting import importing, starting
 from wheres import choosing
 from workloads import (
     appending,
@@ -399,6 +400,22 @@ ROWS = [
             ("int32", "int32"),
             ("packed", "packed int16"),
             ("dask", "float32 from float64 by dask's threads, constant and NaN"),
+        )
+    ),
+    *(
+        Row(
+            name,
+            f"a new process: {title}: processor time as a part of Zarr's",
+            workload,
+            ("zarr_manifests",),
+            {"pairs": (11, 7, 1)},
+            "x",
+            durability="-",
+            limits={"value": most},
+        )
+        for name, title, workload, most in (
+            ("import", "import", importing, 1.15),
+            ("import-open-read", "import, open and read a chunk of a local array", starting, 1.35),
         )
     ),
     Row(
