@@ -26,7 +26,13 @@ def _verbs(group: Any, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any
 
 
 # What these verbs cannot do without.
-MORE = {"diff": ("main", "main"), "restore": ("1",), "config set": ("a=1",)}
+MORE = {
+    "diff": ("main", "main"),
+    "restore": ("1",),
+    "config set": ("a=1",),
+    "clone": ("elsewhere",),
+    **dict.fromkeys(("import zarr", "import kerchunk", "import icechunk"), ("elsewhere",)),
+}
 WITH_URL = {
     " ".join(verb): command
     for verb, command in _verbs(typer.main.get_command(app)).items()
