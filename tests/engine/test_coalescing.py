@@ -15,6 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
+from zarr_manifests.engine.objects.coalescing import CoalescedReads
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -129,6 +130,28 @@ def reads(counting: CountingStorage) -> list[int]:
 async def get(store: ManifestStore, row: int) -> bytes | None:
     found = await store.get(f"a/c/{row}/0", PROTOTYPE)
     return None if found is None else found.to_bytes()
+
+
+def test_reads_of_two_turns_share_a_request() -> None:
+    """Zarr asks for a chunk in the place of one that came, and a turn later for the others."""
+    read: list[tuple[int, int]] = []
+
+    async def note(key: str, start: int, length: int) -> bytes:
+        read.append((start, length))
+        return bytes(range(start, start + length))
+
+    async def ask() -> list[bytes]:
+        reads = CoalescedReads(note, Capabilities())
+        tasks = []
+        for start in (0, 10, 30):
+            tasks.append(asyncio.ensure_future(reads.get("key", start, 10)))
+            await asyncio.sleep(0)
+            if start == 10:
+                await asyncio.sleep(0)  # the request begins
+        return await asyncio.gather(*tasks)
+
+    assert asyncio.run(ask()) == [bytes(range(at, at + 10)) for at in (0, 10, 30)]
+    assert read == [(0, 20), (30, 10)]
 
 
 def test_a_thousand_chunks_of_a_pack_are_a_few_requests(packed: MemoryStorage) -> None:

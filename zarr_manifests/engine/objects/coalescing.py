@@ -1,7 +1,9 @@
 """Combining reads of neighbouring ranges into one request, in event loops on remote storages.
 
-All reads that are asked for in one turn of an event loop are planned together when the turn ends
+All reads that are asked for in one turn of an event loop and the next are planned together
 (`planning.tables.byte_ranges`), within the storage's bounds. The requests then run in parallel.
+Two turns, since Zarr asks for one chunk in the turn in which a request ends, and for the others in
+the place of those that came with it in the next.
 Invariants:
 
 - Every caller gets its own bytes (fewer only at the end of the object), or the error of the request
@@ -31,7 +33,7 @@ SPARE_BYTES: Final = 16 * 1024
 
 @dataclass(slots=True, eq=False)
 class _Turn[K: Hashable]:
-    """Ranges asked for in the current turn of the loop, by key."""
+    """Ranges asked for in two turns of the loop, by key."""
 
     loop: asyncio.AbstractEventLoop
     asked: dict[K, list[_Asked]] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class CoalescedReads[K: Hashable]:
         turn: _Turn[K] | None = getattr(self._here, "turn", None)
         if turn is None or turn.loop is not loop:
             turn = self._here.turn = _Turn(loop)
-            loop.call_soon(self._end, turn)
+            loop.call_soon(loop.call_soon, self._end, turn)  # when the next turn ends
         asked = _Asked(start, length, loop.create_future())
         turn.asked.setdefault(key, []).append(asked)
         try:
