@@ -23,6 +23,7 @@ from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
+from zarr_manifests.xarray import array_target
 
 type Row = tuple[Any, Any, int, int, int]
 """Low and high bound, both None if there is none; missing, NaN and all cells."""
@@ -157,8 +158,15 @@ def datasets(draw: Any) -> xr.Dataset:
 
 
 @settings(max_examples=examples(30))
-@given(datasets(), st.sampled_from(["append", "replace", "region"]))
-def test_entries_are_those_of_the_stored_chunks(ds: xr.Dataset, how: str) -> None:
+@given(datasets(), st.sampled_from(["append", "replace", "region"]), st.booleans())
+def test_entries_are_those_of_the_stored_chunks(ds: xr.Dataset, how: str, one_by_one: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if one_by_one:  # as large chunks
+            patch.setattr(array_target, "_LARGE_BYTES", 0)
+        check_writes(ds, how)
+
+
+def check_writes(ds: xr.Dataset, how: str) -> None:
     repository = zm.Repository.create(MemoryStorage())
     rows = ds.sizes["x"]
     more = ds.isel(x=slice(None, None, -1)).load().assign_coords(x=ds.x + rows)
@@ -182,6 +190,25 @@ def test_entries_are_those_of_the_stored_chunks(ds: xr.Dataset, how: str) -> Non
             first = {(0, at) for at in range(3)}
             assert recorded(repository, "t").keys() | first >= slowly(repository, "t").keys()
             check(repository, "t", first - recorded(repository, "t").keys())
+
+
+@pytest.mark.parametrize(("how", "blocks"), [({}, 0), ({"shards": (300, 600)}, 1)])
+def test_large_chunks_are_measured_when_they_are_encoded(
+    how: dict[str, Any], blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in shards, which Zarr writes, are measured all together."""
+    calls: list[int] = []
+    true = array_target.measure
+    monkeypatch.setattr(array_target, "measure", lambda *a: (calls.append(1), true(*a))[1])
+    values = np.random.default_rng(7).normal(size=(600, 600)).astype("f4")
+    values[5, 5], values[301:, 300:], values[200, 500] = np.nan, np.nan, 99
+    repository = zm.Repository.create(MemoryStorage())
+    ds = xr.Dataset({"t": (("y", "x"), values)})
+    ds.t.encoding = {"chunks": (300, 300), **how}
+    zm.write(ds, repository, message="first")
+    assert len(calls) == blocks
+    assert len(recorded(repository, "t")) == (2 if how else 4)
+    check(repository, "t")
 
 
 def field(values: Any, **encoding: Any) -> xr.Dataset:

@@ -9,8 +9,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import numpy as np
@@ -32,9 +33,10 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 
-__all__ = ["write_batch"]
+__all__ = ["watched", "write_batch"]
 
 type _Values = npt.NDArray[Any]
+type _Watch = Callable[[Coords, _Values], None]
 
 _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
@@ -42,6 +44,22 @@ _MOST_KEPT_BYTES: Final = 8 * 1024**2
 _ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
 """Bytes that are merged and encoded at a time: a processor's cache holds them."""
+_WATCH: Final[ContextVar[_Watch | None]] = ContextVar("zarr_manifests_watch", default=None)
+
+
+@contextmanager
+def watched(watch: Callable[[Coords, npt.NDArray[Any]], None]) -> Iterator[None]:
+    """In the block, have `watch` called with each chunk that is written wholly and in bulk.
+
+    It gets the chunk's coordinates and contiguous values just before these are encoded, which then
+    finds them in the processor's cache. It is called from several threads, and for no chunk that
+    is written otherwise.
+    """
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
 
 
 def write_batch(
@@ -92,6 +110,7 @@ class _PartWriter:
         self._workspace, self._batch, self._decoder = workspace, batch, decoder
         self._transform, self._at, self._corner = transform, at, corner
         self._step = max(_STEP_BYTES // batch.chunk_bytes, 1)
+        self._watch = _WATCH.get()
 
     def put(self, part: range, *, in_loop: bool) -> bool:
         """Write these chunks; False if in doubt."""
@@ -102,7 +121,7 @@ class _PartWriter:
                 values = np.empty((len(rows), *batch.spec.shape), batch.cells.dtype)
                 if not self._fill(rows, values):
                     return False
-            encoded += self._encoded(values)
+            encoded += self._encoded(self._shown(rows, values))
         self._workspace.set_chunks(*self._keys(part), encoded, in_loop=in_loop)
         return True
 
@@ -130,6 +149,16 @@ class _PartWriter:
             else:
                 self._workspace.set_pack(keys, at, memoryview(room), checksums)
         return True
+
+    def _shown(self, rows: range, values: _Values) -> _Values:
+        """The values, contiguous if somebody watches, who has then seen the whole chunks."""
+        if self._watch is None:
+            return values
+        values = np.ascontiguousarray(values)
+        for row, chunk in zip(rows, values, strict=True):
+            if self._batch.complete[row]:
+                self._watch(tuple(self._at.coords[row].tolist()), chunk)
+        return values
 
     def _steps(self, part: range) -> list[range]:
         return [part[i : i + self._step] for i in range(0, len(part), self._step)]

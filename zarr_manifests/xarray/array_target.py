@@ -7,8 +7,10 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import EllipsisType
 from typing import Any
@@ -19,17 +21,20 @@ import xarray as xr
 import zarr
 
 from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
 from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.fit import Fit
 
 __all__ = ["ArrayTarget", "Encoder", "start_of"]
 
+_LARGE_BYTES = PIECE_BYTES
+"""Larger chunks are measured one by one: others are many, and measured faster together."""
 _of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
@@ -111,31 +116,68 @@ class ArrayTarget:
     def __setitem__(self, place: Place, values: Any) -> None:
         if self.encoder is not None:
             values = self.encoder.encoded(values, start_of(place, self._meta.shape))
-        block, _ = self.look(place, values)
-        self.array[place] = block
+        self.write(place, values)
+
+    def write(self, place: Place, values: Any) -> None:
+        """Write encoded values, and measure them.
+
+        Large chunks are measured just before they are encoded, if they are written in bulk.
+        """
+        block, box, whole = self._filled(place, values)
+        if box is None:
+            self.array[place] = block
+            return
+        found = ChunkMeasures(self.meaning.dtype, self.meaning.missing)
+        compared = self.meaning.compared
+        watch = watched(lambda at, chunk: found.add(box.ravel_one(at), compared(chunk)))
+        with watch if self._are_large(box) else nullcontext():
+            self.array[place] = block
+        if len(found) == box.size:
+            self._measured.append((box, found.bounds()))
+        else:
+            self._measure(box, whole)
 
     def look(self, place: Place, values: Any) -> tuple[Any, Bounds | None]:
         """Measure values that are about to be written there.
 
         Returns the values as they are stored, and the bounds if all of them are measured.
         """
-        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
+        block, box, whole = self._filled(place, values)
+        if box is None:
+            return block, None
+        bounds = self._measure(box, whole)
+        return block, bounds if whole.shape == block.shape else None
+
+    def _measure(self, box: Box, whole: Any) -> Bounds:
+        meaning = self.meaning
+        marks = meaning.fill, meaning.missing
+        bounds = measure(meaning.compared(whole), self._meta.chunk_shape, *marks, _room())
+        self._measured.append((box, bounds))
+        return bounds
+
+    def _are_large(self, box: Box) -> bool:
+        """Whether each chunk is large, and wholly inside the array."""
+        sides = zip(box.hi, self._meta.chunk_shape, self._meta.shape, strict=True)
+        nbytes = math.prod(self._meta.chunk_shape) * self._dtype.itemsize
+        large = nbytes > _LARGE_BYTES and self._dtype.kind not in "SU"
+        return large and all(hi * n <= size for hi, n, size in sides)
+
+    def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:
+        """The values as they are stored, the chunks that they fill, and the values of these."""
+        chunk_shape = self._meta.chunk_shape
         if not self._measures:
-            return values, None
+            return values, None, None
         block = np.asarray(values).astype(self._dtype, copy=False)  # as Zarr would cast it
         parts = (slice(None),) * block.ndim if isinstance(place, EllipsisType) else place
         ranges = [part.indices(n) for part, n in zip(parts, self._meta.shape, strict=True)]
         if block.shape != tuple(len(range(*at)) for at in ranges):
-            return block, None  # one value for many cells
+            return block, None, None  # one value for many cells
         box = self._whole_chunks(ranges)
         if not box.size:
-            return block, None
+            return block, None, None
         sides = zip(box.lo, box.hi, chunk_shape, ranges, strict=True)
         whole = block[tuple(slice(lo * n - at[0], hi * n - at[0]) for lo, hi, n, at in sides)]
-        marks = meaning.fill, meaning.missing
-        bounds = measure(meaning.compared(whole), chunk_shape, *marks, _room())
-        self._measured.append((box, bounds))
-        return block, bounds if whole.shape == block.shape else None
+        return block, box, whole
 
     def record(self) -> None:
         """Record what was measured, once all of it is written."""

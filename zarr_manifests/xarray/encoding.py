@@ -13,7 +13,7 @@ checked once, when and where they are computed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -116,7 +116,7 @@ def begin_write(
 class DatasetWriter(ArrayWriter):
     """Xarray's writer, which may measure what it writes.
 
-    Values in memory wait until all of them are measured and checked.
+    Values in memory wait until all of them are checked.
     """
 
     __slots__ = ("_all", "_statistics", "_waiting", "_workspace", "encoders", "unchecked")
@@ -132,7 +132,7 @@ class DatasetWriter(ArrayWriter):
         super().__init__()  # type: ignore[no-untyped-call]
         self._workspace, self._statistics = workspace, statistics
         self._all: list[ArrayTarget] = []
-        self._waiting: list[tuple[ArrayTarget, Any, Any]] = []
+        self._waiting: list[Callable[[], None]] = []
         self.unchecked = {}
         self.encoders = {}
 
@@ -149,22 +149,25 @@ class DatasetWriter(ArrayWriter):
             add(source, to, region)
             return
         place = region or ...
-        block, bounds = to.look(place, source)
-        self._waiting.append((to, place, block))
         unchecked = self.unchecked.get(name)
-        if unchecked is not None and bounds is not None:
-            fit, variable, codes = unchecked
-            same = codes.dtype == block.dtype
-            if same and fit.is_sure(bounds, to.meaning.missing, variable.values):
-                del self.unchecked[fit.name]
+        if unchecked is None:
+            self._waiting.append(partial(to.write, place, source))
+            return
+        fit, variable, codes = unchecked
+        block, bounds = to.look(place, source)
+        self._waiting.append(partial(target.__setitem__, place, block))
+        if bounds is None or codes.dtype != block.dtype:
+            return
+        if fit.is_sure(bounds, to.meaning.missing, variable.values):
+            del self.unchecked[fit.name]
 
     def write(self) -> None:
         """Write the values in memory; raises `MisfitError` before, if some do not fit."""
         for fit, variable, codes in self.unchecked.values():
             fit.check(variable, codes)
         self.unchecked.clear()
-        for to, place, block in self._waiting:
-            to.array[place] = block
+        for write in self._waiting:
+            write()
         self._waiting.clear()
 
     def sync(self, *args: Any, **options: Any) -> Any:

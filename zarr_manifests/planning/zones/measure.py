@@ -23,7 +23,7 @@ import numpy.typing as npt
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import grid_shape
 
-__all__ = ["PIECE_BYTES", "measure"]
+__all__ = ["PIECE_BYTES", "ChunkMeasures", "measure"]
 
 type _Values = npt.NDArray[Any]
 type _Room = npt.NDArray[np.uint8]
@@ -80,12 +80,8 @@ def measure(
         values, chunk_shape = values.reshape(1), (1,)
     axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
-    dtype = values.dtype.newbyteorder("=")
-    number = np.dtype({"b": "u1", "M": "i8", "m": "i8"}.get(dtype.kind, dtype))
-    marks = missing.astype(dtype).view(number)
+    dtype, number, marks = _numbers(values.dtype, missing)
     padding: _Values = np.asarray(fill).astype(dtype).view(number)
-    if dtype.kind in "mM":
-        marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
     grid = grid_shape(values.shape, chunk_shape)
     if math.prod(grid) == 1:
         block = values.astype(dtype, copy=False).view(number)
@@ -117,6 +113,59 @@ def measure(
         high = np.where(padded, np.where(bounded, most, padding), high)
         bounded |= padded
     return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, cells)
+
+
+class ChunkMeasures:
+    """Bounds and counts of large chunks without padding, which any thread adds one by one.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The chunks' type, not of texts.
+    missing : array
+        As in `measure`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.zones.measure import ChunkMeasures
+    >>> found = ChunkMeasures(np.dtype("i2"), np.array([-9], "i2"))
+    >>> found.add(1, np.array([-9, 7], "i2"))
+    >>> found.add(0, np.array([3, 1], "i2"))
+    >>> len(found), found.bounds().low.tolist(), found.bounds().missing.tolist()
+    (2, [1, 7], [0, 1])
+    """
+
+    def __init__(self, dtype: np.dtype[Any], missing: _Values) -> None:
+        self._dtype, self._number, self._marks = _numbers(dtype, missing)
+        self._found: dict[int, tuple[Any, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, index: int, chunk: _Values) -> None:
+        """Measure the chunk with that index."""
+        values = chunk.astype(self._dtype, copy=False).view(self._number)
+        self._found[index] = *_measured_chunk(values, self._marks, None), values.size
+
+    def bounds(self) -> Bounds:
+        """One row for each chunk, in the order of their indexes; needs at least one."""
+        low, high, *counts = zip(*(self._found[at] for at in sorted(self._found)), strict=True)
+        lows, highs = (np.array(end, self._number).view(self._dtype) for end in (low, high))
+        gone, nan, cells = (np.array(count, np.int64) for count in counts)
+        return Bounds(lows, highs, gone < cells, gone, nan, cells)
+
+
+def _numbers(
+    dtype: np.dtype[Any], missing: _Values
+) -> tuple[np.dtype[Any], np.dtype[Any], _Values]:
+    """A type in native order, the numbers it is compared as, and what is missing among these."""
+    dtype = dtype.newbyteorder("=")
+    number = np.dtype({"b": "u1", "M": "i8", "m": "i8"}.get(dtype.kind, dtype))
+    marks = missing.astype(dtype).view(number)
+    if dtype.kind in "mM":
+        marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
+    return dtype, number, marks
 
 
 def _measured_texts(
