@@ -305,6 +305,19 @@ def test_shards_of_which_most_is_wanted_are_read_whole(location: str) -> None:
     assert counts(repository) == (3, 3)
 
 
+def test_chunks_of_one_length_are_read_wherever_they_are_in_their_shard() -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    values = np.arange(1, 1 + 8 * 8).reshape(8, 8)
+    values[2:4, 4:6] = 0  # an absent chunk
+    with repository.transaction(message="shards") as store:
+        made: dict[str, Any] = {"chunks": (2, 2), "shards": (8, 8), "compressors": None}
+        zarr.create_array(store, name="a", data=values, fill_value=0, **made)
+    array = bulk(repository.readonly_session().store)
+    for part in (np.s_[:], np.s_[1:, :7]):
+        np.testing.assert_array_equal(array[part], values[part])
+    assert counts(repository) == (2, 0)
+
+
 def test_neighbours_are_read_together() -> None:
     counting = CountingStorage(MemoryStorage())
     repository, values = filled(counting)

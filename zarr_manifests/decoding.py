@@ -70,7 +70,7 @@ class _Shards:
     index_at_start: bool
     has_checksum: bool
 
-    def open(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, list[bytes]]:
+    def open(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks]:
         """The coordinates and bytes of the inner chunks that are there."""
         inner = np.indices(self.counts).reshape(len(self.counts), -1).T
         places, parts = [], []
@@ -81,6 +81,12 @@ class _Shards:
             # A start or length that is absurd becomes negative or too large.
             if (start < 0).any() or (length < 0).any() or (start + length > len(shard)).any():
                 raise _InDoubtError
+            if len(shards) == 1 and len(found) and (length == length[0]).all():
+                order = np.argsort(start)  # as they are stored
+                at = start[order]
+                if length[0] and (np.diff(at) == length[0]).all():
+                    data = np.frombuffer(shard, np.uint8)[at[0] : at[-1] + length[0]]
+                    return corner + inner[found[order]], data.reshape(len(found), -1)
             ends = zip(start.tolist(), (start + length).tolist(), strict=True)
             parts += [shard[lo:hi] for lo, hi in ends]
             places.append(corner + inner[found])
@@ -193,9 +199,7 @@ class BulkDecoder:
                 place(values, coords, out, lo)
         return True
 
-    def inner_chunks(
-        self, coords: IndexArray, shards: Chunks
-    ) -> tuple[IndexArray, list[bytes]] | None:
+    def inner_chunks(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks] | None:
         """Coordinates and bytes of the chunks in these shards; None if in doubt."""
         assert self.shards is not None
         try:

@@ -246,12 +246,13 @@ ROWS = [
     ),
     Row(
         "append-day",
-        "xarray: append a day of three variables, and commit",
+        "xarray: append a day of three variables, commit and have it on the disk",
         adding_days,
         _TWO,
         {"days": (10, 5, 1)},
         "s",
         "bulk",
+        durability="on the disk after each day, theirs by a sync of the filesystem",
         due={"icechunk": 1.5},
     ),
     Row(
