@@ -11,6 +11,7 @@ import zarr
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
+import zarr_manifests as zm
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.edit import overlay
 from zarr_manifests.engine.edit import workspace as workspaces
@@ -19,7 +20,7 @@ from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot import view as views
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import LatencyStorage
+from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 SIZE = 100
 """Bytes of a chunk, which are more than a manifest takes in."""
@@ -366,3 +367,21 @@ def test_what_changes_before_a_thread_reads_is_looked_up_again() -> None:
     assert unread.chunk is not None
     make(session, "a")
     assert contents.find_unread("a/c/3", unread) is None
+
+
+def test_chunks_of_a_box_that_is_written_again_and_again_are_in_the_newest_delta() -> None:
+    counting = CountingStorage(MemoryStorage())
+    zm.Repository.create(counting)
+    with zm.Repository.open(counting).transaction(message="made") as store:
+        zarr.create_array(store, name="v", shape=(4000,), chunks=(1,), dtype="u1")
+    for i in range(5):
+        with zm.Repository.open(counting).transaction(message="changed") as store:
+            at = np.arange(4000 if i == 0 else 2000)
+            lengths = np.random.default_rng(i).integers(1, 2**40, len(at))
+            files = ["memory://elsewhere/v"]
+            store.set_virtual_refs("v", at[:, None], files, at * 0, lengths, lengths % 97 + 1)
+        session = zm.Repository.open(counting).readonly_session()
+        counting.reset()
+        refs = session.chunk_refs("v", box=[(100, 900)])
+        np.testing.assert_array_equal(refs.offset, lengths[100:900])
+        assert counting.requests == 1

@@ -483,9 +483,7 @@ class SnapshotView(SnapshotTables):
         elif not due:
             return None
         since = min(afters, default=0)
-        sources = self._sources(node_id).where(
-            lambda last, of: last > since and of.overlaps(box), box.ndim
-        )
+        sources = [s for s in self._sources(node_id).deciding(box) if s.last > since]
         first = self._due_leaves(
             node_id, due, lambda leaf: 2 * leaf.part.box.shared_size(box) < leaf.part.box.size
         )

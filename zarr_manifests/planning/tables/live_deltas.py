@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,10 @@ __all__ = [
     "clipped",
     "picked",
 ]
+
+
+_MOST_DECIDED: Final = 1 << 20
+"""Chunks of a box up to which it is worth knowing for each whether it is decided."""
 
 
 def check_axes(box: Box, ndim: int) -> None:
@@ -181,6 +186,31 @@ class LiveSources:
         """
         self._check_axes(ndim)
         return [s for s in self.sources if any(wanted(s.last, part.box) for part in s.parts)]
+
+    def deciding(self, box: Box) -> list[TableSource]:
+        """The sources that may decide where a chunk of the box is, from the oldest to the newest.
+
+        Left out is a table of which newer tables have a row for every chunk of the box.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table has other axes than the box.
+        """
+        overlaps, found = self.overlap(box), set[TableSource]()
+        undecided = np.ones(box.shape if box.size <= _MOST_DECIDED else (), np.bool_)
+        for row in np.flatnonzero(overlaps)[::-1].tolist():
+            place = self._places[row]
+            part = place.source.parts[place.number]
+            here: tuple[slice, ...] = ()
+            if undecided.ndim:
+                bounds = zip(part.box.lo, part.box.hi, box.lo, strict=True)
+                here = tuple(slice(max(lo - at, 0), hi - at) for lo, hi, at in bounds)
+            if undecided[here].any():
+                found.add(place.source)
+                if undecided.ndim and part.count == part.box.size:
+                    undecided[here] = False
+        return [source for source in self.sources if source in found]
 
     def in_order(self) -> Iterator[Truncation | TablePlace]:
         """All truncations and tables, oldest first."""
