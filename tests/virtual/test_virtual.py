@@ -329,6 +329,38 @@ def test_arguments_that_are_refused(
     assert len(store.get_virtual_refs("a")) == 2
 
 
+def test_many_locations_are_placed_as_single_ones_are() -> None:
+    places = {
+        "data": "s3://b/data",
+        "inner": "s3://b/data/in",
+        "disk": "/data/x",
+        "web": "https://h",
+    }
+    containers = Containers.of(places)
+    starts = ["s3://b", "s3://b/data", "s3a://b/data/in", "file:///data/x", "https://H:443/a%20b"]
+    starts += [
+        "file:///tmp//x/./y",
+        "memory://m",
+        "virtual://data/x",
+        "s3:/",
+        "s3://-",
+        "s3://b//c",
+    ]
+    names = ["a.nc", "in", "x", "..", ".", "", ".a", "a b", "%41", "a?b", "a#b", "-", "a" * 250]
+    for url in [f"{start}/{name}" for start in starts for name in names]:
+        found = []
+        for place in (containers.locate, lambda url: next(containers.locate_each([url]))):
+            try:
+                found.append(place(url))
+            except zm.errors.ManifestsError as error:
+                found.append(type(error))
+        assert found[0] == found[1], url
+    assert [*containers.locate_each(["s3://b/data/a", "s3://b/data/b"])] == [
+        ("data", "a"),
+        ("data", "b"),
+    ]
+
+
 def test_secrets_and_unknown_schemes_are_refused(repo: zm.Repository) -> None:
     store = repo.writable_session().store
     make(store)

@@ -151,6 +151,37 @@ def test_a_tree_and_a_region(repo: zm.Repository, tmp_path: Path) -> None:
         zm.virtual.write(part, repo, group="a", region={"time": slice(1, 5)})
 
 
+def test_a_region_is_found_by_its_coordinates(repo: zm.Repository, tmp_path: Path) -> None:
+    days = [saved(tmp_path, number) for number in range(3)]
+    for path in days:
+        zm.virtual.write(opened(path), repo, append_dim="time")
+    before = read(repo)
+    changed = day(1).assign(t=day(5)["t"])
+    path = tmp_path / "again.nc"
+    changed.to_netcdf(path, engine="h5netcdf", encoding=ENCODING)
+    part = opened(path)[["t"]].drop_vars("height")
+    zm.virtual.write(part, repo, region="auto")
+    np.testing.assert_array_equal(read(repo)["t"][HOURS : 2 * HOURS], read_file(path)["t"])
+    np.testing.assert_array_equal(read(repo)["t"][:HOURS], before["t"][:HOURS])
+    zm.virtual.write(opened(days[1])[["t"]].drop_vars("height"), repo, region={"time": "auto"})
+    xr.testing.assert_identical(read(repo), before)
+    other = saved(tmp_path, 7)
+    with pytest.raises(InvalidArgumentError, match="does not have the values of 'time'"):
+        zm.virtual.write(opened(other)[["t"]].drop_vars("height"), repo, region="auto")
+    virtual = opened(days[1], loadable_variables=["x"])[["t"]]
+    with pytest.raises(InvalidArgumentError, match="'time' is not loaded"):
+        zm.virtual.write(virtual, repo, region="auto")
+    with pytest.raises(NotFoundError, match="no array /empty/time"):
+        zm.virtual.write(part, repo, group="empty", region="auto")
+    for wrong in ("all", {"time": "all"}):
+        with pytest.raises(InvalidArgumentError, match="region="):
+            zm.virtual.write(part, repo, region=wrong)  # type: ignore[arg-type]
+
+
+def read_file(path: Path) -> xr.Dataset:
+    return xr.open_dataset(path, engine="h5netcdf").load()
+
+
 def references(tmp_path: Path, chunks: int) -> xr.Variable:
     """Two bytes for each chunk but the absent last one, of 9 where there is none."""
     path = tmp_path / "bytes.bin"

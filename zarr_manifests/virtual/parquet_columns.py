@@ -245,8 +245,7 @@ def _files(
     )
     names: dict[str, int] = {}
     container, paths = np.empty(n, np.int64), []
-    for i, location in enumerate(locations):
-        name, path = containers.locate(location)
+    for i, (name, path) in enumerate(containers.locate_each(locations)):
         container[i] = names.setdefault(name, len(names))
         paths.append(path)
     return VirtualSources(

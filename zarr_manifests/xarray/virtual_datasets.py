@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -75,7 +75,7 @@ def write_virtual(
     group: str | None = None,
     mode: Literal["w", "w-", "a", "r+"] | None = None,
     append_dim: Hashable | None = None,
-    region: Mapping[str, slice] | None = None,
+    region: Mapping[str, slice | Literal["auto"]] | Literal["auto"] | None = None,
     validate: Validation = "auto",
     checksums: bool = False,
     message: str = "write virtual references",
@@ -97,8 +97,9 @@ def write_virtual(
         writes over existing variables and adds others; `r+` writes over existing ones only.
     append_dim : hashable, optional
         Append along this dimension; if the group has no data yet, it is created.
-    region : mapping of str to slice, optional
-        Write to whole chunks of existing arrays, by dimension.
+    region : mapping of str to slice or "auto", or "auto", optional
+        Write to whole chunks of existing arrays, by dimension. With `"auto"`, where the existing
+        coordinate has the values of the dataset's; a dimension without one is written whole.
     validate : {"auto", "etag", "modified", "none"}
         How a later change of a file is noticed. `etag` and `modified` note what the file has now;
         it must lie below a container. `auto` notes either where the file lies below a container,
@@ -138,18 +139,9 @@ def write_virtual(
     >>> repo.readonly_session().store.get_virtual_refs("wind").locations
     ('s3://bucket/winds.bin',)
     """
-    if mode not in _MODES or validate not in _VALIDATIONS:
-        raise InvalidArgumentError(
-            f"mode={mode!r} and validate={validate!r}: give one of {_MODES} and of {_VALIDATIONS}"
-        )
-    if (append_dim is not None) + (region is not None) + (mode in ("w", "w-")) > 1:
-        raise InvalidArgumentError("append_dim, region and the modes w and w- exclude each other")
+    _check_options(mode, validate, append_dim, region)
     if not isinstance(vds, xr.Dataset | xr.DataTree):
         raise InvalidArgumentError(f"a Dataset or a DataTree is due, not {type(vds).__name__}")
-    if region is not None and not _is_region(region):
-        raise InvalidArgumentError(
-            f"region={region!r:.80}: a mapping of dimensions to slices is due"
-        )
     top = node_path("" if group is None else group)
     if isinstance(vds, xr.DataTree):
         nodes = {
@@ -160,9 +152,7 @@ def write_virtual(
         }
     else:
         nodes = {top: vds}
-    absent = {*(region or {})}.difference(*(ds.dims for ds in nodes.values()))
-    if absent:
-        raise InvalidArgumentError(f"region: the dataset has no dimension {min(absent)!r}")
+    parts = _parts(region, nodes.values())
 
     def put(store: ManifestStore) -> None:
         if mode == "w":
@@ -170,9 +160,9 @@ def write_virtual(
         changes = [
             change
             for path, ds in nodes.items()
-            for change in _Write(
-                store, path, mode, append_dim, region, validate, checksums
-            ).planned(ds)
+            for change in _Write(store, path, mode, append_dim, parts, validate, checksums).planned(
+                ds
+            )
         ]
         for change in changes:
             change()
@@ -188,6 +178,30 @@ def write_virtual(
     return session.commit(message)
 
 
+def _check_options(mode: object, validate: object, append_dim: object, region: object) -> None:
+    if mode not in _MODES or validate not in _VALIDATIONS:
+        raise InvalidArgumentError(
+            f"mode={mode!r} and validate={validate!r}: give one of {_MODES} and of {_VALIDATIONS}"
+        )
+    if (append_dim is not None) + (region is not None) + (mode in ("w", "w-")) > 1:
+        raise InvalidArgumentError("append_dim, region and the modes w and w- exclude each other")
+
+
+def _parts(region: Any, datasets: Collection[xr.Dataset]) -> Mapping[str, Any] | None:
+    """The region by dimension: slices, and "auto" for those that are to be found."""
+    if isinstance(region, str) and region == "auto":
+        return dict.fromkeys((str(dim) for ds in datasets for dim in ds.dims), "auto")
+    if region is not None and not _is_region(region):
+        raise InvalidArgumentError(
+            f"region={region!r:.80}: 'auto' or a mapping of dimensions to slices is due"
+        )
+    absent = {*(region or {})}.difference(*(ds.dims for ds in datasets))
+    if absent:
+        raise InvalidArgumentError(f"region: the dataset has no dimension {min(absent)!r}")
+    found: Mapping[str, Any] | None = region
+    return found
+
+
 def _is_region(region: object) -> bool:
     return isinstance(region, Mapping) and all(
         isinstance(part, slice)
@@ -195,6 +209,7 @@ def _is_region(region: object) -> bool:
             each is None or isinstance(each, int) for each in (part.start, part.stop, part.step)
         )
         for part in region.values()
+        if not (isinstance(part, str) and part == "auto")
     )
 
 
@@ -207,12 +222,13 @@ class _Write:
         path: str,
         mode: str | None,
         append_dim: Hashable | None,
-        region: Mapping[str, slice] | None,
+        region: Mapping[str, slice | Literal["auto"]] | None,
         validate: Validation,
         checksums: bool,
     ) -> None:
         self._store, self._path, self._mode = store, path, mode
-        self._append_dim, self._region = append_dim, region
+        self._append_dim, self._given = append_dim, region
+        self._region: dict[str, slice] | None = None
         self._validate, self._checksums = validate, checksums
         self._workspace: Workspace = workspace_of(store)
         self._reader = VirtualReader(self._workspace.context.containers)
@@ -225,7 +241,7 @@ class _Write:
         if old is not None and old.array is not None:
             raise AlreadyExistsError(f"/{self._path} is an array; a group is due")
         here = any(name != self._path for name in contents.within(self._path))
-        partly = self._append_dim is not None or self._region is not None
+        partly = self._append_dim is not None or self._given is not None
         if here and not partly and self._mode in (None, "w-"):
             raise AlreadyExistsError(
                 f"there is something at /{self._path}: say mode='w' to replace it, mode='a' to "
@@ -233,8 +249,37 @@ class _Write:
             )
         if self._append_dim is not None and self._append_dim not in ds.dims:
             raise InvalidArgumentError(f"the dataset has no dimension {self._append_dim!r}")
+        if self._given is not None:
+            parts = {dim: part for dim, part in self._given.items() if dim in ds.dims}
+            self._region = {
+                dim: part if isinstance(part, slice) else self._located(ds, dim)
+                for dim, part in parts.items()
+            }
         changes = [self._planned(str(name), var) for name, var in ds.variables.items()]
         return [partial(self._write_group, ds), *changes]
+
+    def _located(self, ds: xr.Dataset, dim: str) -> slice:
+        """Where the existing coordinate of a dimension has the values of the dataset's."""
+        if dim not in ds.variables:
+            return slice(None)
+        path, var = join(self._path, dim), ds.variables[dim]
+        node = self._workspace.contents.node(path)
+        if node is None or node.array is None:
+            raise NotFoundError(f"there is no array /{path} to find the region by")
+        if is_virtual(var):
+            raise InvalidArgumentError(
+                f"region: {dim!r} is not loaded, and only loaded values can be found: name it in "
+                "loadable_variables, or give a slice"
+            )
+        values = self._values(path, json.loads(node.documents[V3_DOCUMENT]), var)
+        there = np.asarray(zarr.open_array(self._store, path=path, mode="r")[...])
+        size = len(values)
+        for start in np.flatnonzero(there == values[0]).tolist() if size else [0]:
+            if np.array_equal(there[start : start + size], values):
+                return slice(start, start + size)
+        raise InvalidArgumentError(
+            f"region: /{path} does not have the values of {dim!r} one after another"
+        )
 
     def _write_group(self, ds: xr.Dataset) -> None:
         above = self._path
