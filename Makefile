@@ -1,4 +1,4 @@
-.PHONY: help setup demo test lint docs servers spark cluster sweep simulate explore bench
+.PHONY: help setup demo test lint docs package servers spark cluster sweep simulate explore bench
 
 MINUTES ?= 10
 FIRST ?= 100000
@@ -29,7 +29,10 @@ docs: setup  ## build the documentation's site into site/, strictly, as CI does 
 	    --constraint .ci/constraints.txt --group docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml
 
-servers: setup  ## run the tests of each server of object stores, as CI does after make docs
+package: setup  ## build wheel and sdist, and try them in empty environments, as CI does after make docs
+	@.ci/try-package
+
+servers: setup  ## run the tests of each server of object stores, as CI does after make package
 	@.ci/setup-servers
 	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage
 
