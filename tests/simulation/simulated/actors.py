@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from zarr.core.buffer import cpu
 
-from simulated.attempts import LOG, STEP, RefChange
+from simulated.attempts import LOG, STEP, Attempt, RefChange
 from simulated.judge import ACCOUNTS
 from simulated.model import (
     Change,
@@ -32,6 +32,7 @@ from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.errors import (
     AlreadyExistsError,
+    CommitOutcomeUnknownError,
     ConflictError,
     FencedError,
     ManifestsError,
@@ -51,6 +52,7 @@ __all__ = [
     "Brancher",
     "Compactor",
     "Configurer",
+    "Merger",
     "Reader",
     "Scribbler",
     "Transferrer",
@@ -429,6 +431,59 @@ class Brancher:
             process.change_ref(
                 RefChange("delete tag", tag, None), lambda: repository.delete_tag(tag), gone
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Merges a snapshot of any branch into a branch."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        rng, judge = process.rng, process.judge
+        heads = judge.heads[-1]
+        into, other = (rng.choice(sorted(heads)) for _ in range(2))
+        source = heads[other] if rng.random() < 0.8 else rng.choice(judge.places())
+        if into == other:
+            return
+        root = judge.root
+        fence = 0 if root is None else root.fence
+        moves = rng.random() < 0.3
+        message = f"{process.name}.merge.{rng.randrange(1 << 40):x}"
+        if moves:
+            message = f"merge {source} into {into}"
+            if message in judge.attempts:
+                return
+        attempt = judge.begin(Attempt(message, into, source, (), merges=source))
+        moved = judge.begin_ref(RefChange("fast-forward branch", into, source))
+        disturbed = process.wire.disturbed
+        try:
+            given = None if moves else message
+            report = process.repository().merge(source, into, message=given)
+        except CommitOutcomeUnknownError:
+            judge.unknown(attempt)
+            judge.unknown(moved)
+            process.expect_disturbed(disturbed, "merge")
+            return
+        except ManifestsError as error:
+            judge.failed(attempt)
+            judge.failed(moved)
+            judge.count(f"merges refused: {type(error).__name__}")
+            passed = judge.root is not None and judge.root.fence > fence
+            fenced = (FencedError,) if passed or into in judge.claims else ()
+            expected = (*gone(into), *fenced, ConflictError, SnapshotExpiredError)
+            process.expect(error, disturbed, expected)
+            return
+        if report.fast_forward:
+            judge.ref_done(moved)
+            judge.failed(attempt)
+            judge.count("branches moved by merges")
+            return
+        judge.failed(moved)
+        if not report.merges:
+            judge.failed(attempt)
+            return
+        judge.acknowledged(attempt, report.snapshot_id or "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,8 @@ class Attempt:
         The step of a stream that it is.
     parcel : str or None
         The detached session that it commits.
+    merges : str or None
+        The snapshot that it merges.
     outcome : str
         `open` until its maker knows; then `acknowledged`, `failed` or `unknown`.
     landed : str or None
@@ -105,6 +107,7 @@ class Attempt:
     epoch: int | None = None
     txn: Txn | None = None
     parcel: str | None = None
+    merges: str | None = None
     outcome: str = "open"
     landed: str | None = None
     undone: bool = False

@@ -31,7 +31,9 @@ from simulated.model import (
     SetChunk,
     State,
     apply_all,
+    differences,
     effects,
+    merged_state,
     without_detours,
 )
 from simulated.storage import Shelf
@@ -67,7 +69,14 @@ __all__ = ["ACCOUNTS", "Judge", "Known"]
 
 ACCOUNTS: Final = "bank"
 _REF_OPERATIONS: Final = frozenset(
-    {"create branch", "reset branch", "delete branch", "create tag", "delete tag"}
+    {
+        "create branch",
+        "reset branch",
+        "fast-forward branch",
+        "delete branch",
+        "create tag",
+        "delete tag",
+    }
 )
 _MOST_SNAPSHOTS: Final = 10_000
 
@@ -77,7 +86,8 @@ class Known:
     """A snapshot: what it must hold, and the keys of all it reaches.
 
     `pages` has the pages of its history, each with the key of the newest snapshot that it covers,
-    and `marks` the last version of each stream.
+    and `marks` the last version of each stream. `total` is what all accounts hold together, and
+    `merged` the snapshot that this one has merged.
     """
 
     snapshot_id: str
@@ -88,6 +98,8 @@ class Known:
     reach: frozenset[str]
     pages: frozenset[tuple[str, str]]
     marks: Mapping[str, int]
+    total: int
+    merged: str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -319,7 +331,7 @@ class Judge:
         if old is None:
             self.root = new
             for branch in new.branches.values():
-                self._learn(branch, State(), {})
+                self._learn(branch, State(), {}, self.total)
             return
         entry = new.log[-1] if new.log and new.log[-1].version == new.version else None
         operation = entry.operation if entry is not None else "leases"
@@ -400,7 +412,7 @@ class Judge:
             late = session_start(session) < old.epochs.get(COMPACTOR, 0)
             allowed = not late or snapshot.message == REPACKED
             self._demand(allowed, f"{snapshot.message!r}: another compactor has taken over")
-            self._learn(head, tip.state, tip.marks)
+            self._learn(head, tip.state, tip.marks, tip.total)
             return
         attempt = self.attempts.get(snapshot.message)
         if attempt is None:
@@ -410,11 +422,15 @@ class Judge:
         self._demand(
             attempt.outcome in ("open", "unknown"), f"{attempt.message} has failed, and lands"
         )
-        shut_out = _is_shut_out(was, attempt.start, attempt.epoch)
+        start = session_start(session) if attempt.merges else attempt.start
+        shut_out = _is_shut_out(was, start, attempt.epoch)
         self._demand(not shut_out, f"{attempt.message}: another writer has claimed {name}")
         due = tip.parent if attempt.amends else tip.snapshot_id
         self._demand(snapshot.parent_id == due, f"{attempt.message} is no child of the head")
         marks = self._marks(attempt, tip)
+        if attempt.merges is not None:
+            self._merge(attempt, head, snapshot, tip)
+            return
         changes = without_detours(attempt.changes, self.known[attempt.base].state)
         if attempt.amends:
             self._demand(attempt.base == tip.snapshot_id, f"{attempt.message} amends another head")
@@ -426,9 +442,47 @@ class Judge:
             self._check_seen(attempt, tip)
             attempt.changes = changes
         parent = self.known[due or ""]
-        self._learn(head, apply_all(parent.state, changes), marks)
+        total = tip.total if attempt.amends else parent.total
+        self._learn(head, apply_all(parent.state, changes), marks, total)
         attempt.landed = snapshot_id_of(head.head.key)
         self.count("landed")
+
+    def _merge(self, attempt: Attempt, head: Branch, snapshot: Snapshot, tip: Known) -> None:
+        """A merge has landed: it must have the changes of both sides since what both have."""
+        source = attempt.merges or ""
+        self._demand(source in self.in_history(), f"{source} is in no history, and merged")
+        base = self._common(source, tip.snapshot_id)
+        due = (source, base)
+        self._demand(snapshot.merged == due, f"{attempt.message}: {snapshot.merged}, not {due}")
+        states = (self.known[one].state for one in (base, source, tip.snapshot_id))
+        state = merged_state(*states)
+        if state is None:
+            raise BrokenPromiseError(f"{attempt.message} merges what contradicts each other")
+        attempt.changes = differences(tip.state, state)
+        # Whoever merges two transfers of one amount from one account has it taken once.
+        held = [int(data) for (path, _), data in state.chunks.items() if path == ACCOUNTS]
+        self._learn(head, state, tip.marks, sum(held))
+        attempt.landed = snapshot_id_of(head.head.key)
+        self.count("merges landed")
+
+    def contains(self, snapshot_id: str) -> set[str]:
+        """The snapshots whose changes this one has, itself included."""
+        found: set[str] = set()
+        due: list[str | None] = [snapshot_id]
+        while due:
+            name = due.pop()
+            if name is not None and name not in found:
+                found.add(name)
+                due += [self.known[name].parent, self.known[name].merged]
+        return found
+
+    def _common(self, one: str, other: str) -> str:
+        """The one snapshot that both contain, and that no other one of these contains."""
+        both = self.contains(one) & self.contains(other)
+        older = set[str]().union(*(self.contains(name) - {name} for name in both))
+        newest = both - older
+        self._demand(len(newest) == 1, f"{one} and {other} have {newest} in common")
+        return newest.pop()
 
     def _marks(self, attempt: Attempt, tip: Known) -> Mapping[str, int]:
         """The marks of what lands on the tip, or replaces it; its step must be due."""
@@ -536,7 +590,7 @@ class Judge:
 
     # --- contents ----------------------------------------------------------------------------
 
-    def _learn(self, branch: Branch, state: State, marks: Mapping[str, int]) -> None:
+    def _learn(self, branch: Branch, state: State, marks: Mapping[str, int], total: int) -> None:
         """A snapshot has become visible; it must hold that state, and these marks."""
         view = SnapshotView.open(self.objects, self.runtime, branch.head)
         snapshot = view.snapshot
@@ -551,7 +605,7 @@ class Judge:
             raise BrokenPromiseError(f"{snapshot.message!r} has the marks {snapshot.marks}")
         if ACCOUNTS in found.nodes and found.nodes[ACCOUNTS].attributes:
             held = [int(data) for (path, _), data in found.chunks.items() if path == ACCOUNTS]
-            self._demand(sum(held) == self.total, f"{snapshot.message!r}: accounts hold {held}")
+            self._demand(sum(held) == total, f"{snapshot.message!r}: accounts hold {held}")
         rewrite = snapshot.kind == "rewrite"
         self.known[view.snapshot_id] = Known(
             view.snapshot_id,
@@ -562,6 +616,8 @@ class Judge:
             frozenset(reach),
             frozenset(self._history_pages(snapshot.history.pages)),
             dict(marks),
+            total,
+            snapshot.merged[0] if snapshot.merged else None,
         )
 
     def _contents(self, view: SnapshotView) -> tuple[State, set[str]]:

@@ -20,8 +20,10 @@ __all__ = [
     "SetChunk",
     "State",
     "apply_all",
+    "differences",
     "document_of",
     "effects",
+    "merged_state",
     "without_detours",
 ]
 
@@ -196,6 +198,69 @@ def without_detours(changes: Iterable[Change], base: State) -> tuple[Change, ...
         return change.path in base.nodes or change.path in after.nodes
 
     return tuple(change for change in changes if stays(change))
+
+
+def merged_state(base: State, one: State, other: State) -> State | None:
+    """What has the changes of both since the base; None where they contradict each other."""
+    nodes: dict[str, Node] = {}
+    for path in {**one.nodes, **other.nodes}:
+        if path not in one.nodes or path not in other.nodes:
+            made = one.nodes.get(path) or other.nodes[path]
+            if path not in base.nodes:
+                nodes[path] = made
+            continue
+        was = base.nodes.get(path, Node(one.nodes[path].length))
+        found = _merged_node(was, one.nodes[path], other.nodes[path])
+        if found is None:
+            return None
+        nodes[path] = found
+    chunks: dict[tuple[str, int], bytes] = {}
+    for key in {**base.chunks, **one.chunks, **other.chunks}:
+        was_there, a, b = (state.chunks.get(key) for state in (base, one, other))
+        if a not in (b, was_there) and b != was_there:
+            return None
+        data = b if a == was_there else a
+        if data is not None and key[0] in nodes:
+            chunks[key] = data
+    return State(nodes, chunks)
+
+
+def _merged_node(base: Node, one: Node, other: Node) -> Node | None:
+    length = other.length if one.length == base.length else one.length
+    if other.length not in (base.length, length):
+        if min(one.length or 0, other.length or 0) < (base.length or 0):
+            return None
+        length = max(one.length or 0, other.length or 0)
+    was, a, b = dict(base.attributes), dict(one.attributes), dict(other.attributes)
+    attributes = {}
+    for name in {**a, **b}:
+        if a.get(name) not in (b.get(name), was.get(name)) and b.get(name) != was.get(name):
+            return None
+        attributes[name] = b.get(name) if a.get(name) == was.get(name) else a.get(name)
+    kept = {name: value for name, value in attributes.items() if value is not None}
+    return Node(length, tuple(sorted(kept.items())))
+
+
+def differences(old: State, new: State) -> tuple[Change, ...]:
+    """Changes that lead from one state to the other."""
+    changes: list[Change] = [DeleteNode(path) for path in old.nodes if path not in new.nodes]
+    for path, node in sorted(new.nodes.items()):
+        if path not in old.nodes:
+            changes.append(CreateNode(path, node.length))
+        elif node.length is not None and node.length != old.nodes[path].length:
+            changes.append(Resize(path, node.length, node.length > (old.nodes[path].length or 0)))
+        given = dict(old.nodes[path].attributes) if path in old.nodes else {}
+        changes += [
+            SetAttribute(path, name, value)
+            for name, value in node.attributes
+            if given.get(name) != value
+        ]
+    changes += [
+        SetChunk(*key, new.chunks.get(key))
+        for key in {**old.chunks, **new.chunks}
+        if old.chunks.get(key) != new.chunks.get(key) and key[0] in new.nodes
+    ]
+    return tuple(changes)
 
 
 def document_of(node: Node, dimension: str) -> bytes:

@@ -16,6 +16,7 @@ from simulated.actors import (
     Brancher,
     Compactor,
     Configurer,
+    Merger,
     Reader,
     Scribbler,
     Transferrer,
@@ -93,6 +94,12 @@ _APART: Final[tuple[tuple[Actor, float], ...]] = (
     (Backgrounder("backgrounder"), 0.25),
     (Verifier("verifier"), 0.5),
 )
+_MERGERS: Final[tuple[Actor, ...]] = (
+    Merger("merger"),
+    Merger("merger-2"),
+    Scribbler("scribe-3", 0.3),
+    Brancher("brancher-2"),
+)
 _ZONES: Final[tuple[Actor, ...]] = (
     Surveyor("surveyor"),
     Surveyor("surveyor-2"),
@@ -132,7 +139,12 @@ class Outcome:
 
 
 def simulate(
-    seed: int, *, calls: int = CALLS, streams: bool = False, zones: bool = False
+    seed: int,
+    *,
+    calls: int = CALLS,
+    streams: bool = False,
+    zones: bool = False,
+    merges: bool = False,
 ) -> Outcome:
     """Run the schedule of a seed.
 
@@ -146,6 +158,8 @@ def simulate(
         Whether streams and detached sessions take part; it is another schedule then.
     zones : bool
         Whether cells have zone maps, by which readers choose chunks; likewise.
+    merges : bool
+        Whether branches are merged; likewise.
 
     Examples
     --------
@@ -164,11 +178,20 @@ def simulate(
     failure: BaseException | None = None
     try:
         with _quiet():
-            _run(world, judge, rng, [*(_streams(seed) if streams else ()), *(_ZONES * zones)])
+            _run(
+                world,
+                judge,
+                rng,
+                [
+                    *(_streams(seed) if streams else ()),
+                    *(_ZONES * zones),
+                    *(_MERGERS * merges),
+                ],
+            )
     except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
         failure = error
         world.failure = None  # its traceback holds the run, and finalizers of the package the world
-    more = " --streams" * streams + " --zones" * zones
+    more = " --streams" * streams + " --zones" * zones + " --merges" * merges
     again = f"python tests/simulation --seed {seed}{more}"
     return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure, again)
 
