@@ -14,7 +14,7 @@ from enum import StrEnum
 from html import escape
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -71,12 +71,15 @@ __all__ = [
     "Status",
     "Totals",
     "Usage",
+    "ValueChanges",
     "VerifyReport",
     "moved_tops",
 ]
 
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 _COLORS = ("#dfe6ea", "#7fb2cb", "#1f77a4")
+
+_SHOWN_CHUNKS: Final = 4
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
@@ -229,6 +232,90 @@ class Diff:
     chunks: Mapping[str, IndexArray]
     moved: Mapping[str, str] = field(default_factory=dict)
     truncated: Mapping[str, Coords] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
+        return any(listed)
+
+    def __str__(self) -> str:
+        return _listed(self, {path: _chunks_text(at) for path, at in self.chunks.items()})
+
+
+def _listed(changes: Diff | Status, chunks: Mapping[str, str]) -> str:
+    """Changes as lines, with the text for the chunks of each array."""
+    if not changes:
+        return "no changes"
+    groups = (("+", changes.created), ("~", changes.updated), ("-", changes.deleted))
+    lines = [f"{sign} {path}" for sign, paths in groups for path in paths]
+    lines += [f"> {old} to {new}" for old, new in moved_tops(changes.moved).items()]
+    lines += [f"  {path}: cut to {shape} chunks" for path, shape in changes.truncated.items()]
+    lines += [f"  {path}: {text}" for path, text in chunks.items()]
+    return "\n".join(map(plain_text, lines))
+
+
+def _chunks_text(coords: IndexArray) -> str:
+    """How many chunks, and the first of them."""
+    count = f"{len(coords):,} chunk{'' if len(coords) == 1 else 's'}"
+    shown = ", ".join(str(tuple(at)) for at in coords[:_SHOWN_CHUNKS].tolist())
+    return f"{count}: {shown}{', ...' if len(coords) > _SHOWN_CHUNKS else ''}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueChanges:
+    """Which cells of an array have other values in another version.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path.
+    shape, chunk_shape : tuple of int
+        Of the newer array; of a sharded array, chunks are its shards.
+    chunks : int64[n, ndim]
+        Coordinates of the chunks with changed cells, in C order.
+    counts : int64[n]
+        How many cells have changed in each.
+    minimum, maximum, mean : float or None
+        Of the differences, new minus old, over the changed cells that are numbers in both versions;
+        None if there are none. Values are as stored: not scaled, and times not decoded.
+    to_nan, from_nan : int
+        Changed cells that are NaN (or not a time) only in the newer version, or only in the older.
+    added, removed : int
+        Cells of only one version, because the array has another shape. They are not compared.
+    """
+
+    path: str
+    shape: Coords
+    chunk_shape: Coords
+    chunks: IndexArray
+    counts: IndexArray
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    to_nan: int
+    from_nan: int
+    added: int
+    removed: int
+
+    @property
+    def cells(self) -> int:
+        """How many cells have changed."""
+        return int(self.counts.sum())
+
+    @property
+    def map(self) -> IndexArray:
+        """The number of changed cells in each chunk, in an array of the shape of the chunk grid."""
+        found = np.zeros(grid_shape(self.shape, self.chunk_shape), np.int64)
+        found[tuple(self.chunks.T)] = self.counts
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.cells:,} changed cells in {len(self.chunks):,} chunks"]
+        if self.mean is not None:
+            lines.append(f"  by {self.minimum:g} to {self.maximum:g}, on average by {self.mean:g}")
+        facts = [(self.to_nan, "became NaN"), (self.from_nan, "were NaN")]
+        facts += [(self.added, "were added"), (self.removed, "were removed")]
+        lines += [f"  {count:,} {what}" for count, what in facts if count]
+        return plain_text("\n".join(lines), lines=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,17 +708,7 @@ class Status:
         return any(listed)
 
     def __str__(self) -> str:
-        if not self:
-            return "no changes"
-        lines = [f"{sign} {path}" for sign, path in self._signed()]
-        lines += [f"> {old} to {new}" for old, new in moved_tops(self.moved).items()]
-        lines += [f"  {path}: cut to {shape} chunks" for path, shape in self.truncated.items()]
-        lines += [f"  {path}: {n} chunks" for path, n in self.chunks.items()]
-        return "\n".join(map(plain_text, lines))
-
-    def _signed(self) -> list[tuple[str, str]]:
-        groups = (("+", self.created), ("~", self.updated), ("-", self.deleted))
-        return [(sign, path) for sign, paths in groups for path in paths]
+        return _listed(self, {path: f"{n} chunks" for path, n in self.chunks.items()})
 
 
 @dataclass(frozen=True, slots=True)

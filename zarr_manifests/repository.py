@@ -71,6 +71,7 @@ from zarr_manifests.reports import (
     StatisticsReport,
     Totals,
     Usage,
+    ValueChanges,
     VerifyReport,
 )
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
@@ -679,24 +680,88 @@ class Repository:
         found = self._refs.history(Point(version, branch, tag, snapshot_id), limit)
         return itertools.starmap(SnapshotInfo, found)
 
-    def diff(self, start: str, end: str) -> Diff:
-        """What changed after the snapshot `start` up to the snapshot `end`.
+    def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff:
+        """What changed after the version `start` up to the version `end`; `print` shows it.
 
         Parameters
         ----------
         start, end : str
             Any names of versions (`readonly_session`).
+        symmetric : bool, default True
+            Where `start` is no ancestor of `end`, such as on another branch: what `end` has changed
+            since both had the same history, as `git diff start...end`. If false, all that differs
+            between the two, as `git diff start..end`.
 
         Raises
         ------
         InvalidArgumentError
-            If `start` is not an ancestor of `end`.
+            If `end` is an ancestor of `start`, so that it has changed nothing since.
+        ConflictError
+            If both lines were merged into each other crosswise; then only `symmetric=False` tells.
         SnapshotExpiredError
             If one of them is not there, or snapshots between them have expired.
         NotFoundError
-            If there is no such branch or tag.
+            If there is no such version.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://diff-example")
+        >>> repo.create_branch("experiment")
+        >>> for branch, name in (("main", "sea"), ("experiment", "air")):
+        ...     with repo.transaction(branch, message=f"make {name}") as store:
+        ...         _ = zarr.create_group(store, path=name)
+        >>> print(repo.diff("main", "experiment"))
+        + /air
+        >>> print(repo.diff("main", "experiment", symmetric=False))
+        + /air
+        - /sea
         """
-        return history.compare.compare(self._context, *self._refs.named(start, end))
+        named = self._refs.named(start, end)
+        return history.compare.compare(self._context, *named, symmetric=symmetric)
+
+    def diff_values(self, start: str, end: str, path: str) -> ValueChanges:
+        """Which cells of an array have other values in the version `end` than in `start`.
+
+        The chunks that may differ are read in both versions and compared; which these are follows
+        from the history. An array that was made anew in between is compared whole.
+
+        Parameters
+        ----------
+        start, end : str
+            Any names of versions (`readonly_session`).
+        path : str
+            The array.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such version, or one of them has no such array.
+        InvalidArgumentError
+            If the arrays have different numbers of dimensions.
+        HistoryExpiredError
+            If what both versions have in common has expired.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://diff-values-example")
+        >>> with repo.transaction(message="four values") as store:
+        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+        ...     a[:] = [1, 2, 3, 4]
+        >>> with repo.transaction(message="correct one") as store:
+        ...     zarr.open_array(store, path="a")[2] = 5
+        >>> found = repo.diff_values("main~1", "main", "a")
+        >>> print(found)
+        /a: 1 changed cells in 1 chunks
+          by 2 to 2, on average by 2
+        >>> found.map.tolist()
+        [0, 1]
+        """
+        from zarr_manifests.value_changes import value_changes
+
+        old, new = map(self.readonly_session, (start, end))
+        return value_changes(self._context, old, new, path)
 
     def changes(
         self,

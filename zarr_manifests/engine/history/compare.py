@@ -8,6 +8,8 @@ import numpy as np
 
 from zarr_manifests.engine.history.ancestry import is_missing
 from zarr_manifests.engine.history.commit_logs import deltas_between, footprint_of
+from zarr_manifests.engine.history.merge_base import merge_base
+from zarr_manifests.engine.history.net_changes import net_changes
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, HistoryExpiredError, InvalidArgumentError
@@ -22,31 +24,51 @@ from zarr_manifests.reports import Diff
 __all__ = ["compare"]
 
 
-def compare(context: ReadContext, start: Branch, end: Branch) -> Diff:
-    """What changed after the snapshot `start` up to the snapshot `end`.
+def compare(context: ReadContext, start: Branch, end: Branch, *, symmetric: bool = True) -> Diff:
+    """What changed from the snapshot `start` to the snapshot `end`.
+
+    If `start` is no ancestor of `end`: what `end` has changed since both were last the same; or,
+    if not `symmetric`, all that differs between them.
 
     Raises
     ------
     InvalidArgumentError
-        If `start` is not an ancestor of `end`.
+        If `end` has changed nothing since, because it is an ancestor of `start`.
+    ConflictError
+        If the lines were merged crosswise, so that there is no one snapshot to start from.
     HistoryExpiredError
         If snapshots between them have expired.
     """
     before, after = context.open_branch(start), context.open_branch(end)
+    deltas = _logged(context, before, after)
+    if deltas is None:
+        root = context.roots.read().root
+        if symmetric:
+            base = merge_base(context, root, before.ref, after.ref).at
+            if base.key == after.ref.key:
+                raise InvalidArgumentError(
+                    f"{before.snapshot_id} is not an ancestor of {after.snapshot_id}, but comes "
+                    "after it; give the older snapshot first, or symmetric=False"
+                )
+            before = context.open_view(base)
+            deltas = _logged(context, before, after)
+        if deltas is None:
+            deltas = [net_changes(context, root, before, after)]
+    return _difference(context, before, after, deltas)
+
+
+def _logged(
+    context: ReadContext, before: SnapshotView, after: SnapshotView
+) -> Sequence[Delta] | None:
+    """The deltas of the commits between; None if the first is no ancestor of the second."""
     try:
-        deltas = deltas_between(context, before, after.ref)
+        return deltas_between(context, before, after.ref)
     except CorruptObjectError as error:
         if is_missing(error):
             raise HistoryExpiredError(
                 f"snapshots between {before.snapshot_id} and {after.snapshot_id} have expired"
             ) from error
         raise
-    if deltas is None:
-        raise InvalidArgumentError(
-            f"{before.snapshot_id} is not an ancestor of {after.snapshot_id}; give the older "
-            "snapshot first"
-        )
-    return _difference(context, before, after, deltas)
 
 
 def _difference(

@@ -1,0 +1,146 @@
+"""What differs between any two versions: nodes, chunks, and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_manifests import Repository
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
+from zarr_manifests.storage import MemoryStorage
+
+
+@pytest.fixture
+def repo() -> Repository:
+    made = Repository.create(MemoryStorage())
+    with made.transaction(message="make a") as store:
+        zarr.create_array(store, name="a", shape=(4, 6), chunks=(2, 2), dtype="f8")[:] = 1
+    made.create_branch("side")
+    return made
+
+
+def put(repo: Repository, branch: str, at: Any, value: Any) -> None:
+    with repo.transaction(branch, message=f"{branch}: a[{at}] = {value}") as store:
+        zarr.open_array(store, path="a")[at] = value
+
+
+def test_across_branches_by_what_both_have(repo: Repository) -> None:
+    put(repo, "main", (0, 0), 2)
+    put(repo, "side", (3, 5), 3)
+    with repo.transaction("side", message="make b") as store:
+        zarr.create_group(store, path="b")
+    since = repo.diff("main", "side")
+    assert since.created == ("/b",)
+    assert since.chunks["/a"].tolist() == [[1, 2]]
+    assert str(since) == "+ /b\n  /a: 1 chunk: (1, 2)"
+    whole = repo.diff("main", "side", symmetric=False)
+    assert whole.chunks["/a"].tolist() == [[0, 0], [1, 2]]
+    back = repo.diff("side", "main", symmetric=False)
+    assert (back.deleted, back.created) == (("/b",), ())
+    assert repo.diff("side", "main").chunks["/a"].tolist() == [[0, 0]]
+    repo.merge("side")
+    assert repo.diff("side", "main").chunks["/a"].tolist() == [[0, 0]]
+    nothing = repo.diff("main", "main")
+    assert not nothing
+    assert str(nothing) == "no changes"
+    with pytest.raises(InvalidArgumentError, match="comes after it; give the older"):
+        repo.diff("main", "main~2")
+    assert repo.diff("main", "main~2", symmetric=False).chunks["/a"].tolist() == [[0, 0], [1, 2]]
+
+
+def test_a_place_changed_back_or_alike_does_not_differ(repo: Repository) -> None:
+    put(repo, "main", (0, 0), 2)
+    put(repo, "side", (0, 0), 2)
+    put(repo, "side", (3, 5), 3)
+    put(repo, "side", (3, 5), 1)
+    assert repo.diff("main", "side")  # its log has these chunks
+    assert not repo.diff("main", "side", symmetric=False)
+
+
+def test_many_chunks_are_shown_in_one_line(repo: Repository) -> None:
+    put(repo, "main", ..., 5)
+    shown = "  /a: 6 chunks: (0, 0), (0, 1), (0, 2), (1, 0), ..."
+    assert str(repo.diff("main~1", "main")) == shown
+
+
+def test_crosswise_merges_leave_only_the_plain_difference(repo: Repository) -> None:
+    put(repo, "main", (0, 0), 2)
+    put(repo, "side", (3, 5), 3)
+    main, side = repo.resolve("main"), repo.resolve("side")
+    repo.merge(side, "main")
+    repo.merge(main, "side")
+    with pytest.raises(ConflictError, match="crosswise"):
+        repo.diff("main", "side")
+    assert not repo.diff("main", "side", symmetric=False)
+
+
+def test_values(repo: Repository) -> None:
+    put(repo, "main", (0, slice(0, 3)), [2, np.nan, 0])
+    put(repo, "side", (3, 5), 9)
+    found = repo.diff_values("main~1", "main", "/a")
+    assert (found.cells, found.chunks.tolist(), found.counts.tolist()) == (
+        3,
+        [[0, 0], [0, 1]],
+        [2, 1],
+    )
+    assert (found.minimum, found.maximum, found.mean) == (-1.0, 1.0, 0.0)
+    assert (found.to_nan, found.from_nan, found.added, found.removed) == (1, 0, 0, 0)
+    assert found.map.tolist() == [[2, 1, 0], [0, 0, 0]]
+    assert str(found).splitlines() == [
+        "/a: 3 changed cells in 2 chunks",
+        "  by -1 to 1, on average by 0",
+        "  1 became NaN",
+    ]
+    across = repo.diff_values("main", "side", "a")
+    assert across.map.tolist() == [[2, 1, 0], [0, 0, 1]]
+    assert (across.from_nan, across.maximum) == (1, 8.0)
+    same = repo.diff_values("main", "main", "a")
+    assert (same.cells, same.mean, same.chunks.shape) == (0, None, (0, 2))
+
+
+def test_values_of_an_array_of_another_shape(repo: Repository) -> None:
+    with repo.transaction(message="grow") as store:
+        a = zarr.open_array(store, path="a")
+        a.resize((5, 6))
+        a[4] = 7
+        a[0, 0] = 4
+    found = repo.diff_values("main~1", "main", "a")
+    assert (found.map.tolist(), found.added, found.removed) == (
+        [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
+        6,
+        0,
+    )
+    back = repo.diff_values("main", "main~1", "a")
+    assert (back.map.tolist(), back.added, back.removed) == ([[1, 0, 0], [0, 0, 0]], 0, 6)
+
+
+def test_values_of_an_array_made_anew(repo: Repository) -> None:
+    with repo.transaction(message="remake") as store:
+        zarr.create_array(store, name="a", shape=(4, 6), chunks=(4, 3), dtype="i2", overwrite=True)
+        zarr.open_array(store, path="a")[:] = 1
+        zarr.open_array(store, path="a")[0, 5] = 3
+    found = repo.diff_values("main~1", "main", "a")
+    assert (found.cells, found.map.tolist()) == (1, [[0, 1]])
+
+
+def test_values_that_are_no_numbers_are_compared_and_counted() -> None:
+    repo = Repository.create(MemoryStorage())
+    with repo.transaction(message="make t") as store:
+        t = zarr.create_array(store, name="t", shape=(1,), chunks=(1,), dtype="M8[s]")
+        t[:] = np.array(["2026-01-01"], "M8[s]")
+    with repo.transaction(message="another day") as store:
+        zarr.open_array(store, path="t")[:] = np.array(["2026-01-02"], "M8[s]")
+    found = repo.diff_values("main~1", "main", "t")
+    assert (found.cells, found.mean, found.map.tolist()) == (1, None, [1])
+
+
+def test_what_has_no_values_is_refused(repo: Repository) -> None:
+    with pytest.raises(NotFoundError, match="no array /b"):
+        repo.diff_values("side", "main", "b")
+    with repo.transaction(message="remake") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="i2", overwrite=True)
+    with pytest.raises(InvalidArgumentError, match="dimensions"):
+        repo.diff_values("side", "main", "a")

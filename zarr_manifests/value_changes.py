@@ -1,0 +1,155 @@
+"""Which values of an array differ between two versions, chunk by chunk.
+
+Only chunks that may differ are read, in both versions. Invariant: a cell counts as changed if and
+only if its values differ; NaN equals NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import batched, product
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from zarr_manifests.engine.history.net_changes import net_changes
+from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import IndexArray
+from zarr_manifests.keys import absolute
+from zarr_manifests.records import dataclass
+from zarr_manifests.reports import ValueChanges
+from zarr_manifests.session import Session
+from zarr_manifests.store import contents_of
+
+__all__ = ["value_changes"]
+
+_AT_ONCE: Final = 16
+
+
+def value_changes(context: Context, old: Session, new: Session, path: str) -> ValueChanges:
+    """The cells of an array that differ between the snapshots of two sessions.
+
+    Raises
+    ------
+    NotFoundError
+        If one of them has no such array.
+    InvalidArgumentError
+        If the arrays have different numbers of dimensions.
+    """
+    path = path.strip("/")
+    views = contents_of(old.store).view, contents_of(new.store).view
+    nodes = [_array_at(view, path) for view in views]
+    was, now = (node.array for node in nodes)
+    assert was is not None
+    assert now is not None
+    if len(was.shape) != len(now.shape):
+        raise InvalidArgumentError(
+            f"{absolute(path)} has {len(was.shape)} dimensions in one version and "
+            f"{len(now.shape)} in the other"
+        )
+    shared = tuple(map(min, was.shape, now.shape))
+    arrays = [zarr.open_array(session.store, path=path, mode="r") for session in (old, new)]
+    found: list[_Changed] = []
+    coordinates = []
+    for batch in batched(_due(context, views, nodes), _AT_ONCE):
+        calls = [partial(_compared, arrays, _region(at, now.chunk_shape, shared)) for at in batch]
+        for at, changed in zip(batch, context.runtime.parallel(calls), strict=True):
+            if changed.cells:
+                found.append(changed)
+                coordinates.append(at)
+    rank = len(now.shape)
+    counted = [one for one in found if one.compared]
+    cells = sum(one.compared for one in counted)
+    return ValueChanges(
+        absolute(path),
+        now.shape,
+        now.chunk_shape,
+        np.array(coordinates, np.int64).reshape(len(coordinates), rank),
+        np.array([one.cells for one in found], np.int64),
+        min((one.least for one in counted), default=None),
+        max((one.greatest for one in counted), default=None),
+        sum(one.total for one in counted) / cells if cells else None,
+        sum(one.to_nan for one in found),
+        sum(one.from_nan for one in found),
+        int(np.prod(now.shape, dtype=object) - np.prod(shared, dtype=object)),
+        int(np.prod(was.shape, dtype=object) - np.prod(shared, dtype=object)),
+    )
+
+
+def _array_at(view: SnapshotView, path: str) -> Node:
+    node = view.nodes.get(path)
+    if node is None or node.array is None:
+        raise NotFoundError(f"there is no array {absolute(path)} at snapshot {view.snapshot_id}")
+    return node
+
+
+def _due(
+    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node]
+) -> Iterator[tuple[int, ...]]:
+    """The chunks of the newer array that may differ, in C order."""
+    (old, new), (was, now) = views, nodes
+    assert was.array is not None
+    assert now.array is not None
+    if was.node_id != now.node_id:  # made anew: no log says which chunks are the same
+        yield from product(*map(range, now.array.grid.hi))
+        return
+    delta = net_changes(context, context.roots.read().root, old, new)
+    parts: list[IndexArray] = [
+        delta.embedded.decode(part, data).coords()
+        for part, data in delta.embedded.parts
+        if part.node_id == now.node_id
+    ]
+    if was.documents != now.documents:  # a chunk at the edge may have other cells
+        parts += [t.coords() for v in views if (t := v.chunks(now.node_id)) is not None]
+    if parts:
+        hi = np.asarray(now.array.grid.hi, np.int64)
+        coords = np.unique(np.concatenate(parts), axis=0)
+        yield from map(tuple, coords[(coords < hi).all(axis=1)].tolist())
+
+
+def _region(at: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    places = zip(at, chunk, shape, strict=True)
+    return tuple(slice(min(i * n, end), min((i + 1) * n, end)) for i, n, end in places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """What differs in one chunk; differences are of cells that are numbers on both sides."""
+
+    cells: int
+    compared: int = 0
+    least: float = 0.0
+    greatest: float = 0.0
+    total: float = 0.0
+    to_nan: int = 0
+    from_nan: int = 0
+
+
+def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _Changed:
+    old, new = (np.asarray(array[region]) for array in arrays)
+    nan_before, nan_after = _nan(old), _nan(new)
+    changed = np.asarray((old != new) & ~(nan_before & nan_after))
+    numbers = changed & ~nan_before & ~nan_after
+    facts = {
+        "to_nan": int((nan_after & ~nan_before).sum()),
+        "from_nan": int((nan_before & ~nan_after).sum()),
+    }
+    count = int(changed.sum())
+    if not numbers.any() or not all(a.dtype.kind in "biuf" for a in (old, new)):
+        return _Changed(count, **facts)
+    with np.errstate(all="ignore"):
+        by = new[numbers].astype(np.float64) - old[numbers].astype(np.float64)
+    least, greatest, total = float(by.min()), float(by.max()), float(by.sum())
+    return _Changed(count, len(by), least, greatest, total, **facts)
+
+
+def _nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    if values.dtype.kind in "fcmM":
+        return np.asarray(np.isnat(values) if values.dtype.kind in "mM" else np.isnan(values))
+    return np.zeros(values.shape, np.bool_)
