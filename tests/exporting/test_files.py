@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 import zarr
 import zarr.storage
+from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from exported import ODD, bytes_in, odd_repository, same_bytes, values_in
@@ -88,6 +89,12 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     assert [path.name for path in dest.parent.iterdir()] == ["plain.zip"]
     session.export(dest, "zip", overwrite=True)
     assert zipfile.is_zipfile(dest)
+    late = tmp_path / "late.zip"
+    with pytest.raises(AlreadyExistsError):
+        session.export(
+            late, "zip", progress=lambda *_: late.write_bytes(b"of somebody else") and None
+        )
+    assert late.read_bytes() == b"of somebody else"
 
 
 # --- kerchunk --------------------------------------------------------------------------------
@@ -126,13 +133,15 @@ def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Pat
     session = repo.readonly_session()
     session.export(tmp_path / "refs.json", "kerchunk", copy=False, tag="for-the-web")
     due = values_in(session.store)
-    with repo.transaction(message="write over it") as store:
-        zarr.open_array(store, path="large")[:] = 0
+    with repo.transaction(message="delete everything") as store:
+        sync(store.clear())
+        zarr.create_group(store)
     with pytest.raises(AlreadyExistsError, match="another snapshot"):
         repo.readonly_session().export(
             tmp_path / "new.json", "kerchunk", copy=False, tag="for-the-web"
         )
     assert not (tmp_path / "new.json").exists()
+    repo.compact(mode="full")
     repo.expire_snapshots(keep_last=1)
     repo.garbage_collect(timedelta(0))
     assert values_in(opened(tmp_path / "refs.json")) == due

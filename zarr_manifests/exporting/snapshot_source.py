@@ -165,18 +165,8 @@ class SnapshotSource:
             if node.kind is NodeKind.GROUP:
                 continue
             table = contents.guarded(partial(contents.chunks, node))
-            if table is not None and node.array is not None and contents.has_arrays_below(node):
-                coords = table.coords()
-                own = [self._is_own(node, tuple(at)) for at in coords.tolist()]
-                table = pick(table, coords[np.array(own, np.bool_)])
             if table is not None and len(table):
                 yield node, table
-
-    def _is_own(self, node: Node, coords: Coords) -> bool:
-        """Whether the chunk is found under its key, and not one of an array below."""
-        assert node.array is not None
-        found = self.contents.chunk_at(join(node.path, node.array.chunk_keys.encode(coords)))
-        return found is not None and found[0].path == node.path
 
     def key(self, node: Node, coords: Coords) -> str:
         """The key of a chunk below the root of the export."""

@@ -18,8 +18,6 @@ from zarr_manifests.storage.local_errors import translated
 
 __all__ = ["export_zip"]
 
-_LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
-"""The time of every entry, so that equal exports are equal files."""
 _READABLE: Final = 0o644 << 16
 
 
@@ -62,6 +60,6 @@ def _archive(file: BinaryIO, path: str) -> Iterator[zipfile.ZipFile]:
 def _add(archive: zipfile.ZipFile, path: str, batch: list[tuple[str, bytes]]) -> None:
     with translated(path):
         for key, data in batch:
-            entry = zipfile.ZipInfo(key, _LONG_AGO)
+            entry = zipfile.ZipInfo(key)  # of no time, so that equal exports are equal files
             entry.external_attr = _READABLE
             archive.writestr(entry, data)
