@@ -1546,6 +1546,7 @@ class Repository:
         max_bytes: int = MAX_BYTES,
         max_references: int = MAX_REFERENCES,
         mode: Literal["w-", "w"] = "w-",
+        append_dim: str | None = None,
         remote_protocol: str | None = None,
         storage_options: Mapping[str, object] | None = None,
     ) -> str:
@@ -1567,6 +1568,10 @@ class Repository:
             References that `gen` may generate.
         mode : {"w-", "w"}
             Whether there must be nothing at the path, or what is there is replaced.
+        append_dim : str, optional
+            Append to the arrays at the path along this dimension; if nothing is there, they are
+            made. Arrays must end with a whole chunk, and those without the dimension stay as they
+            are.
         remote_protocol : str, optional
             The scheme of locations without one, such as `s3`.
         storage_options : mapping, optional
@@ -1601,6 +1606,8 @@ class Repository:
         )
         if mode not in ("w-", "w"):
             raise InvalidArgumentError(f"mode={mode!r}: give 'w-' or 'w'")
+        if append_dim is not None and mode == "w":
+            raise InvalidArgumentError("append_dim and mode='w' exclude each other")
         return self._import(
             found,
             path,
@@ -1611,6 +1618,7 @@ class Repository:
             max_bytes,
             only_chunks=True,
             replace=mode == "w",
+            append_dim=append_dim,
         )
 
     def import_icechunk(
@@ -1705,6 +1713,7 @@ class Repository:
         only_chunks: bool = False,
         progress: Progress | None = None,
         replace: bool = False,
+        append_dim: str | None = None,
     ) -> str:
         from zarr_manifests.engine.edit.import_references import import_references
 
@@ -1720,6 +1729,7 @@ class Repository:
             max_bytes=max_bytes,
             only_chunks=only_chunks,
             progress=progress,
+            append_dim=append_dim,
         )
         return commits.commit(message)
 

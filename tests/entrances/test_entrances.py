@@ -119,6 +119,7 @@ NOT_CALLED = {
     **dict.fromkeys(["Storage", "Capabilities"], "for who writes a storage"),
     **dict.fromkeys(["Meter", "Meter.add", "Meter.request", "Meter.read_request"], "so is this"),
     "Token": "a type",
+    "VirtualAccessor": "made by xarray, as an attribute of a dataset",
 }
 """Names of what is public and nobody calls with values of theirs, and why."""
 

@@ -83,6 +83,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "history": ("all", "head", "heads"),
     **dict.fromkeys(("source", "references"), ("absent", "good.yaml", "memory://nothing")),
     "message": ("text",),
+    "append_dim": ("time",),
     "container": ("a=b", "here=."),
     "from_option": ("force=true",),
     "remote_protocol": ("s3",),

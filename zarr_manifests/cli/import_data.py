@@ -86,6 +86,10 @@ def run_kerchunk(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace what is at the path.")
     ] = False,
+    append_dim: Annotated[
+        str | None,
+        typer.Option("--append-dim", help="Append along this dimension.", show_default=False),
+    ] = None,
     remote_protocol: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +109,7 @@ def run_kerchunk(
         message=message,
         branch=branch,
         mode="w" if replace else "w-",
+        append_dim=append_dim,
         remote_protocol=remote_protocol,
         storage_options=storage_options(references, from_option) or None,
     )

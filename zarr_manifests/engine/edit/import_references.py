@@ -3,13 +3,15 @@
 Documents come first, so that the workspace itself knows which key is a chunk of which array. The
 refs of each array are then set as one table. Keys are parsed one array at a time.
 
-Invariant: nothing that exists already is changed, and nothing is left out.
+Invariant: nothing that exists already is changed but the shape of arrays that are appended to, and
+nothing is left out.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -26,6 +28,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
 from zarr_manifests.records import dataclass
+from zarr_manifests.virtual.appended_references import appended
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.parquet_columns import table_of
 from zarr_manifests.virtual.references import References
@@ -53,6 +56,7 @@ def import_references(
     max_bytes: int,
     only_chunks: bool = False,
     progress: Callable[[str, int], None] | None = None,
+    append_dim: str | None = None,
 ) -> None:
     """Put what `references` say below `path`.
 
@@ -75,6 +79,8 @@ def import_references(
         are kept as they are, as other files in a Zarr store.
     progress : callable, optional
         Called with `"chunks"` and the number of chunks taken in so far.
+    append_dim : str, optional
+        The dimension along which they continue what is there, if anything is.
 
     Raises
     ------
@@ -86,8 +92,11 @@ def import_references(
         If an array's metadata is not understood.
     """
     path = path.strip("/")
-    v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
-    _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
+    if append_dim is not None and any(workspace.contents.within(path)):
+        references = appended(references, partial(_documents_at, workspace, path), append_dim)
+    else:
+        v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
+        _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
     source = _Source(VirtualReader(trusted), trusted, references, max_bytes)
     rows_of, others = _by_array(workspace, path, references)
@@ -114,6 +123,11 @@ def import_references(
             told("chunks", done)
     for row in others:
         workspace.set(join(path, references.keys[row]), source.read(row))
+
+
+def _documents_at(workspace: Workspace, path: str, inner: str) -> Mapping[str, bytes]:
+    node = workspace.contents.node(join(path, inner) if inner else path)
+    return {} if node is None else node.documents
 
 
 @dataclass(frozen=True, slots=True)
