@@ -53,6 +53,7 @@ class BulkCodecPipeline(FusedCodecPipeline):
 
     `zarr_manifests.tune_zarr` has Zarr use it for all arrays that are opened from then on. It may
     be set for the whole process, since arrays in other stores are read as by the fused pipeline.
+    Zarr knows its name, for `codec_pipeline.path`, once `zarr_manifests.bulk` is imported.
 
     Examples
     --------
