@@ -1556,9 +1556,9 @@ class Repository:
         ----------
         references : str, path or mapping
             A JSON file, which may be compressed with gzip or zstd and lie at any URL, or what is in
-            one, or a local folder of parquet files (this needs pyarrow). Of files that lie below a
-            container, size and time of modification are noted, and reading one that has changed is
-            an error.
+            one, or a folder of parquet files, local or in an object store (this needs pyarrow). Of
+            files that lie below a container, size and time of modification are noted, and reading
+            one that has changed is an error.
         path, message, branch
             As for `import_zarr`; so is what is returned.
         max_bytes : int

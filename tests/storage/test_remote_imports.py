@@ -13,6 +13,7 @@ import pytest
 import zarr
 import zarr.storage
 import zstandard
+from fsspec.implementations.reference import LazyReferenceMapper
 from obstore.store import S3Store
 
 import zarr_manifests as zm
@@ -152,3 +153,27 @@ def test_references_that_are_compressed_and_remote(bucket: Any, tmp_path: Path) 
         repo.import_kerchunk(keys, mode="w", remote_protocol="ftp")
     with pytest.raises(InvalidArgumentError, match="'w-' or 'w'"):
         repo.import_kerchunk(keys, remote_protocol="s3", mode="a")  # type: ignore[arg-type]
+
+
+def test_a_folder_of_parquet_references_in_a_bucket(bucket: Any, tmp_path: Path) -> None:
+    obstore.put(bucket, "data.bin", DATA.tobytes())
+    document = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 6], "dtype": "<i4"}
+    document |= {"compressor": None, "filters": None, "fill_value": 0, "order": "C"}
+    folder = tmp_path / "refs"
+    made = LazyReferenceMapper.create(str(folder), record_size=1, engine="pyarrow")
+    made[".zgroup"], made["t/.zarray"] = b'{"zarr_format": 2}', json.dumps(document).encode()
+    for i in range(2):
+        made[f"t/{i}.0"] = ["s3://tests/data.bin", 48 * i, 48]
+    made.flush()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            obstore.put(bucket, f"refs.parquet/{name}", path.read_bytes())
+    repo = repository(bucket)
+    repo.import_kerchunk("s3://tests/refs.parquet")
+    found = zarr.open_array(repo.readonly_session().store, path="t", mode="r", zarr_format=2)
+    np.testing.assert_array_equal(found[:], DATA)
+    with pytest.raises(InvalidArgumentError, match="more than 300 bytes"):
+        repo.import_kerchunk("s3://tests/refs.parquet", "again", max_bytes=300)
+    with pytest.raises(NotFoundError, match=r"no file s3://tests/absent\.parquet"):
+        repo.import_kerchunk("s3://tests/absent.parquet", "again")

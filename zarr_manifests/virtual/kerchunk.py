@@ -25,10 +25,12 @@ import json
 import math
 import os
 import re
+import tempfile
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -41,12 +43,14 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from zarr_manifests.storage import ObjectStorage
 from zarr_manifests.storage.files import open_regular
+from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
-from zarr_manifests.virtual.locations import parse_location, url_at
+from zarr_manifests.virtual.locations import WEB, parse_location, url_at
 from zarr_manifests.virtual.references import Files, References, location_of
 from zarr_manifests.virtual.templates import Templates
 
@@ -58,6 +62,8 @@ _BROKEN: Final = (
     *(ValueError, RecursionError, EOFError),
     *(gzip.BadGzipFile, zlib.error, zstandard.ZstdError),
 )
+_ENDINGS: Final = (".json", ".gz", ".zst")
+"""Of names that are not those of folders."""
 _GRIB: Final = re.compile(rb'"id"\s*:\s*"grib"')
 
 
@@ -72,7 +78,8 @@ def read_kerchunk(
 ) -> References:
     """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
 
-    A JSON file may be compressed with gzip or zstd, and lie at any URL.
+    A JSON file may be compressed with gzip or zstd, and lie at any URL. A folder is local, or in an
+    object store, from which it is downloaded first.
 
     For files below a container, size and modification time are recorded.
 
@@ -112,13 +119,14 @@ def read_kerchunk(
         scheme, place = parse_location(url)
         if scheme == "file" and os.path.isdir(place):
             return read_parquet(place, files, budget)
+        found = _remote_folder(scheme, url, files, budget, storage_options)
+        if found is not None:
+            return found
         if scheme == "file":
             refuse_options("a local file", storage_options)
-        data = (
-            _local(place, url, budget)
-            if scheme == "file"
-            else _remote(url, budget, storage_options)
-        )
+            data = _local(place, url, budget)
+        else:
+            data = _remote(url, budget, storage_options)
         given = _loaded(data, url, budget)
     refs, templates = _parts(given, budget, most)
     values: dict[str, bytes] = {}
@@ -177,9 +185,37 @@ def _remote(url: str, budget: Budget, storage_options: Mapping[str, object] | No
         budget.take(storage.head(name).nbytes, url)
         return storage.get(name)
     except ObjectNotFoundError as error:
-        raise NotFoundError(
-            f"there is no file {url}; a folder of parquet files must be local: download it"
-        ) from error
+        hint = "; a folder of parquet files can be local or in an object store"
+        raise NotFoundError(f"there is no file {url}{hint}") from error
+
+
+def _remote_folder(
+    scheme: str,
+    url: str,
+    files: Files,
+    budget: Budget,
+    storage_options: Mapping[str, object] | None,
+) -> References | None:
+    """The references of a folder of parquet files in an object store; None if there is none."""
+    if scheme in ("file", *WEB) or url.endswith(_ENDINGS):
+        return None
+    storage = storage_of(url, storage_options)
+    if not isinstance(storage, ObjectStorage):
+        return None
+    try:
+        storage.get_version(".zmetadata", 0, 1, Version())
+    except ObjectNotFoundError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        for info in storage.files():
+            if not {"", ".", ".."}.isdisjoint(info.key.split("/")):
+                raise InvalidArgumentError(f"{url} has an object with an odd name, {info.key!r}")
+            budget.take(info.nbytes, url)
+            read = storage.get_version(info.key, 0, info.nbytes, Version())
+            path = Path(folder, info.key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(read[0] if read is not None else b"")
+        return read_parquet(folder, files, budget)
 
 
 def _unpacked(reader: Any, url: str, budget: Budget) -> bytes:
