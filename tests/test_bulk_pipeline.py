@@ -609,6 +609,7 @@ def test_a_chunk_that_no_codec_made_raises_what_zarr_raises() -> None:
         fused(array)[:]
     with pytest.raises(type(due.value)):
         bulk(session.store)[:]
+    np.testing.assert_array_equal(bulk(session.store)[8:], np.arange(9, 21))
 
 
 def test_chunks_that_must_be_there_are_missed() -> None:

@@ -13,6 +13,7 @@ returns False; the caller then reads with Zarr, which decodes it or raises the p
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ _CRC_BYTES: Final = 4
 _BLOSC_HEADER_BYTES: Final = 16
 _ABSENT: Final = 2**64 - 1
 _ZLIB, _GZIP = 15, 31
+_HELD: Final = threading.local()
 _FAILURES: Final = (ValueError, RuntimeError, zlib.error, zstandard.ZstdError)
 
 
@@ -366,8 +368,17 @@ def _unzstd(chunks: Chunks, *, size: int) -> Chunks:
     # A frame says how large its content is, and so much is allocated.
     if {*map(zstandard.frame_content_size, chunks)} - {-1, size}:
         raise _InDoubtError
-    decompress = zstandard.ZstdDecompressor().decompress
+    decompress = _decompressor().decompress
     return [decompress(data, max_output_size=size, allow_extra_data=False) for data in chunks]
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """The thread's own, since making one takes longer than decompressing 4 KB."""
+    try:
+        made: zstandard.ZstdDecompressor = _HELD.zstd
+    except AttributeError:
+        made = _HELD.zstd = zstandard.ZstdDecompressor()
+    return made
 
 
 def _unblosc(chunks: Chunks, *, size: int) -> Chunks:
