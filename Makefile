@@ -40,7 +40,7 @@ spark: setup  ## run the tests that start Spark, as CI does after make servers
 	.venv/bin/pytest -m spark $(ALL)
 
 cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark
-	.venv/bin/pytest -m cluster
+	.venv/bin/pytest -m cluster -n 2
 
 sweep: setup  ## run what CI runs at last: each benchmark once, all seeds, examples, crashes and faults
 	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py
