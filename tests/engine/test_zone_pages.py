@@ -203,15 +203,26 @@ def test_pages_that_cannot_be_read_are_as_if_absent(what: str, how: str) -> None
     assert numbers(counting(Repository.open(storage))) == [4, 5, 6, 7]
 
 
+_OFTEN = {
+    "compaction": {"mode": "auto", "min-delta-count": 4, "interval-commits": 8},
+    "max-delta-count": 12,
+}
+_AS_USUAL = {"compaction": {"mode": "auto"}}
+
+
+@pytest.mark.parametrize(
+    ("appends", "config"),
+    [(120, _OFTEN), pytest.param(10_000, _AS_USUAL, marks=pytest.mark.sweep)],
+    ids=["120", "10000"],
+)
 def test_after_many_appends_entries_are_found_in_three_rounds(
-    monkeypatch: pytest.MonkeyPatch,
+    appends: int, config: dict[str, Any]
 ) -> None:
     storage = MemoryStorage()
-    compaction = {"mode": "auto", "min-delta-count": 4, "interval-commits": 8}
-    repository = created(storage, chunks=1, compaction=compaction, **{"max-delta-count": 12})
+    repository = created(storage, chunks=1, **config)
     wrote(repository, 0, 1, 0)
-    for seed in range(1, 120):
-        session = repository.writable_session()
+    session = repository.writable_session()
+    for seed in range(1, appends):
         at = grow(session, 1)
         write(session, at, at + 1, seed)
         session.commit("append")
@@ -226,6 +237,6 @@ def test_after_many_appends_entries_are_found_in_three_rounds(
     tables = read_pages(context_of(cold), known.pages, range(len(known.pages.pages)))
     assert counted.rounds() <= 3
     found = np.concatenate([table.coords() for table in (*known.recent, *tables.values())])
-    assert len(np.unique(found)) == 120
-    assert numbers(counting(repository)) == [*range(120)]
+    assert len(np.unique(found)) == appends
+    assert numbers(counting(repository)) == [*range(appends)]
     assert isinstance(context_of(cold).objects, ObjectReader)
