@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
 from zarr_manifests.engine.commit.request import CommitRequest, TipCheck
 from zarr_manifests.engine.compact.outcomes import compact_if_due
+from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.detach import attach, detach
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.find_marks import marks_of
@@ -77,7 +79,7 @@ class SessionCommits:
 
     def commit(
         self,
-        message: str,
+        message: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         *,
         rebase: bool | Policy = True,
@@ -94,7 +96,7 @@ class SessionCommits:
         self.writer.check_open()
         step = txn_of(txn)
         request = CommitRequest(
-            checked_message(message),
+            "" if message is None else checked_message(message),
             checked_metadata(metadata),
             self._rebasing(rebase),
             _attempts(retries),
@@ -110,6 +112,8 @@ class SessionCommits:
             self.writer.copies.bring_in(discard=discard_unmerged)
             if not workspace.contents.changes and step is None and not allow_empty:
                 raise InvalidArgumentError("nothing to commit: the session has no changes")
+            if message is None:  # now all that copies have written is known
+                request = replace(request, message=summary(workspace.contents))
             return self._land(request)
 
     def begin(self, txn: object) -> Txn | None:

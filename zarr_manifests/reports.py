@@ -1393,6 +1393,9 @@ class LoggedOperation:
     by : str
         Who, as they said: the user and the host, or what the environment variable
         `ZARR_MANIFESTS_WHO` was set to; may be empty.
+    before : str
+        Of an amend, a reset or a deletion: id of the snapshot that the branch or tag was at. It can
+        be opened by that id until it is collected. Else empty.
     """
 
     version: int
@@ -1402,19 +1405,22 @@ class LoggedOperation:
     snapshot_id: str
     operation_id: str
     by: str = ""
+    before: str = ""
 
     @classmethod
     def of(cls, entry: LogEntry) -> LoggedOperation:
         """What an entry of the log says."""
         at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+        operation, _, before = entry.operation.partition(" from ")
         return cls(
             entry.version,
             at,
-            entry.operation,
+            operation,
             entry.ref,
             entry.snapshot,
             entry.commit_id.hex(),
             entry.by,
+            before,
         )
 
 

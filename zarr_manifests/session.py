@@ -185,13 +185,14 @@ class Session:
 
     def commit(
         self,
-        message: str,
+        message: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         *,
         rebase: bool | Policy = True,
         retries: int | None = None,
         discard_unmerged: bool = False,
         txn: Txn | tuple[str, int] | None = None,
+        allow_empty: bool = False,
     ) -> str:
         """Commit the changes to the branch, all or nothing; the new snapshot's id.
 
@@ -200,8 +201,9 @@ class Session:
 
         Parameters
         ----------
-        message : str
-            Why; shown by `ancestry` and `zarr-manifests log`.
+        message : str, optional
+            Why; by default it says which nodes have changed. Shown by `ancestry` and
+            `zarr-manifests log`.
         metadata : mapping, optional
             Stored with the snapshot. Values are None, numbers, strings, bytes, lists and maps.
             NumPy scalars become plain numbers, and `datetime64` becomes ISO 8601 text.
@@ -218,6 +220,8 @@ class Session:
             The name of an application and the number of its step. The step is committed to the
             branch at most once, however often and by whomever it is tried, and also if it changes
             nothing. A step with a lower number than the last one counts as committed. See `Txn`.
+        allow_empty : bool, default False
+            Make a commit also if nothing has changed, such as one that only has a message.
 
         Returns
         -------
@@ -251,6 +255,7 @@ class Session:
             retries=retries,
             discard_unmerged=discard_unmerged,
             txn=txn,
+            allow_empty=allow_empty,
         )
 
     def amend(

@@ -25,7 +25,7 @@ from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.plain import plain_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import CollectionReport, RepackReport
+    from zarr_manifests.reports import CollectionReport, LoggedOperation, RepackReport
     from zarr_manifests.storage import Storage
 
 __all__ = [
@@ -161,7 +161,7 @@ def run_ops(url: Url, limit: _Limit = _SHOWN, option: Options = None) -> None:
     """Show who did what to which branch or tag, newest first."""
     table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
     for one in islice(open_at(url, option).ops_log(), min(limit, sys.maxsize)):
-        who, what, ref = map(plain_text, (one.by, one.operation, one.ref))
+        who, what, ref = map(plain_text, (one.by, _told(one), one.ref))
         table.add_row(str(one.version), time_text(one.at), who, what, ref, one.snapshot_id)
     console().print(table)
 
@@ -264,3 +264,7 @@ def _duration(text: str) -> timedelta:
             f"{text[:40]!r} is not a duration; write it as 30d, 24h, 10m or 0s"
         )
     return found
+
+
+def _told(one: LoggedOperation) -> str:
+    return f"{one.operation} from {one.before}" if one.before else one.operation

@@ -61,6 +61,7 @@ __all__ = [
     "archive_key",
     "check_ref_name",
     "known_ref",
+    "leaving",
 ]
 
 COMPACTOR: Final = "compactor"
@@ -100,6 +101,11 @@ def known_ref[T](refs: Mapping[str, T], name: str, what: str) -> T:
         listed = ", ".join(sorted(refs)[:10]) or "none"
         raise NotFoundError(f"there is no {what} {name!r}; there are: {listed}")
     return refs[name]
+
+
+def leaving(operation: str, snapshot_id: str) -> str:
+    """The text of a logged operation that leaves a snapshot: a reset, an amend, a deletion."""
+    return f"{operation} from {snapshot_id}"
 
 
 def check_ref_name(name: object) -> str:

@@ -334,7 +334,8 @@ class Judge:
                 self._learn(branch, State(), {}, self.total)
             return
         entry = new.log[-1] if new.log and new.log[-1].version == new.version else None
-        operation = entry.operation if entry is not None else "leases"
+        text = entry.operation if entry is not None else "leases"
+        operation, _, left = text.partition(" from ")
         self.count(operation)
         self.world.note(f"swap to version {new.version}: {operation} {entry and entry.ref}")
         self._demand(new.version == old.version + 1, "a version was skipped or made twice")
@@ -342,7 +343,10 @@ class Judge:
             self._demand(getattr(new, name) >= getattr(old, name), f"{name} went back")
         self._demand(operation == "save config" or new.config == old.config, "config was lost")
         changed = self._changed_refs(old, new)
-        if operation.startswith("commit"):
+        if left and entry is not None:
+            due = {_places(old).get(name) for name in (entry.ref, f"tag:{entry.ref}")}
+            self._demand(left in due, f"{text}: it was at {due}")
+        if operation.startswith(("commit", "amend")):
             self._commit(old, new, entry.ref if entry else "", changed)
         elif (
             operation != "claim branch" and operation.endswith((" branch", " tag"))

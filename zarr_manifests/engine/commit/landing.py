@@ -68,6 +68,7 @@ from zarr_manifests.format.root import (
     Branch,
     LogEntry,
     Root,
+    leaving,
 )
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_of, snapshot_id_of
@@ -237,7 +238,8 @@ class _Landing:
             archive = context.roots.archiving(at)  # the root to be replaced
             self._upload([*placed.uploads, *uploads], *archive, *claim)
             claim = []
-            new = root_with(context, root, branch, snapshot, uploads[-1])
+            left = None if request.amends is None else request.amends.snapshot_id
+            new = root_with(context, root, branch, snapshot, uploads[-1], left=left)
             if request.amends is not None:  # what it leaves may be older than where a search begins
                 new = replace(new, swept=0)
             landed = context.roots.swap(at, new, snapshot.commit_id)
@@ -484,15 +486,17 @@ def root_with(
     snapshot: Snapshot,
     head: Upload,
     base: Upload | None = None,
+    left: str | None = None,
 ) -> Root:
     """The next root: the branch moved to the snapshot, and the operation logged.
 
-    `head` is the encoded snapshot, and `base` its base if that is new.
+    `head` is the encoded snapshot, and `base` its base if that is new; `left` is the id of the
+    snapshot that it replaces, if it amends one.
     """
     entry = LogEntry(
         root.version + 1,
         context.runtime.now_ms(),
-        f"commit {snapshot.kind}",
+        f"commit {snapshot.kind}" if left is None else leaving(f"amend {snapshot.kind}", left),
         branch,
         snapshot_id_of(head.key),
         snapshot.commit_id,

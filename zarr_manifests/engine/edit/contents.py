@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.format.nodes import NodeKind
@@ -10,7 +11,9 @@ from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import moved_paths
 from zarr_manifests.reports import ArrayUsage, Status
 
-__all__ = ["status_of", "usage_of"]
+__all__ = ["status_of", "summary", "usage_of"]
+
+_NAMED: Final = 3
 
 
 def status_of(contents: SessionView) -> Status:
@@ -47,6 +50,19 @@ def status_of(contents: SessionView) -> Status:
             if node in paths
         },
     )
+
+
+def summary(contents: SessionView) -> str:
+    """What the uncommitted changes are about, in one line: the message of a commit without one."""
+    with contents.lock:
+        changes = contents.changes
+        paths = {node.node_id: path for path, node in contents.nodes().items()}
+        written = {paths[node_id] for node_id in changes.touched() if node_id in paths}
+        found = sorted(map(absolute, changes.nodes.keys() | written))
+    if not found:
+        return "no changes"
+    more = len(found) - _NAMED
+    return f"change {', '.join(found[:_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
 
 
 def usage_of(contents: SessionView) -> tuple[ArrayUsage, ...]:

@@ -343,7 +343,7 @@ class Refs:
             # The dropped commits can be of any age, so the next collection scans everything.
             return replace(root, branches={**root.branches, name: moved}, swept=0)
 
-        self._update(change, "reset branch", name, snapshot_id)
+        self._update(change, "reset branch", name, snapshot_id, leaves=True)
 
     def fast_forward(self, name: str, snapshot_id: str, *, expected: str) -> None:
         """Move a branch to a snapshot that comes after its head, which must be the expected one."""
@@ -377,7 +377,7 @@ class Refs:
             left = {other: branch for other, branch in root.branches.items() if other != name}
             return replace(root, branches=left, swept=0)
 
-        self._update(change, "delete branch", name, None)
+        self._update(change, "delete branch", name, None, leaves=True)
 
     # --- tags --------------------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class Refs:
             deleted = (*root.deleted_tags, name)
             return replace(root, tags=left, deleted_tags=deleted, swept=0)
 
-        self._update(change, "delete tag", name, None)
+        self._update(change, "delete tag", name, None, leaves=True)
 
     # --- changing the root -------------------------------------------------------------------
 
@@ -423,8 +423,11 @@ class Refs:
         operation: str,
         name: str,
         snapshot_id: str | None,
+        *,
+        leaves: bool = False,
     ) -> None:
-        self._context.roots.update(change, operation, name, snapshot_id or "", REF_ATTEMPTS)
+        what = change, operation, name, snapshot_id or "", REF_ATTEMPTS
+        self._context.roots.update(*what, leaves=leaves)
 
     def _at(self, root: Root, snapshot_id: str | None) -> Branch:
         """A new branch at that snapshot, which must be in history as of this root."""

@@ -51,7 +51,9 @@ from zarr_manifests.format.root import (
     Root,
     archive_key,
     known_ref,
+    leaving,
 )
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.paging import (
     ROOT_BYTES,
     SECTIONS,
@@ -535,27 +537,31 @@ class Roots(RootReader):
         )
 
     def update(
-        self, change: Callable[[Root], Root], operation: str, ref: str, snapshot: str, attempts: int
+        self,
+        change: Callable[[Root], Root],
+        operation: str,
+        ref: str,
+        snapshot: str,
+        attempts: int,
+        *,
+        leaves: bool = False,
     ) -> RootAt:
         """Apply `change` to the newest root and swap it in; repeat if others come first.
 
-        `ref` is the branch or tag concerned, or empty. `change` is called anew on every attempt,
+        `ref` is the branch or tag concerned, or empty; if it `leaves` a snapshot, the log says
+        which. `change` is called anew on every attempt,
         and its errors are raised.
         """
         operation_id = self._runtime.random_bytes(16)
         at = self.read()
         for attempt in range(attempts):
-            entry = LogEntry(
-                at.root.version + 1,
-                self._runtime.now_ms(),
-                operation,
-                ref,
-                snapshot,
-                operation_id,
-            )
+            version, now_ms = at.root.version + 1, self._runtime.now_ms()
             try:
                 root = self.with_ref(at.root, ref) if ref else at.root
-                new = _hiding(root, change(root), ref).with_log(entry).with_copies({}, "main")
+                changed = _hiding(root, change(root), ref)
+                what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
+                entry = LogEntry(version, now_ms, what, ref, snapshot, operation_id)
+                new = changed.with_log(entry).with_copies({}, "main")
             except CorruptObjectError as error:
                 at = self._instead(at, error)
                 continue
@@ -601,6 +607,12 @@ class Roots(RootReader):
             self.backoff(attempt)
             at = self.read()
         raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
+
+
+def _place_of(root: Root, operation: str, ref: str) -> str:
+    """Id of the snapshot that the tag or branch is at."""
+    blob = root.tags[ref] if operation.endswith("tag") else root.branches[ref].head
+    return snapshot_id_of(blob.key)
 
 
 def _count(root: Root, section: Section) -> int:
