@@ -314,6 +314,14 @@ BY_ENTRANCE = {
     ("import_icechunk", "branches"): Values(
         (None, ["main"]), (["absent"], (), values.TEXT.extreme), (5, [5], [None], "main")
     ),
+    ("read_into", "room"): Values(
+        tuple(Made("room", lambda _, n=n: memoryview(bytearray(n))) for n in (1, 8)),
+        (Made("much room", lambda _: memoryview(bytearray(2**20))), memoryview(b"")),
+        (None, 5, "x"),
+    ),
+    ("delete_files", "names"): Values(
+        ([], ["a"], [".zarray", "t/.zattrs"]), ([""], ["..", "/"]), (None, 5, [5])
+    ),
     ("clone", "dest"): Values(
         (
             Made("an empty storage", lambda _: MemoryStorage()),

@@ -414,7 +414,7 @@ class ObjectStorage:
     def delete_files(self, names: Iterable[str]) -> None:
         """Like `delete_many`, also for names that are no keys."""
         self._refuse_read_only()
-        due = iter(names)
+        due = map(check_name, names)
         while batch := list(itertools.islice(due, _DELETED)):
             for key in batch:
                 self._written.pop(key, None)
