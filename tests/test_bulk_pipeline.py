@@ -593,6 +593,13 @@ def test_a_chunk_that_is_read_into_the_output_leaves_nothing_if_it_is_not_whole(
     assert {*(out[4:6] if part == np.s_[:] else out).flat} <= {0, -1}
 
 
+def test_one_cell_is_read_into_an_output_without_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LARGE_BYTES", 1)
+    repository, values = filled(IntoMemory(), (3, 4), (1, 1))
+    array = bulk(repository.readonly_session().store)
+    assert [array[1, at] for at in range(4)] == values[1].tolist()
+
+
 def test_a_missing_object_raises() -> None:
     storage = MemoryStorage()
     repository, _ = filled(storage)

@@ -103,7 +103,7 @@ class Batch:
             return None
         if not all(map(_is_range, place)):
             return None
-        cells = self.cells[place]
+        cells = self.cells[(*place, ...)]  # a view, even without axes
         if cells.size != math.prod(self.spec.shape) or not cells.flags.c_contiguous:
             return None
         return memoryview(cells.reshape(-1).view(np.uint8))
