@@ -104,6 +104,20 @@ def test_every_call_takes_any_name(made: tuple[Repository, list[str]]) -> None:
     assert {*old.children} == {"day1"}
 
 
+@pytest.mark.parametrize("undo", [False, True])
+def test_a_commit_that_another_process_has_just_made_is_picked_and_undone(undo: bool) -> None:
+    storage = MemoryStorage()
+    repo = Repository.create(storage)
+    branch = "main" if undo else "side"
+    repo.create_branch("side", "main")
+    with Repository.open(storage).transaction(message="elsewhere") as store:
+        zarr.create_group(store, path="new")
+    made = Repository.open(storage).resolve("main")
+    (repo.revert if undo else repo.cherry_pick)(made, branch)
+    there = repo.readonly_session(branch).store.get_sync("new/zarr.json")
+    assert (there is None) is undo
+
+
 def test_a_branch_called_like_a_short_id_comes_first(made: tuple[Repository, list[str]]) -> None:
     repo, ids = made
     short = random_part(ids[1])[:8]

@@ -966,10 +966,11 @@ class Repository:
         SnapshotExpiredError
             If the snapshot is not in the history of any branch or tag.
         """
+        commits = self._commits(branch)  # reads the root, which may be newer than the latest known
         done = commit.replay.to_pick(self._context, self._refs.fixed(version))
         metadata = {**done.snapshot.metadata, "cherry-picked-from": done.snapshot_id}
         text = done.snapshot.message if message is None else message
-        return self._commits(branch).patch(done, text, metadata, undo=False, marks=marks)
+        return commits.patch(done, text, metadata, undo=False, marks=marks)
 
     def merge(
         self,
