@@ -132,6 +132,8 @@ def test_what_is_ambiguous_lists_both(made: tuple[Repository, list[str]]) -> Non
     for name in ("side", "side~1", "side@{1970-01-02}"):
         with pytest.raises(InvalidArgumentError, match=f"branch 'side' at {ids[2]}.*{ids[0]}"):
             repo.readonly_session(name)
+    repo.create_tag("main", ids[1])
+    assert repo.resolve("main") == repo.resolve("HEAD") == ids[4]
     assert repo.readonly_session(branch="side").snapshot_id == ids[2]
     assert repo.readonly_session(tag="side").snapshot_id == ids[0]
 

@@ -707,6 +707,8 @@ class Repository:
         --------
         >>> import zarr, zarr_manifests as zm
         >>> repo = zm.Repository.create("memory://diff-example")
+        >>> with repo.transaction(message="begin") as store:
+        ...     _ = zarr.create_group(store)
         >>> repo.create_branch("experiment")
         >>> for branch, name in (("main", "sea"), ("experiment", "air")):
         ...     with repo.transaction(branch, message=f"make {name}") as store:

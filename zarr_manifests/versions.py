@@ -9,11 +9,12 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 from zarr_manifests.times import moment_ms
 
-__all__ = ["HEAD", "VersionName", "is_short_id", "named_by"]
+__all__ = ["HEAD", "MAIN", "VersionName", "is_short_id", "named_by"]
 
 HEAD: Final = "HEAD"
 """A name that no branch or tag takes: it stands for `main`."""
-_MAIN: Final = "main"
+MAIN: Final = "main"
+"""A name that is always the branch, so that it is found without a look at the tags."""
 _MOST_BACK: Final = 10**9
 _TEXT: Final = re.compile(r"([^~@{}]*)(?:@\{([^{}]*)\})?((?:~[0-9]{0,10})*)", re.ASCII)
 _SHORT: Final = re.compile(r"(?:[0-9]{12}-)?[0-9a-f]{6,24}", re.ASCII)
@@ -81,7 +82,7 @@ class VersionName:
         back = sum(int(step or 1) for step in steps.split("~")[1:])
         if back > _MOST_BACK:
             raise InvalidArgumentError(f"{text[:80]!r} is further back than any history")
-        return cls(_MAIN if name == HEAD else name, at_ms, back)
+        return cls(MAIN if name == HEAD else name, at_ms, back)
 
 
 def is_short_id(text: str) -> bool:

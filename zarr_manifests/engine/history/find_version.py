@@ -20,7 +20,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.records import dataclass
-from zarr_manifests.versions import is_short_id, named_by
+from zarr_manifests.versions import MAIN, is_short_id, named_by
 
 __all__ = ["Found", "before", "found_by_name"]
 
@@ -65,6 +65,8 @@ def found_by_name(context: Context, root: Root, name: str) -> Found:
     """
     if is_snapshot_id(name):  # no branch or tag is called so, unless it was made long ago
         return Found(Branch(snapshot_ref(context, name), None))
+    if name == MAIN:  # never in a page, and tags may be
+        return Found(root.branches[name], name, moves=True)
     root = context.roots.with_ref(root, name)
     branch, tag = root.branches.get(name), root.tags.get(name)
     if branch is not None and tag is not None:
