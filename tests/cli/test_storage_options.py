@@ -31,6 +31,7 @@ MORE = {
     "restore": ("1",),
     "config set": ("a=1",),
     "clone": ("elsewhere",),
+    "export": ("elsewhere",),
     **dict.fromkeys(("import zarr", "import kerchunk", "import icechunk"), ("elsewhere",)),
 }
 WITH_URL = {
