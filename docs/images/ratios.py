@@ -37,8 +37,8 @@ def ratios() -> list[tuple[str, float]]:
     lines = re.findall(r"^\| .*\|$", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     header = next(line for line in lines if line.startswith("| row | ours |"))
     columns = [cell.strip() for cell in header.split("|")]
-    cells = {line.split("`")[1]: line.split("|") for line in lines if line.startswith("| `")}
-    by_row = {name: row for name, row in cells.items() if len(row) == len(columns)}
+    cells = [line.split("|") for line in lines if line.startswith("| `")]
+    by_row = {row[1].strip(" `"): row for row in cells if len(row) == len(columns)}
     return [(what, float(by_row[row][columns.index(peer)])) for row, peer, what in _ROWS]
 
 
