@@ -327,15 +327,16 @@ def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
     with pytest.raises(NotARepositoryError, match="clone again"):
         Repository.open(unfinished)
     here = make(LocalStorage(tmp_path / "here"), 1)
-    for path in (tmp_path / "here", tmp_path / "here" / "within", tmp_path):
-        with pytest.raises((InvalidArgumentError, AlreadyExistsError)):
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    for path in (tmp_path / "here", tmp_path / "here" / "within", tmp_path, tmp_path / "link"):
+        with pytest.raises(InvalidArgumentError, match="overlap"):
             here.clone(path)
     assert not (tmp_path / "here" / "within").exists()
     with pytest.raises(InvalidArgumentError, match="history='heads'"):
         source.clone(MemoryStorage(), "heads")  # type: ignore[arg-type]
-    for branches in ("main", ["other"]):
+    for branches in ("main", ["other"], ["main", 3], ["main", ["other"]]):
         with pytest.raises(InvalidArgumentError):
-            source.clone(MemoryStorage(), branches=branches)
+            source.clone(MemoryStorage(), branches=branches)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError):
         source.clone(MemoryStorage(), branches=["main", "absent"])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final
 
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.exporting.export_request import ExportCount, ExportRequest
 from zarr_manifests.exporting.places import check_apart, file_path, new_file
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
@@ -60,6 +61,8 @@ def _archive(file: BinaryIO, path: str) -> Iterator[zipfile.ZipFile]:
 def _add(archive: zipfile.ZipFile, path: str, batch: list[tuple[str, bytes]]) -> None:
     with translated(path):
         for key, data in batch:
+            if "\0" in key:  # where the name would end, so that entries would hide one another
+                raise InvalidArgumentError(f"{key!r:.80} cannot be the name of a file")
             entry = zipfile.ZipInfo(key)  # of no time, so that equal exports are equal files
             entry.external_attr = _READABLE
             archive.writestr(entry, data)

@@ -135,7 +135,13 @@ def _turned(policy: Policy) -> Policy:
     words: dict[Choice, Choice] = {"ours": "theirs", "theirs": "ours", "fail": "fail"}
     if not callable(policy):
         return words[policy]
-    return lambda conflict: words.get(policy(conflict), policy(conflict))
+
+    def turned(conflict: Conflict) -> Choice:
+        answer = policy(conflict)
+        known: tuple[object, ...] = tuple(words)
+        return words[answer] if answer in known else answer  # which is refused by who asks
+
+    return turned
 
 
 def plan_merge(context: Context, root: Root, branch: str, source: str) -> Merging:

@@ -179,8 +179,8 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
         listed = ", ".join(sorted(snapshot_id_of(key) for key in newest))
         raise ConflictError(
             f"{listed} are in both lines, and none has the changes of the others: the lines were "
-            "merged crosswise. Merge one into the other from its present head first, or repeat "
-            "the commits with cherry_pick",
+            "merged crosswise. Repeat the commits of one line on the other with cherry_pick, or "
+            "take one of the two merges back with reset_branch",
             [Conflict(ConflictKind.HISTORY, "/", "history", "the lines were merged crosswise")],
         )
     (key,) = newest

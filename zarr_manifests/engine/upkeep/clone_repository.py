@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from zarr_manifests.engine.history.ancestry import ages, has_expired, is_missing
@@ -57,7 +58,8 @@ from zarr_manifests.planning.upkeep.cloning import OPERATION, begun, continued
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import Storage
+from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_copies import copier_within
 
 __all__ = ["clone"]
@@ -91,7 +93,7 @@ def clone(
     """
     if history not in ("all", "head"):
         raise InvalidArgumentError(f"history={history!r}: give 'all' or 'head'")
-    _check_apart(context.storage.url, storage.url)
+    _check_apart(context.storage, storage)
     names = _names(branches)
     for _ in range(_TRIES):
         whole = context.roots.whole(context.roots.read().root)
@@ -113,30 +115,37 @@ class _OvertakenError(Exception):
     """Another process has made the clone's root."""
 
 
-def _check_apart(one: str, other: str) -> None:
+def _check_apart(one: Storage, other: Storage) -> None:
     """Refuse a place that is the repository, lies in it, or around it."""
-    here, there = one.rstrip("/") + "/", other.rstrip("/") + "/"
-    if one.startswith("memory:"):  # whose names are no folders, and may be empty
-        overlap = one == other != "memory://"
+    if one.url.startswith("memory:"):  # whose names are no folders, and may be empty
+        overlap = one.url == other.url != "memory://"
     else:
+        here, there = _real(one), _real(other)
         overlap = here.startswith(there) or there.startswith(here)
     if overlap:
         raise InvalidArgumentError(
-            f"{other} and the repository {one} overlap; choose a place beside it"
+            f"{other.url} and the repository {one.url} overlap; choose a place beside it"
         )
+
+
+def _real(storage: Storage) -> str:
+    """The place, without symbolic links in a local path."""
+    bare: object = unmetered(storage)
+    place = str(Path(bare.path).resolve()) if isinstance(bare, LocalStorage) else storage.url
+    return place.rstrip("/") + "/"
 
 
 def _names(branches: Iterable[str] | None) -> frozenset[str] | None:
     if branches is None:
         return None
-    if isinstance(branches, str) or not isinstance(branches, Iterable):
-        raise InvalidArgumentError("branches: a list of names is due")
-    names = frozenset(branches)
-    if DEFAULT_BRANCH not in names:
+    found = None if isinstance(branches, str) or not isinstance(branches, Iterable) else [*branches]
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise InvalidArgumentError(f"branches={branches!r:.80}: a list of names is due")
+    if DEFAULT_BRANCH not in found:
         raise InvalidArgumentError(
             f"branches: {DEFAULT_BRANCH!r} has to be among them, since every repository has it"
         )
-    return names
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
