@@ -366,9 +366,11 @@ def _unshuffled(chunks: Chunks, *, size: int, width: int) -> Chunks:
 
 def _unzstd(chunks: Chunks, *, size: int) -> Chunks:
     # A frame says how large its content is, and so much is allocated.
-    if {*map(zstandard.frame_content_size, chunks)} - {-1, size}:
+    said = {*map(zstandard.frame_content_size, chunks)}
+    if said - {-1, size}:
         raise _InDoubtError
-    decompress = _decompressor().decompress
+    # For a frame that does not say it, up to 128 MB are allocated, which must not be kept.
+    decompress = (zstandard.ZstdDecompressor() if -1 in said else _decompressor()).decompress
     return [decompress(data, max_output_size=size, allow_extra_data=False) for data in chunks]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+import zstandard
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numcodecs import Blosc, GZip, Shuffle, Zlib, Zstd
@@ -246,8 +247,25 @@ def test_a_frame_that_claims_more_than_a_chunk_allocates_nothing() -> None:
     bomb = Zstd(level=1).encode(bytes(10**6))
     assert written.decoder is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding.zstandard, "ZstdDecompressor", None)
+        patch.setattr(decoding, "_decompressor", None)
         assert not written.decoder.decode([((0,), bomb)], np.zeros(4, "i4"), (0,))
+
+
+def test_of_a_frame_that_does_not_say_its_size_no_memory_is_kept() -> None:
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1 << 20]}}
+    codecs = [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": 1}}]
+    document = {"zarr_format": 3, "chunk_grid": grid, "codecs": codecs}
+    decoder = BulkDecoder.of(document, np.dtype("u1"))
+    assert decoder is not None
+    values = np.random.default_rng(3).integers(0, 99, 1 << 20, "u1")
+    said = zstandard.ZstdCompressor().compress(values)
+    stream = zstandard.ZstdCompressor().compressobj()
+    unsaid = stream.compress(values) + stream.flush()
+    assert zstandard.frame_content_size(unsaid) == -1
+    for frame in (said, unsaid):
+        (found,) = decoder.values([frame])
+        np.testing.assert_array_equal(found, values)
+        assert decoding._decompressor().memory_size() < values.nbytes
 
 
 @pytest.mark.parametrize(
