@@ -401,8 +401,8 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
     for call in calls:
         with pytest.raises(InvalidArgumentError):
             call()
-    with pytest.raises(InvalidArgumentError, match="list_branches"):
-        repository.reset_branch("main", "main")
+    with pytest.raises(NotFoundError, match="list_branches"):
+        repository.reset_branch("main", "nowhere")
     assert not session.has_uncommitted_changes
     session.shift_array("g/x", (9,))
     with pytest.raises(InvalidArgumentError):  # no chunk is left, and it cannot be meant
