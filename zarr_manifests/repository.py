@@ -971,8 +971,13 @@ class Repository:
         commits = self._commits(branch)  # reads the root, which may be newer than the latest known
         done = commit.replay.to_pick(self._context, self._refs.fixed(version))
         metadata = {**done.snapshot.metadata, "cherry-picked-from": done.snapshot_id}
-        text = done.snapshot.message if message is None else message
-        return commits.patch(done, text, metadata, undo=False, marks=marks)
+        return commits.patch(
+            done,
+            done.snapshot.message if message is None else message,
+            metadata,
+            undo=False,
+            marks=marks,
+        )
 
     def merge(
         self,
@@ -1598,6 +1603,10 @@ class Repository:
         ImportError
             If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
         """
+        if mode not in ("w-", "w") or (append_dim is not None and mode == "w"):
+            raise InvalidArgumentError(
+                f"mode={mode!r}: give 'w-' or 'w'; append_dim and mode='w' exclude each other"
+            )
         trusted, message = self._context.containers, message or "import kerchunk references"
         found = virtual.kerchunk.read_kerchunk(
             references,
@@ -1607,10 +1616,6 @@ class Repository:
             remote_protocol=remote_protocol,
             storage_options=storage_options,
         )
-        if mode not in ("w-", "w"):
-            raise InvalidArgumentError(f"mode={mode!r}: give 'w-' or 'w'")
-        if append_dim is not None and mode == "w":
-            raise InvalidArgumentError("append_dim and mode='w' exclude each other")
         return self._import(
             found,
             path,

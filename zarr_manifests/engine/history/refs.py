@@ -94,6 +94,9 @@ class Point:
         )
         fixed = self.tag is not None or self.snapshot_id is not None or named.is_fixed
         names = self.version, self.branch, self.tag, self.snapshot_id
+        for name in names:
+            if name is not None and not isinstance(name, str):
+                raise InvalidArgumentError(f"{name!r} is no name of a version: give a text")
         if sum(name is not None for name in names) > 1 or (fixed and self.as_of is not None):
             raise InvalidArgumentError(
                 "give one of version, branch, tag and snapshot_id; as_of goes with a branch only"

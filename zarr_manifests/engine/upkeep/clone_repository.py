@@ -197,7 +197,7 @@ def _place(storage: Storage, runtime: Runtime, repository_id: str) -> _Destinati
             "place"
         )
     roots.share(objects, repository_id)
-    there = ReadContext(repository_id, storage, runtime, objects, roots, at.root.config)
+    there = ReadContext.unshared(repository_id, storage, runtime, at.root.config)
     if _is_collecting(there, at.root):
         raise ConflictError(
             f"a garbage collection at {storage.url} has begun and not ended, and may delete what "
