@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
 
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
@@ -124,6 +127,24 @@ def test_values_of_an_array_made_anew(repo: Repository) -> None:
         zarr.open_array(store, path="a")[0, 5] = 3
     found = repo.diff_values("main~1", "main", "a")
     assert (found.cells, found.map.tolist()) == (1, [[0, 1]])
+
+
+def test_unset_cells_have_other_values_under_another_fill_value() -> None:
+    repo = Repository.create(MemoryStorage())
+    stores: list[MemoryStore] = []
+    for fill in (1, 9):
+        stores.append(MemoryStore())
+        zarr.create_array(
+            stores[-1], name="a", shape=(10,), chunks=(2,), dtype="i4", fill_value=fill
+        )
+    documents = [sync(one.get("a/zarr.json", default_buffer_prototype())) for one in stores]
+    for document in documents:
+        with repo.transaction(message="the document") as store:
+            assert document is not None
+            sync(store.set("a/zarr.json", document))
+            zarr.open_array(store, path="a")[:4] = 5
+    found = repo.diff_values("main~1", "main", "a")
+    assert (found.cells, found.map.tolist()) == (6, [0, 0, 2, 2, 2])
 
 
 def test_values_that_are_no_numbers_are_compared_and_counted() -> None:

@@ -6,6 +6,7 @@ only if its values differ; NaN equals NaN.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import batched, product
@@ -21,7 +22,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.keys import absolute
+from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ValueChanges
 from zarr_manifests.session import Session
@@ -96,7 +97,8 @@ def _due(
     (old, new), (was, now) = views, nodes
     assert was.array is not None
     assert now.array is not None
-    if was.node_id != now.node_id:  # made anew: no log says which chunks are the same
+    # Of an array made anew, no log says which chunks are the same; unset ones differ by fill value.
+    if was.node_id != now.node_id or _fill(was) != _fill(now):
         yield from product(*map(range, now.array.grid.hi))
         return
     delta = net_changes(context, context.roots.read().root, old, new)
@@ -111,6 +113,12 @@ def _due(
         hi = np.asarray(now.array.grid.hi, np.int64)
         coords = np.unique(np.concatenate(parts), axis=0)
         yield from map(tuple, coords[(coords < hi).all(axis=1)].tolist())
+
+
+def _fill(node: Node) -> str:
+    """The fill value as the array's document has it."""
+    document = node.documents.get(V3_DOCUMENT) or node.documents[V2_ARRAY]
+    return json.dumps(json.loads(document).get("fill_value"))
 
 
 def _region(at: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
