@@ -174,8 +174,10 @@ class Refs:
         SnapshotExpiredError
             If there is no snapshot of that id.
         """
-        alone = point.snapshot_id or point.version
-        if alone is not None and is_snapshot_id(alone):
+        alone = point.snapshot_id
+        if alone is None and point.version is not None and is_snapshot_id(point.version):
+            alone = point.version
+        if alone is not None:
             return Found(Branch(snapshot_ref(self._context, alone), None))
         return self._in(self._first_root() if first else self._root(), point)
 
