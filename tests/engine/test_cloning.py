@@ -308,6 +308,18 @@ def test_leases_and_claims_are_not_cloned(small: MemoryStorage) -> None:
 # --- what is refused ---------------------------------------------------------------------------
 
 
+def test_a_chunk_cut_short_at_the_place_is_named(small: MemoryStorage) -> None:
+    source, place = opened(copy_of(small)), MemoryStorage()
+    with pytest.raises(StorageError):
+        source.clone(FaultyStorage(place, [Fault("fail_before", op="create", skip=3)]))
+    key = next(info.key for info in small.list("chunks/"))
+    place.put(key, b"")
+    with pytest.raises(CorruptObjectError, match=f"{key} .* clone again"):
+        source.clone(place)
+    place.delete_many([key])
+    assert source.clone(place).branches == source.list_branches()
+
+
 def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
     source = opened(copy_of(small))
     other = MemoryStorage()

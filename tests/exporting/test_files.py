@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from datetime import timedelta
 from pathlib import Path
@@ -80,6 +81,12 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
             session.export(tmp_path, format_, copy)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="in the repository"):
             session.export(tmp_path / "repository" / "x", format_, copy)  # type: ignore[arg-type]
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InvalidArgumentError, match="a pipe"):
+        session.export(pipe, "zip", overwrite=True)
+    assert pipe.is_fifo()
 
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")

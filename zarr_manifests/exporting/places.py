@@ -4,7 +4,7 @@ They take any key that Zarr has, unlike the storages of repositories. Invariant:
 name when it is whole, also if the process is killed.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
-# ruff: noqa: PTH103, PTH108, PTH112, PTH118, PTH120
+# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH113, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -142,6 +142,8 @@ def file_path(dest: Any, storage_options: Mapping[str, object] | None, *, overwr
     path = os.path.abspath(os.fsdecode(dest) if url is None else url[1])  # noqa: PTH100
     if "\0" in path or os.path.isdir(path):
         raise InvalidArgumentError(f"{path!r} is a folder, or no path; give the path of a file")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InvalidArgumentError(f"{path} is a device or a pipe; give the path of a file")
     if os.path.lexists(path) and not overwrite:
         raise AlreadyExistsError(f"{path} exists; overwrite=True replaces it")
     return path

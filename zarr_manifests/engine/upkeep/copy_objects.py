@@ -8,7 +8,7 @@ in one call after the check, or copied by the store; what is there already is no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
 from typing import Any, Final
@@ -212,7 +212,7 @@ class ObjectCopier:
     def _copy_chunks(self) -> None:
         """Copy the chunk objects that are not there, many at once."""
         due = self._ranges.objects
-        here = {info.key for info in self.storage.list("chunks/") if info.key in due}
+        here = {i.key: i.nbytes for i in self.storage.list("chunks/") if i.key in due}
         self.found += here
         done = 0
         for batch in self._batches(here):
@@ -220,14 +220,19 @@ class ObjectCopier:
             done += len(batch)
             self.progress("chunks", done)
 
-    def _batches(self, here: Container[str]) -> Iterator[list[tuple[str, _Rows]]]:
+    def _batches(self, here: Mapping[str, int]) -> Iterator[list[tuple[str, _Rows]]]:
         batch: list[tuple[str, _Rows]] = []
         nbytes = 0
         for key, rows in self._ranges.of_each():
             self.chunks += len(rows)
-            if key in here:
-                continue
             size = int((rows[:, 0] + rows[:, 1]).max())
+            if key in here:
+                if here[key] < size:
+                    raise CorruptObjectError(
+                        f"chunk object {key} in {self.storage.url} ends before {size}; delete it "
+                        "there, and clone again"
+                    )
+                continue
             if batch and (len(batch) == _AT_ONCE or nbytes + size > _AT_ONCE_BYTES):
                 yield batch
                 batch, nbytes = [], 0
