@@ -118,6 +118,16 @@ def test_what_cannot_be_appended_is_named(
     assert repo.list_branches() == before
 
 
+def test_another_grid_is_not_appended(repo: zm.Repository, tmp_path: Path) -> None:
+    repo.import_kerchunk(day_references(tmp_path, 0), append_dim="time")
+    moved = base64.b64encode(np.arange(1, 7).tobytes()).decode()
+    with pytest.raises(InvalidArgumentError, match="the chunk x/0 has other bytes than here"):
+        repo.import_kerchunk(
+            day_references(tmp_path, 1, **{"x/0": f"base64:{moved}"}), append_dim="time"
+        )
+    repo.import_kerchunk(day_references(tmp_path, 1), append_dim="time")
+
+
 def test_appending_needs_whole_chunks_and_known_arrays(repo: zm.Repository, tmp_path: Path) -> None:
     references = day_references(tmp_path, 0)
     odd = references | {"time/.zarray": references["time/.zarray"] | {"chunks": [4]}}

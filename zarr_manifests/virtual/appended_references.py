@@ -62,7 +62,10 @@ class _Moved:
 
 
 def appended(
-    references: References, there: Callable[[str], Mapping[str, bytes]], dim: str
+    references: References,
+    there: Callable[[str], Mapping[str, bytes]],
+    stored: Callable[[str], bytes | None],
+    dim: str,
 ) -> References:
     """The references, moved behind what is there along the dimension.
 
@@ -72,13 +75,16 @@ def appended(
         What is to be appended.
     there : callable
         The documents at a path, by file name; none if nothing is there.
+    stored : callable
+        The bytes of a chunk, by its key; None if it is not there.
     dim : str
         The dimension.
 
     Raises
     ------
     InvalidArgumentError
-        If an array does not exist or does not fit, or none has the dimension.
+        If an array does not exist or does not fit, or none has the dimension; or an array without
+        it has other values in the references than are there.
     """
     found: dict[str, dict[str, bytes]] = {}
     for key, value in references.values.items():
@@ -99,9 +105,12 @@ def appended(
         if one is not None
         for name, document in one.documents.items()
     }
-    for key, value in references.values.items():
-        if split(key)[1] not in _DOCUMENTS and (new := _moved_key(key, moved)) is not None:
+    chunks = {k: v for k, v in references.values.items() if split(k)[1] not in _DOCUMENTS}
+    for key, value in chunks.items():
+        if (new := _moved_key(key, moved)) is not None:
             values[new] = value
+        else:
+            _check_same(key, value, stored(key), dim)
     keys, rows = [], []
     for row, key in enumerate(references.keys):
         new = _moved_key(key, moved)
@@ -130,6 +139,15 @@ def appended(
         references.sizes,
         tuple(numbered),
     )
+
+
+def _check_same(key: str, value: bytes, stored: bytes | None, dim: str) -> None:
+    if stored != value:
+        raise InvalidArgumentError(
+            f"the chunk {key} has other bytes than here, and its array does not have the dimension "
+            f"{dim!r}, so it would stay as it is. If the values are the same in another encoding, "
+            "take the array out of the references"
+        )
 
 
 def _moved_key(key: str, moved: Mapping[str, _Moved | None]) -> str | None:

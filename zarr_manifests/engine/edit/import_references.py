@@ -93,7 +93,12 @@ def import_references(
     """
     path = path.strip("/")
     if append_dim is not None and any(workspace.contents.within(path)):
-        references = appended(references, partial(_documents_at, workspace, path), append_dim)
+        references = appended(
+            references,
+            partial(_documents_at, workspace, path),
+            partial(_stored_at, workspace, path),
+            append_dim,
+        )
     else:
         v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
         _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
@@ -128,6 +133,11 @@ def import_references(
 def _documents_at(workspace: Workspace, path: str, inner: str) -> Mapping[str, bytes]:
     node = workspace.contents.node(join(path, inner) if inner else path)
     return {} if node is None else node.documents
+
+
+def _stored_at(workspace: Workspace, path: str, key: str) -> bytes | None:
+    entry = workspace.contents.find(join(path, key))
+    return None if entry is None else workspace.contents.reader.read(entry, 0, entry.length)
 
 
 @dataclass(frozen=True, slots=True)
