@@ -548,7 +548,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
         ({"variables": "square"}, InvalidArgumentError, r"have a name twice \(x, x\)"),
         ({"variables": "i"}, InvalidArgumentError, "'i' is a variable of several dimensions"),
         ({"branch": "dev"}, NotFoundError, "no branch 'dev'"),
-        ({"branch": "main", "tag": "v1"}, InvalidArgumentError, "one of branch"),
+        ({"branch": "main", "tag": "v1"}, InvalidArgumentError, "one of version"),
         ({"snapshot_id": f"{0:012d}-{'0' * 24}-1"}, SnapshotExpiredError, "ancestry"),
         ({"engine": "rust"}, InvalidArgumentError, "engine cannot be 'rust'; known: 'arrow', 'pa"),
         ({"max_tasks": 0}, InvalidArgumentError, "max_tasks must be 1 or more"),
