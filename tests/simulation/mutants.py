@@ -585,7 +585,7 @@ SEEDS: dict[str, int] = {
     "all-is-apart": 0,
     "amended-unseen": 10,
     "refs-to-anywhere": 5,
-    "restore-without-guard": 2,
+    "restore-without-guard": 13,
     "merge-overwrites": 20,
     "merge-without-dedupe": 4,
     "strangers-merged": 675,

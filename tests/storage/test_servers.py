@@ -46,11 +46,14 @@ for i in range(10):
 def _opened(
     server_named: Callable[[str], Server], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, dict[str, object]]:
-    """URL and options of an empty place on the server, to which the environment points."""
+    """URL and options of an empty place on the server, to which the environment points.
+
+    No other server has this URL: opened places are kept by URL and options, not by environment.
+    """
     server = server_named(name)
     for variable, value in server.environment.items():
         monkeypatch.setenv(variable, value)
-    return f"{server.url}/whole-{os.getpid()}", {"allow_http": True}
+    return f"{server.url}/whole-{name}-{os.getpid()}", {"allow_http": True}
 
 
 @pytest.mark.parametrize("name", SERVERS)
