@@ -364,7 +364,10 @@ class MissingChunkError(ManifestsError, OSError):
 
 
 class UnsupportedFormatError(ManifestsError, ValueError):
-    """The repository has a newer format, or needs a feature that this version does not know."""
+    """The repository has a newer format, or needs a feature that this version does not know.
+
+    Also raised for the document of an array whose chunk grid or chunk keys are unknown.
+    """
 
 
 # --- fix the storage -------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import NotFoundError
+from zarr_manifests.errors import NotFoundError, UnsupportedFormatError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
 from zarr_manifests.records import dataclass
 
@@ -41,6 +41,7 @@ __all__ = [
     "ChunkKeys",
     "GroupMeta",
     "absolute",
+    "check_document",
     "directory",
     "document_path",
     "join",
@@ -62,6 +63,7 @@ _INTEGER: Final = frozenset({int})
 _PLAIN_DIGITS: Final = 18
 """Any number of so many digits is below 2**63."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
+_TRANSFORMED: Final = re.compile(rb'"storage_transformers"\s*:\s*\[\s*[^\s\]]')
 
 
 def absolute(path: str) -> str:
@@ -306,6 +308,59 @@ def parse_document(document: bytes) -> ArrayMeta | GroupMeta | None:
         return _parse_array(fields) if fields["node_type"] == "array" else None
     except _MALFORMED:
         return None
+
+
+def check_document(path: str, document: bytes) -> None:
+    """Refuse a `zarr.json` of a node whose chunks this version could not tell from other keys.
+
+    Bytes that are no metadata of Zarr are not refused: any key may have any value.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        If the chunk grid, the chunk key encoding, a storage transformer, the type of the node or
+        the Zarr format is unknown.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import check_document
+    >>> check_document("a", b'{"zarr_format": 3, "node_type": "group"}')
+    >>> check_document("a", b'{"zarr_format": 4, "node_type": "group"}')
+    Traceback (most recent call last):
+    zarr_manifests.errors.UnsupportedFormatError: '/a' has Zarr format 4: ...
+    """
+    if parse_document(document) is not None and not _TRANSFORMED.search(document):
+        return  # nearly always
+    try:
+        unknown = _unknown(json.loads(document))
+    except _MALFORMED:
+        return
+    if unknown is not None:
+        raise UnsupportedFormatError(
+            f"{absolute(path)!r} has {unknown}: its chunks could not be told from other keys. "
+            "Arrays are stored with regular chunks, of one size along each dimension, as "
+            "chunks=(100, 50)"
+        )
+
+
+def _unknown(fields: Any) -> str | None:
+    """What in the document is of a kind that this version does not know."""
+    match fields:
+        case {"zarr_format": int(number), "node_type": str()} if number > 3:
+            return f"Zarr format {number}"
+        case {"zarr_format": 3, "node_type": str(kind)} if kind not in ("array", "group"):
+            return f"the node type {kind[:80]!r}"
+        case {"zarr_format": 3, "node_type": "array"}:
+            pass
+        case _:
+            return None
+    match fields.get("chunk_grid"):
+        case {"name": str(name)} if name != "regular":
+            return f"the chunk grid {name[:80]!r}"
+    match fields.get("chunk_key_encoding"):
+        case str(name) | {"name": str(name)} if name not in ("default", "v2"):
+            return f"the chunk key encoding {name[:80]!r}"
+    return "storage transformers" if fields.get("storage_transformers") else None
 
 
 @lru_cache(maxsize=4096)

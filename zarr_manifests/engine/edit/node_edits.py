@@ -30,6 +30,7 @@ from zarr_manifests.keys import (
     DOCUMENTS,
     V3_DOCUMENT,
     ArrayMeta,
+    check_document,
     directory,
     join,
     node_documents,
@@ -193,8 +194,16 @@ class NodeEdits:
     # --- documents ---------------------------------------------------------------------------
 
     def set_document(self, path: str, key: str, data: bytes | memoryview) -> bool:
-        """Store `data` as a document of the node at `path`; False if it is none of the node's."""
+        """Store `data` as a document of the node at `path`; False if it is none of the node's.
+
+        Raises
+        ------
+        UnsupportedFormatError
+            If it is of an array whose chunks could not be told from other keys.
+        """
         name = split(key)[1]
+        if name == V3_DOCUMENT:
+            check_document(path, bytes(data))
         with self._contents.lock:
             documents = {**self.documents(path), name: bytes(data)}
             self.settle_node(path, documents, name)
