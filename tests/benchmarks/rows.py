@@ -151,7 +151,6 @@ ROWS = [
         _LARGE,
         "s/chunk",
         "fused",
-        due={"icechunk": 1.0},
     ),
     Row(
         "large-write-durable",
