@@ -17,8 +17,8 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
-from zarr_manifests.cli.console import bytes_text, count_text
 from zarr_manifests.store import workspace_of
+from zarr_manifests.texts import bytes_text, count_text
 
 
 def call(*arguments: object) -> Result:

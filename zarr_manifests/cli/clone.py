@@ -9,14 +9,13 @@ import typer
 from zarr_manifests.cli.console import (
     Options,
     Url,
-    bytes_text,
     columns,
     console,
-    count_text,
     open_at,
     progress,
     storage_options,
 )
+from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import CloneReport

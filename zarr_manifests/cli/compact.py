@@ -11,11 +11,11 @@ from rich.table import Table
 from zarr_manifests.cli.console import (
     Options,
     Url,
-    bytes_text,
     columns,
     console,
     open_at,
 )
+from zarr_manifests.texts import bytes_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import CompactionReport

@@ -14,10 +14,10 @@ from zarr_manifests.cli.console import (
     Options,
     Url,
     console,
-    count_text,
     open_at,
 )
 from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Change

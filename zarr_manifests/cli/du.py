@@ -13,13 +13,13 @@ from zarr_manifests.cli.console import (
     SnapshotId,
     Tag,
     Url,
-    bytes_text,
     columns,
     console,
     open_at,
     session_at,
 )
 from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import bytes_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Amount, ArrayStats, Totals

@@ -9,12 +9,11 @@ import typer
 from zarr_manifests.cli.console import (
     Options,
     Url,
-    bytes_text,
     console,
-    count_text,
     progress,
     storage_options,
 )
+from zarr_manifests.texts import bytes_text, count_text
 
 __all__ = ["run"]
 

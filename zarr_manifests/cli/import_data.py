@@ -10,11 +10,11 @@ from zarr_manifests.cli.console import (
     Options,
     Url,
     console,
-    count_text,
     progress,
     storage_options,
 )
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.texts import count_text
 
 __all__ = ["app"]
 

@@ -12,15 +12,12 @@ from rich.table import Table
 from zarr_manifests.cli.console import (
     Options,
     Url,
-    bytes_text,
     columns,
     console,
-    count_text,
     open_at,
-    time_text,
-    written_text,
 )
 from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 
 if TYPE_CHECKING:
     from zarr_manifests.config import RepositoryConfig

@@ -17,11 +17,9 @@ from zarr_manifests.cli.console import (
     Url,
     console,
     open_at,
-    time_text,
-    totals_text,
-    written_text,
 )
 from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import time_text, totals_text, written_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import SnapshotInfo

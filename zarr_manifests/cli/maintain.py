@@ -12,17 +12,15 @@ import typer
 from zarr_manifests.cli.console import (
     Options,
     Url,
-    bytes_text,
     columns,
     console,
-    count_text,
     open_at,
     progress,
     storage_options,
-    time_text,
 )
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import CollectionReport, LoggedOperation, RepackReport

@@ -16,14 +16,13 @@ from zarr_manifests.cli.console import (
     SnapshotId,
     Tag,
     Url,
-    bytes_text,
     columns,
     console,
-    count_text,
     session_at,
 )
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.engine.snapshot.view import SnapshotView
