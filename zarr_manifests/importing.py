@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import V3_DOCUMENT
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
@@ -110,8 +111,11 @@ class _IcechunkHistory:
         self._find_ours()
         heads = [files.branches[name] for name in chosen]
         self._wanted = {*heads, *files.tags.values()}
-        for name, head in zip(chosen, heads, strict=True):
-            self._import_branch(name, files.lineage(head))
+        lineages = [files.lineage(head) for head in heads]
+        due = {each.name for lineage in lineages for each in lineage}
+        expect(self.progress, "snapshots", len(due if self.all_of_it else due & self._wanted))
+        for name, lineage in zip(chosen, lineages, strict=True):
+            self._import_branch(name, lineage)
         for tag, snapshot in sorted(files.tags.items()):
             if branches is None or snapshot in self.ours:
                 self._import_tag(tag, snapshot)

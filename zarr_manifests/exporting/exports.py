@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from zarr_manifests.config.kinds import known_as, shown
 from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.exporting.export_request import ExportRequest
 from zarr_manifests.exporting.icechunk_repository import export_icechunk
@@ -14,6 +15,8 @@ from zarr_manifests.exporting.kerchunk_file import export_kerchunk
 from zarr_manifests.exporting.plain_zarr import export_zarr
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
 from zarr_manifests.exporting.zip_file import export_zip
+from zarr_manifests.keys import absolute
+from zarr_manifests.progress import expect
 from zarr_manifests.reports import ExportReport
 
 __all__ = ["export"]
@@ -41,4 +44,9 @@ def export(contents: SessionView, dest: Any, request: ExportRequest) -> ExportRe
         hint = known_as(name, _FORMATS)
         raise InvalidArgumentError(f"format={shown(name)} is unknown: {hint}")
     source = SnapshotSource.of(contents, request.path)
+    if request.progress is not None:
+        within = {absolute(node.path) for node in source.nodes}
+        arrays = totals_of(contents.view).arrays
+        total = sum(array.total.refs for array in arrays if array.path in within)
+        expect(request.progress, "chunks", total)
     return _FORMATS[name](source, dest, request)

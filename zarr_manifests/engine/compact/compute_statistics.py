@@ -39,6 +39,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.index_directory import index_directory
+from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.blobs import BlobRef
@@ -61,6 +62,7 @@ from zarr_manifests.planning.zones.entries import (
 )
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ArrayStatistics, StatisticsReport
 from zarr_manifests.runtime import Run
@@ -186,6 +188,14 @@ class _Measuring:
     run: Run | None = None
     new: dict[bytes, NewPages] = field(default_factory=dict)
     done: int = 0
+    expected: int = 0
+
+    def tell_total(self, view: SnapshotView, nodes: Sequence[Node]) -> None:
+        """Tell how many chunks these arrays have; those known already are taken off later."""
+        paths = {f"/{node.path}" for node in nodes if not isinstance(_MeasuredArray.of(node), str)}
+        arrays = totals_of(view).arrays
+        self.expected = sum(array.total.refs for array in arrays if array.path in paths)
+        expect(self.progress, "measuring", self.expected)
 
     def do(self, node: Node) -> ArrayStatistics:
         """Measure the chunks of one array that have no entry."""
@@ -234,6 +244,9 @@ class _Measuring:
         missing = np.ones(len(table), np.bool_)
         for zones in known:
             missing[rows_at(table, zones.coords())] = False
+        if not missing.all():
+            self.expected -= len(table) - int(missing.sum())
+            expect(self.progress, "measuring", max(self.expected, 0))
         return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
 
     def _gathered(self, due: Iterator[_Due]) -> Iterator[list[_Due]]:
@@ -368,6 +381,7 @@ def _compute(
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
         nodes = [contents.array_at(path) for path in dict.fromkeys(paths)]
+    work.tell_total(view, nodes)
     arrays = tuple(work.do(node) for node in nodes)
     if work.new:
         _land(context, branch, view, work)

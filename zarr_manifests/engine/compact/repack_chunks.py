@@ -67,6 +67,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RepackReport
 from zarr_manifests.runtime import Run, Runtime
@@ -136,6 +137,7 @@ def repack_chunks(
     if dry_run or not due:
         return report
     work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), progress, run)
+    expect(progress, "reading packs", len(due))
     head = None
     for keys in rounds(due, uses, ROUND_CHUNKS):
         head = work.move(frozenset(keys)) or head
@@ -171,7 +173,9 @@ def _node_ids(view: SnapshotView) -> list[bytes]:
 def _uses(context: ReadContext, view: SnapshotView, progress: Progress) -> dict[str, Use]:
     """The live part of each chunk object at the head; one array's refs are in memory at a time."""
     found: dict[str, Use] = {}
-    for done, node_id in enumerate(_node_ids(view)):
+    nodes = _node_ids(view)
+    expect(progress, "looking at refs", len(nodes))
+    for done, node_id in enumerate(nodes):
         progress("looking at refs", done)
         table = view.chunks(node_id)
         if table is not None:

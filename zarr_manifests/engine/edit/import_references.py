@@ -27,6 +27,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, VirtualRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.virtual.appended_references import appended
 from zarr_manifests.virtual.containers import Containers
@@ -108,6 +109,7 @@ def import_references(
     if only_chunks:
         _refuse_others(workspace, path, references, others)
     done, told = 0, progress or (lambda stage, done: None)
+    expect(told, "chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
     for place, parts in rows_of.items():
         node = workspace.contents.array_at(place)
         assert node.array is not None

@@ -55,6 +55,7 @@ from zarr_manifests.planning.upkeep.collection import (
     search_start,
     swept_after,
 )
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
@@ -455,6 +456,7 @@ def _delete(
         groups.setdefault(key.partition("/")[0], []).append(key)
     delete = partial(_delete_batch, context.storage, context.runtime, context.repository_id, epoch)
     done = 0
+    expect(progress, "deleting", sum(map(len, groups.values())))
     for due in groups.values():
         batches = [due[at : at + _BATCH] for at in range(0, len(due), _BATCH)]
         for count in run(delete, batches):

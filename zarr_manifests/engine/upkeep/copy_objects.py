@@ -31,6 +31,7 @@ from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 
@@ -215,6 +216,7 @@ class ObjectCopier:
         here = {i.key: i.nbytes for i in self.storage.list("chunks/") if i.key in due}
         self.found += here
         done = 0
+        expect(self.progress, "chunks", len(due) - len(here))
         for batch in self._batches(here):
             self.source.runtime.parallel([partial(self._chunk, *each) for each in batch])
             done += len(batch)

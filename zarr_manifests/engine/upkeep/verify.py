@@ -59,6 +59,7 @@ from zarr_manifests.planning.layout.node_pages import orphans
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
+from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
@@ -279,6 +280,7 @@ def _check_counters(
     progress: Callable[[str, int], None],
 ) -> None:
     by_key = {ref.key: snapshot for ref, snapshot in snapshots}
+    expect(progress, "counting chunks", len(snapshots))
     for done, (ref, snapshot) in enumerate(snapshots, 1):
         parent = by_key.get(snapshot.parent.key) if snapshot.parent is not None else None
         try:
@@ -532,6 +534,7 @@ def _check_chunks(
     tasks = [*_grouped((key, ranges) for key, ranges in due if ranges)]
     check = partial(_check_objects, context.storage, context.runtime.parallel)
     done = 0
+    expect(progress, "reading chunks", sum(map(len, tasks)))
     for task, results in zip(tasks, found.run(check, tasks), strict=True):
         for (key, ranges), (problem, sound) in zip(task, results, strict=True):
             if problem is not None:
