@@ -22,6 +22,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
+from zarr_manifests.making import let_others_open, write_into
 from zarr_manifests.planning.file_rows import (
     FileFacts,
     FileLayout,
@@ -57,7 +58,6 @@ from zarr_manifests.xarray.ingest_rows import (
     write_axis,
     write_parts,
 )
-from zarr_manifests.xarray.making import let_others_open, write_into
 from zarr_manifests.xarray.source_files import FailedFileError, SourceFiles, stamp_of
 
 __all__ = ["Ingestion", "listed"]

@@ -32,6 +32,7 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.grid import Box
+from zarr_manifests.making import let_others_open, write_into
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository, repository_of
@@ -46,7 +47,6 @@ from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Begun, Target, begin
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
-from zarr_manifests.xarray.making import let_others_open, write_into
 
 __all__ = [
     "CountedCells",

@@ -24,13 +24,13 @@ import zarr
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.making import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
 from zarr_manifests.xarray.encoding import DatasetWriter, begin_write
 from zarr_manifests.xarray.fit import Fit
-from zarr_manifests.xarray.making import let_others_open
 
 __all__ = ["computed_elsewhere", "write_elsewhere"]
 

@@ -24,6 +24,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, join
+from zarr_manifests.making import write_into
 from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repository import Repository
@@ -36,7 +37,6 @@ from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
 from zarr_manifests.xarray.fit import Fit
-from zarr_manifests.xarray.making import write_into
 from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
 from zarr_manifests.xarray.virtual_datasets import is_virtual
 

@@ -23,6 +23,7 @@ def write_into[Written](
     write: Callable[[Repository], Written],
     *,
     make: bool,
+    virtual_containers: Mapping[str, Any] | None = None,
 ) -> Written:
     """Write into an existing repository, or into one that the first commit makes.
 
@@ -36,17 +37,20 @@ def write_into[Written](
         Writes and commits; called again if somebody else makes the repository in the meantime.
     make : bool
         Whether a repository may be made.
+    virtual_containers : mapping, optional
+        Places elsewhere whose files may be read, as for `Repository.open`.
     """
     if make and not Repository.exists(storage):
         unmade = Unmade(storage)
         try:
-            written = write(Repository.create(unmade, config))
+            made = Repository.create(unmade, config, virtual_containers=virtual_containers)
+            written = write(made)
             unmade.make()
             return written
         except BaseException as error:
             if not _made_by_others(unmade, error):
                 raise
-    return write(Repository.open(storage, config))
+    return write(Repository.open(storage, config, virtual_containers=virtual_containers))
 
 
 def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
