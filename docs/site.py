@@ -12,6 +12,12 @@ from griffe import Class, Expr, ExprName, Extension, Module
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from typer import Context
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from zarr_manifests.cli import app
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 MATHJAX = re.compile(r"<script data-mkdocs-jupyter-mathjax.*?</script>", re.DOTALL)
@@ -50,9 +56,19 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A page whose links to notebooks lead to their pages on the site."""
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """A page whose links to notebooks lead to their pages on the site, with what is generated."""
+    if page.file.src_uri == "reference/command-line.md":
+        markdown += "\n" + verbs()
     return markdown.replace("](../notebooks/", "](notebooks/")
+
+
+def verbs() -> str:
+    """The verbs of the command line with their arguments and options, as Markdown."""
+    command = get_command(app)
+    name = "zarr-manifests"
+    context = Context(command, info_name=name)
+    return get_docs_for_click(obj=command, ctx=context, indent=1, name=name)
 
 
 def on_post_page(output: str, **_: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,9 @@ from pathlib import Path
 import matplotlib
 import matplotlib.pyplot
 import pytest
+from typer.testing import CliRunner
+
+from zarr_manifests.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,6 +75,31 @@ def test_the_code_of_a_page_runs(
         shutil.copytree(source, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     exec(compile(script(page), str(page), "exec"), {"__name__": page.stem})  # noqa: S102
+
+
+_TOLD = re.compile(r"^```(?P<kind>python|console)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if "```console" in p.read_text("utf-8")], ids=name_of
+)
+def test_the_commands_of_a_page_print_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands begin with `$`; below stands what they print, with ... for what may differ."""
+    monkeypatch.chdir(tmp_path)
+    checker, options = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    for block in _TOLD.finditer(page.read_text("utf-8")):
+        if block["kind"] == "python":
+            exec(block["text"], {"__name__": page.stem})  # noqa: S102
+            continue
+        first, *commands = re.split(r"^\$ zarr-manifests ", block["text"], flags=re.MULTILINE)
+        assert not first
+        for command in commands:
+            words, _, due = command.partition("\n")
+            done = CliRunner().invoke(app, shlex.split(words))
+            assert done.exit_code == 0, (words, done.output)
+            assert checker.check_output(due, done.stdout, options), (words, done.stdout)
 
 
 @pytest.mark.spark

@@ -190,7 +190,7 @@ def test_no_verb_prints_what_a_terminal_obeys(hostile: zm.Repository, tmp_path: 
         ["config", "show", url],
         ["config", "set", url, f"{NAME}=1"],
         ["config", "validate", url],
-        ["log", url, "--branch", NAME],
+        ["log", url, "--at", NAME],
         ["tree", str(tmp_path / f"{NAME}3")],
     ]
     for call in calls:

@@ -28,6 +28,10 @@ def _verbs(group: Any, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any
 # What these verbs cannot do without.
 MORE = {
     "diff": ("main", "main"),
+    "cat": ("air",),
+    "mv": ("air", "sky"),
+    "reset": ("main", "main"),
+    **dict.fromkeys(("revert", "cherry-pick", "merge"), ("main",)),
     "restore": ("1",),
     "config set": ("a=1",),
     "clone": ("elsewhere",),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 import zarr_manifests
 from zarr_manifests.cli import (
+    cat,
     check,
     clone,
     compact,
@@ -17,6 +20,7 @@ from zarr_manifests.cli import (
     demo,
     diff,
     du,
+    edits,
     export,
     import_data,
     info,
@@ -24,12 +28,17 @@ from zarr_manifests.cli import (
     log,
     maintain,
     ref_commands,
+    show,
     tree,
 )
-from zarr_manifests.cli.console import write_error
+from zarr_manifests.cli.console import ReaderGoneError, write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 __all__ = ["app"]
+
+
+_USAGE: Final[Any] = typer.BadParameter.__mro__[1]
+"""What Typer raises for an invalid command; where it is imported from depends on the version."""
 
 
 class _Verbs(TyperGroup):
@@ -39,14 +48,25 @@ class _Verbs(TyperGroup):
         except ManifestsError as error:
             write_error(error)
             raise typer.Exit(2 if isinstance(error, InvalidArgumentError) else 1) from error
+        except _USAGE as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+                raise
+            where = ctx.command_path if error.ctx is None else error.ctx.command_path
+            write_error(f"{error.format_message().rstrip('.')}; see `{where} --help`")
+            raise typer.Exit(2) from error
+        except ReaderGoneError as error:
+            # What is left in buffers must not fail when the interpreter ends.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+            raise typer.Exit(0) from error
 
 
 app = typer.Typer(
     name="zarr-manifests",
     cls=_Verbs,
-    help="Look into versioned Zarr repositories, and see them at work.",
+    help="Look into versioned Zarr repositories, change and maintain them.",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -72,28 +92,47 @@ def _options(
             stream.reconfigure(errors="replace")
 
 
-app.command(name="demo")(demo.run)
-app.command(name="log")(log.run)
-app.command(name="tree")(tree.run)
-app.command(name="info")(info.run)
-app.command(name="du")(du.run)
-app.command(name="check")(check.run)
-app.command(name="explain")(layout.run_explain)
-app.command(name="manifests")(layout.run_explain)
-app.command(name="plan")(layout.run_plan)
-app.command(name="diff")(diff.run)
-app.command(name="compact")(compact.run)
-app.command(name="clone")(clone.run)
-app.command(name="export")(export.run)
-app.command(name="branch")(ref_commands.run_branch)
-app.command(name="tag")(ref_commands.run_tag)
-app.command(name="expire")(maintain.run_expire)
-app.command(name="gc")(maintain.run_gc)
-app.command(name="repack")(maintain.run_repack)
-app.command(name="statistics")(maintain.run_statistics)
-app.command(name="verify")(maintain.run_verify)
-app.command(name="ops")(maintain.run_ops)
-app.command(name="restore")(maintain.run_restore)
-app.command(name="recover")(maintain.run_recover)
-app.add_typer(import_data.app, name="import")
-app.add_typer(config.app, name="config")
+_VERBS: Final[dict[str, dict[str, Callable[..., None]]]] = {
+    "Look": {
+        "log": log.run,
+        "show": show.run,
+        "diff": diff.run,
+        "tree": tree.run,
+        "cat": cat.run,
+        "info": info.run,
+        "du": du.run,
+        "ops": maintain.run_ops,
+        "explain": layout.run_explain,
+        "plan": layout.run_plan,
+    },
+    "Change": {
+        "branch": ref_commands.run_branch,
+        "tag": ref_commands.run_tag,
+        "reset": edits.run_reset,
+        "merge": edits.run_merge,
+        "revert": edits.run_revert,
+        "cherry-pick": edits.run_cherry_pick,
+        "mv": edits.run_mv,
+    },
+    "Bring and take": {
+        "clone": clone.run,
+        "export": export.run,
+    },
+    "Maintain": {
+        "check": check.run,
+        "verify": maintain.run_verify,
+        "compact": compact.run,
+        "statistics": maintain.run_statistics,
+        "repack": maintain.run_repack,
+        "expire": maintain.run_expire,
+        "gc": maintain.run_gc,
+        "restore": maintain.run_restore,
+        "recover": maintain.run_recover,
+    },
+    "Learn": {"demo": demo.run},
+}
+for _panel, _verbs in _VERBS.items():
+    for _name, _run in _verbs.items():
+        app.command(name=_name, rich_help_panel=_panel)(_run)
+app.add_typer(import_data.app, name="import", rich_help_panel="Bring and take")
+app.add_typer(config.app, name="config", rich_help_panel="Maintain")

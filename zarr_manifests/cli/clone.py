@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zarr_manifests.cli.console import (
+from zarr_manifests.cli.arguments import (
+    Json,
     Options,
+    ToOptions,
     Url,
-    columns,
-    console,
+    as_given,
+    complete_branches,
     open_at,
-    progress,
     storage_options,
 )
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -32,16 +35,11 @@ _History = Annotated[
 _Branches = Annotated[
     list[str] | None,
     typer.Option(
-        "--branch", "-b", help="Only these branches, main among them.", show_default="all"
-    ),
-]
-_ToOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--to-option",
-        metavar="NAME=VALUE",
-        help="How to reach the other place; may be given several times.",
-        show_default=False,
+        "--branch",
+        "-b",
+        help="Only these branches, main among them.",
+        show_default="all",
+        autocompletion=complete_branches,
     ),
 ]
 
@@ -51,19 +49,19 @@ def run(
     dest: _Dest,
     history: _History = "all",
     branch: _Branches = None,
+    as_json: Json = False,
     option: Options = None,
-    to_option: _ToOptions = None,
+    to_option: ToOptions = None,
 ) -> None:
     """Copy a repository to another place, or bring its clone there up to date."""
-    repo, depth = open_at(url, option), _any(history)
-    options = storage_options(dest, to_option)
-    with progress() as told:
+    options = storage_options(dest, to_option, "--to-option")
+    repo, depth = open_at(url, option), as_given(history)
+    with progress("cloning") as told:
         report = repo.clone(dest, depth, branch, storage_options=options, progress=told)
-    _show(report)
-
-
-def _any(text: Any) -> Any:
-    return text  # the repository says what it may be
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
 
 
 def _show(report: CloneReport) -> None:

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from zarr_manifests.cli.console import (
-    Options,
-    Url,
-    columns,
-    console,
-    open_at,
-)
+from zarr_manifests.cli.arguments import Branch, DryRun, Json, Options, Url, open_at
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.texts import bytes_text
 
 if TYPE_CHECKING:
@@ -31,7 +27,7 @@ class _Mode(StrEnum):
 
 def run(
     url: Url,
-    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch to compact.")] = "main",
+    branch: Branch = "main",
     mode: Annotated[
         _Mode,
         typer.Option(
@@ -41,16 +37,18 @@ def run(
             "merged into them; full: everything is packed anew.",
         ),
     ] = _Mode.MAJOR,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Estimate it, and write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Merge the deltas of a branch, as a commit that changes no data."""
     repo = open_at(url, option)
-    out = console()
-    with out.status(f"Compacting {branch} ..."):
+    with progress(f"compacting {branch}"):
         report = repo.compact(branch, mode.value, dry_run=dry_run)
+    if as_json:
+        print_json(report)
+        return
+    out = console()
     out.print(_table(report, dry_run=dry_run))
     if dry_run:
         out.print("nothing was written (--dry-run)")

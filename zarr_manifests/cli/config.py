@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zarr_manifests.cli.console import (
-    Options,
-    Url,
-    open_at,
-    write_error,
-)
+from zarr_manifests.cli.arguments import Json, Options, Url, open_at
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import say, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.plain import plain_text
 
@@ -29,9 +26,13 @@ File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", 
 
 
 @app.command()
-def show(url: Url, option: Options = None) -> None:
+def show(url: Url, as_json: Json = False, option: Options = None) -> None:
     """Print the saved configuration as YAML."""
-    typer.echo(open_at(url, option).config.to_yaml(), nl=False)
+    config = open_at(url, option).config
+    if as_json:
+        print_json(config.to_dict())
+    else:
+        say(config.to_yaml(), nl=False)
 
 
 @app.command(name="set")
@@ -57,10 +58,13 @@ def apply(url: Url, file: File, option: Options = None) -> None:
 
 
 @app.command()
-def validate(file: File) -> None:
+def validate(file: File, as_json: Json = False) -> None:
     """Check a file and print every fault with its place, one per line."""
-    read_config(file)
-    typer.echo(f"{'standard input' if file == '-' else plain_text(file)}: good")
+    config = read_config(file)
+    if as_json:
+        print_json(config.to_dict())
+    else:
+        say(f"{'standard input' if file == '-' else plain_text(file)}: good")
 
 
 @app.command()
@@ -68,7 +72,7 @@ def schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
     from zarr_manifests.config import config_schema
 
-    typer.echo(json.dumps(config_schema(), indent=2))
+    say(json.dumps(config_schema(), indent=2))
 
 
 def read_config(file: str) -> RepositoryConfig:

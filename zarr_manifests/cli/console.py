@@ -1,98 +1,34 @@
-"""What the verbs share: options that select a snapshot, and printing."""
+"""What the verbs share to print: tables, numbers as text, progress, errors."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.cli.words import on_command_line
+from zarr_manifests.errors import ConflictError
 from zarr_manifests.plain import plain_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.repository import Repository
-    from zarr_manifests.session import Session
+    from zarr_manifests.cli.progress_bar import ProgressBar
 
 __all__ = [
-    "Branch",
-    "Options",
-    "SnapshotId",
-    "Tag",
-    "Url",
+    "ReaderGoneError",
     "columns",
     "console",
-    "open_at",
     "progress",
-    "session_at",
-    "storage_options",
+    "say",
     "write_error",
 ]
 
 _PIPED_WIDTH = 200
-
-Url = Annotated[
-    str,
-    typer.Argument(
-        help="The repository: a path, or a URL such as file:///data/winds.", show_default=False
-    ),
-]
-Branch = Annotated[
-    str | None,
-    typer.Option("--branch", "-b", help="At the head of this branch.", show_default="main"),
-]
-Tag = Annotated[str | None, typer.Option("--tag", "-t", help="At this tag.", show_default=False)]
-SnapshotId = Annotated[
-    str | None,
-    typer.Option("--snapshot", "-s", help="At the snapshot with this id.", show_default=False),
-]
-
-
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        "-o",
-        metavar="NAME=VALUE",
-        help="How to reach the storage, such as region=eu-west-1; may be given several times.",
-        show_default=False,
-    ),
-]
-
-
-def storage_options(url: str, given: list[str] | None) -> dict[str, object]:
-    """Return the storage options that `--option name=value` gives."""
-    from zarr_manifests.storage.url import parse_options
-
-    texts = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name or name in texts:
-            raise InvalidArgumentError("--option takes name=value, and each name once")
-        texts[name] = value
-    # As in `python -m`: credentials may be a function in a file of the working directory.
-    if "credentials" in texts and "" not in sys.path:
-        sys.path.insert(0, "")
-    return parse_options(url, texts)
-
-
-def open_at(url: str, option: list[str] | None) -> Repository:
-    """Open the repository at that URL."""
-    from zarr_manifests.repository import Repository
-
-    return Repository.open(url, storage_options=storage_options(url, option))
-
-
-def session_at(
-    url: str, option: list[str] | None, branch: str | None, tag: str | None, snapshot: str | None
-) -> Session:
-    """Open a read-only session at the snapshot that the options select."""
-    return open_at(url, option).readonly_session(branch=branch, tag=tag, snapshot_id=snapshot)
 
 
 class _Console(Console):
@@ -101,20 +37,41 @@ class _Console(Console):
     def render_str(self, text: str, *args: Any, **options: Any) -> Text:
         return super().render_str(plain_text(text, lines=True), *args, **options)
 
+    def on_broken_pipe(self) -> NoReturn:
+        raise ReaderGoneError
 
-def console() -> Console:
-    """Standard output; in a pipe, long lines are not wrapped."""
-    out = _Console(highlight=False, markup=False, emoji=False)
+
+class ReaderGoneError(Exception):
+    """Nobody reads the output any more, as after `| head`: the application ends, and well."""
+
+
+def say(text: str, *, nl: bool = True) -> None:
+    """Print the text as it is, without tables and colors."""
+    try:
+        typer.echo(text, nl=nl)
+    except BrokenPipeError as error:
+        raise ReaderGoneError from error
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Standard output, or standard error; in a pipe, long lines are not wrapped."""
+    out = _Console(highlight=False, markup=False, emoji=False, stderr=stderr)
     if not out.is_terminal:
         out.width = max(out.width, _PIPED_WIDTH)
     return out
 
 
 @contextmanager
-def progress(what: str = "objects") -> Iterator[Callable[[str, int], None]]:
-    """Show progress on one line of the terminal."""
-    with console().status("Starting ...") as status:
-        yield lambda stage, done: status.update(f"{stage}: {done:,} {what}")
+def progress(what: str, unit: str = "objects") -> Iterator[ProgressBar]:
+    """Show on standard error how far long work is; nothing if that is not a terminal.
+
+    `what` is shown until the work itself says what it does. The value is a `progress` callable of
+    the library.
+    """
+    from zarr_manifests.cli.progress_bar import ProgressBar
+
+    with ProgressBar(console(stderr=True), what, unit) as bar:
+        yield bar
 
 
 def columns(*headers: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
@@ -135,8 +92,11 @@ def columns(*headers: str, right: tuple[str, ...] = (), whole: tuple[str, ...] =
 
 
 def write_error(error: BaseException | str) -> None:
-    """Print the error as one line on standard error."""
+    """Print the error as one line on standard error, and each conflict as another."""
+    conflicts = error.conflicts if isinstance(error, ConflictError) else ()
+    text = error.message if isinstance(error, ConflictError) else str(error)
     mark = typer.style("error:", fg=typer.colors.RED, bold=True)
-    typer.echo(
-        f"{mark} {plain_text(error)}", err=True, color=None if sys.stderr.isatty() else False
-    )
+    color = None if sys.stderr.isatty() else False
+    typer.echo(f"{mark} {plain_text(on_command_line(text))}", err=True, color=color)
+    for conflict in conflicts:
+        typer.echo(f"  {conflict}", err=True)

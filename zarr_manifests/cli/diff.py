@@ -1,32 +1,35 @@
-"""`zarr-manifests diff`: what changed from one snapshot to a later one."""
+"""`zarr-manifests diff`: what changed from one version to another, as nodes, chunks or values."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
-from zarr_manifests.cli.console import (
-    Options,
-    Url,
-    console,
-    open_at,
-)
+from zarr_manifests.cli.arguments import Authorize, Json, Options, Url, complete_versions, open_at
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import console, progress
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import Change
+    from zarr_manifests.reports import Change, Diff
+    from zarr_manifests.repository import Repository
 
-__all__ = ["run"]
+__all__ = ["change_lines", "change_record", "run"]
 
-_Ref = Annotated[
-    str, typer.Argument(help="The id of a snapshot, a branch or a tag.", show_default=False)
+_Start = Annotated[
+    str,
+    typer.Argument(
+        help="The older version: a branch, tag, id or short id, main~3, main@{2026-11-01}.",
+        show_default=False,
+        autocompletion=complete_versions,
+    ),
 ]
+_End = Annotated[str, typer.Argument(help="The newer version.", autocompletion=complete_versions)]
 _MARKS: Final[dict[str, str]] = {
     "create": "+ {path}",
     "metadata": "~ {path}",
@@ -42,30 +45,51 @@ _WORDS: Final[dict[str, str]] = {
 
 def run(
     url: Url,
-    start: _Ref,
-    end: _Ref,
+    start: _Start,
+    end: _End = "main",
     log: Annotated[bool, typer.Option("--log", help="Commit by commit, oldest first.")] = False,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct",
+            help="Between two branches: all that differs, and not only what END has changed.",
+        ),
+    ] = False,
     coordinates: Annotated[
         bool, typer.Option("--coordinates", help="The coordinates of the chunks, too.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, as records to replay.")
+    values: Annotated[
+        bool, typer.Option("--values", help="Read the changed chunks, and compare their values.")
     ] = False,
+    array: Annotated[
+        list[str] | None,
+        typer.Option("--array", help="With --values: of this array; may be given several times."),
+    ] = None,
+    authorize: Authorize = None,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show what changed after START up to END: nodes made, changed, gone, moved; and chunks."""
-    repo = open_at(url, option)
-    with Console(stderr=True).status("following the history") as status:
-
-        def show(commits: int) -> None:
-            status.update(f"following the history: {count_text(commits, 'commit')}")
-
-        changes = repo.changes(start, end, "log" if log else "net", progress=show)
+    if sum((log, direct, values)) > 1 or (array and not values):
+        raise InvalidArgumentError(
+            "give one of --log, --direct and --values; --array goes with --values"
+        )
+    repo = open_at(url, option, authorize)
+    if values:
+        _show_values(repo, start, end, array, as_json=as_json)
+        return
+    if direct or not (log or _comes_after(repo, start, end)):
+        _show_difference(repo.diff(start, end, symmetric=not direct), coordinates, as_json)
+        return
+    with progress("following the history", "commits") as told:
+        changes = repo.changes(
+            start, end, "log" if log else "net", progress=lambda done: told("following", done)
+        )
         first = next(changes, None)
     found = _with_first(first, changes)
     if as_json:
         for change in found:
-            typer.echo(json.dumps(_fields(change, coordinates)))
+            print_json(change_record(change, coordinates))
         return
     out = console()
     if first is None:
@@ -73,8 +97,13 @@ def run(
     for snapshot_id, records in groupby(found, key=lambda change: change.snapshot_id):
         if snapshot_id is not None:
             out.print(snapshot_id, style="yellow", soft_wrap=True)
-        for line in _lines(records, coordinates):
+        for line in change_lines(records, coordinates):
             out.print(plain_text(line), soft_wrap=True)
+
+
+def _comes_after(repo: Repository, start: str, end: str) -> bool:
+    before = repo.resolve(start)
+    return any(info.snapshot_id == before for info in repo.ancestry(end))
 
 
 def _with_first(first: Change | None, rest: Iterator[Change]) -> Iterator[Change]:
@@ -83,7 +112,7 @@ def _with_first(first: Change | None, rest: Iterator[Change]) -> Iterator[Change
         yield from rest
 
 
-def _lines(records: Iterable[Change], coordinates: bool) -> Iterator[str]:
+def change_lines(records: Iterable[Change], coordinates: bool = False) -> Iterator[str]:
     """The changes of nodes, then of chunks, array by array."""
     from zarr_manifests.reports import moved_tops
 
@@ -111,7 +140,8 @@ def _summary(record: Change) -> str:
     return f"{count_text(len(record.coordinates), 'chunk')} {_WORDS[record.operation]}"
 
 
-def _fields(change: Change, coordinates: bool) -> dict[str, Any]:
+def change_record(change: Change, coordinates: bool = False) -> dict[str, Any]:
+    """A change for JSON: as `Repository.changes` yields it, without what it does not have."""
     fields: dict[str, Any] = {"path": change.path, "operation": change.operation}
     if change.snapshot_id is not None:
         fields["snapshot_id"] = change.snapshot_id
@@ -122,5 +152,72 @@ def _fields(change: Change, coordinates: bool) -> dict[str, Any]:
     if change.operation in _WORDS:
         fields["chunks"] = len(change.coordinates)
         if coordinates:
-            fields["coordinates"] = change.coordinates.tolist()
+            fields["coordinates"] = change.coordinates
     return fields
+
+
+# --- versions of which neither comes after the other -----------------------------------------
+
+
+def _show_difference(diff: Diff, coordinates: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(*_records(diff, coordinates))
+        return
+    out = console()
+    if not coordinates:
+        out.print(str(diff), soft_wrap=True)
+        return
+    for record in _records(diff, coordinates):
+        chunks = record.get("coordinates")
+        out.print(plain_text(f"{record['operation']} {record['path']}"), soft_wrap=True)
+        for at in () if chunks is None else chunks.tolist():
+            out.print(f"    {tuple(at)}")
+
+
+def _records(diff: Diff, coordinates: bool) -> Iterator[dict[str, Any]]:
+    """As for `changes`; of chunks it is only known that they differ."""
+    named = (("create", diff.created), ("metadata", diff.updated), ("delete", diff.deleted))
+    for operation, paths in named:
+        yield from ({"path": path, "operation": operation} for path in paths)
+    for old, new in diff.moved.items():
+        yield {"path": new, "operation": "move", "moved_from": old}
+    for path, shape in diff.truncated.items():
+        yield {"path": path, "operation": "truncate", "grid_shape": shape}
+    for path, chunks in diff.chunks.items():
+        record = {"path": path, "operation": "change", "chunks": len(chunks)}
+        yield {**record, "coordinates": chunks} if coordinates else record
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+def _show_values(
+    repo: Repository, start: str, end: str, arrays: Sequence[str] | None, *, as_json: bool
+) -> None:
+    out = console()
+    paths = arrays or _in_both(repo, start, end)
+    if not (paths or as_json):
+        out.print("no changes")
+    for path in paths:
+        with progress(f"comparing {plain_text(path)}"):
+            found = repo.diff_values(start, end, path)
+        if as_json:
+            print_json(found)
+            continue
+        out.print(str(found), soft_wrap=True)
+        if found.cells:
+            for at, count in zip(found.chunks.tolist(), found.counts.tolist(), strict=True):
+                out.print(f"    {tuple(at)}: {count_text(count, 'cell')}")
+
+
+def _in_both(repo: Repository, start: str, end: str) -> list[str]:
+    """The changed arrays that there are at one path in both versions."""
+    from zarr_manifests.keys import absolute
+    from zarr_manifests.store import contents_of
+
+    diff = repo.diff(start, end, symmetric=False)
+    found = {*diff.created, *diff.updated, *diff.chunks, *diff.truncated}
+    for version in (start, end):
+        nodes = contents_of(repo.readonly_session(version).store).view.nodes
+        found &= {absolute(path) for path, node in nodes.items() if node.array is not None}
+    return sorted(found)

@@ -7,31 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from zarr_manifests.cli.console import (
-    Branch,
-    Options,
-    SnapshotId,
-    Tag,
-    Url,
-    columns,
-    console,
-    open_at,
-    session_at,
-)
+from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import columns, console
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import Amount, ArrayStats, Totals
+    from collections.abc import Sequence
+
+    from zarr_manifests.reports import Amount, ArrayStats, ArrayUsage, Totals
 
 __all__ = ["run"]
 
 
 def run(
     url: Url,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
+    at: At = "main",
     totals: Annotated[
         bool,
         typer.Option("--totals", help="By what the snapshot says itself: no manifest is read."),
@@ -39,18 +32,30 @@ def run(
     path: Annotated[
         str | None, typer.Option("--array", help="How far this array is filled.")
     ] = None,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show how many chunks and bytes each array has: inline, native and virtual."""
+    if totals and path is not None:
+        raise InvalidArgumentError("--totals or --array, not both")
+    repo = open_at(url, option)
     if path is not None:
-        repo = open_at(url, option)
-        _print_stats(repo.du(branch=branch, path=path, tag=tag, snapshot_id=snapshot))
+        stats = repo.du(at, path=path)
+        print_json(stats) if as_json else _print_stats(stats)
         return
-    session = session_at(url, option, branch, tag, snapshot)
+    session = repo.readonly_session(at)
     if totals:
-        _print_totals(session.totals())
+        found = session.totals()
+        print_json(found) if as_json else _print_totals(found)
         return
     arrays = session.du()
+    if as_json:
+        print_json({"snapshot_id": session.snapshot_id, "arrays": arrays})
+    else:
+        _print_usage(session.snapshot_id, arrays)
+
+
+def _print_usage(snapshot_id: str, arrays: Sequence[ArrayUsage]) -> None:
     numbers = ("chunks", "inline", "native", "virtual", "bytes")
     table = columns("", *numbers, right=numbers, whole=("",))
     for array in arrays:
@@ -65,7 +70,7 @@ def run(
     chunks = sum(array.chunks for array in arrays)
     table.add_row("all", f"{chunks:,}", *map(bytes_text, sums), style="bold")
     out = console()
-    out.print(session.snapshot_id, style="yellow")
+    out.print(snapshot_id, style="yellow")
     out.print(table)
 
 

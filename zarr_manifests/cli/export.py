@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from zarr_manifests.cli.console import (
+from zarr_manifests.cli.arguments import (
+    At,
+    Authorize,
+    Json,
     Options,
+    ToOptions,
     Url,
-    console,
-    progress,
+    as_given,
+    open_at,
     storage_options,
 )
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import console, progress
 from zarr_manifests.texts import bytes_text, count_text
 
 __all__ = ["run"]
@@ -25,7 +31,6 @@ _Dest = Annotated[
     ),
 ]
 _Format = Annotated[str, typer.Option("--format", "-f", help="zarr, zip, kerchunk or icechunk.")]
-_Ref = Annotated[str, typer.Option("--ref", "-r", help="A branch, a tag or the id of a snapshot.")]
 _Path = Annotated[str, typer.Option("--path", "-p", help="The group or array to export.")]
 _NoCopy = Annotated[
     bool,
@@ -37,56 +42,39 @@ _Tag = Annotated[
 _Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the Zarr store or the file that is there.")
 ]
-_Authorize = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--authorize",
-        help="Read the files of this saved container; may be given several times.",
-        show_default=False,
-    ),
-]
-_ToOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--to-option",
-        metavar="NAME=VALUE",
-        help="How to reach the other place; may be given several times.",
-        show_default=False,
-    ),
-]
 
 
 def run(
     url: Url,
     dest: _Dest,
     kind: _Format = "zarr",
-    ref: _Ref = "main",
+    at: At = "main",
     path: _Path = "/",
     no_copy: _NoCopy = False,
     tag: _Tag = None,
     overwrite: _Overwrite = False,
-    authorize: _Authorize = None,
+    authorize: Authorize = None,
+    as_json: Json = False,
     option: Options = None,
-    to_option: _ToOptions = None,
+    to_option: ToOptions = None,
 ) -> None:
     """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references."""
-    from zarr_manifests.repository import Repository
-
-    written: Any = kind  # the session says what it may be
-    reached = storage_options(url, option)
-    repo = Repository.open(url, authorize=authorize or (), storage_options=reached)
-    session = repo.readonly_session(ref)
-    with progress("written") as told:
+    options = storage_options(dest, to_option, "--to-option")
+    session = open_at(url, option, authorize).readonly_session(at)
+    with progress("exporting", "chunks") as told:
         report = session.export(
             dest,
-            written,
+            as_given(kind),
             not no_copy,
             path=path,
             overwrite=overwrite,
             tag=tag,
-            storage_options=storage_options(dest, to_option) or None,
+            storage_options=options or None,
             progress=told,
         )
+    if as_json:
+        print_json(report)
+        return
     out = console()
     facts = [
         count_text(report.arrays, "array"),

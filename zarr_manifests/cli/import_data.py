@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zarr_manifests.cli.console import (
+from zarr_manifests.cli.arguments import (
+    Branch,
+    Containers,
+    FromOptions,
+    Json,
+    Message,
     Options,
     Url,
-    console,
-    progress,
+    as_given,
+    containers_of,
     storage_options,
 )
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import console, progress
 from zarr_manifests.texts import count_text
+
+if TYPE_CHECKING:
+    from zarr_manifests.repository import Repository
 
 __all__ = ["app"]
 
@@ -27,27 +37,13 @@ app = typer.Typer(
 _Source = Annotated[
     str, typer.Argument(help="What to import: a path or a URL.", show_default=False)
 ]
-_Path = Annotated[str, typer.Option("--path", help="Where to in the repository.")]
-_Branch = Annotated[str, typer.Option("--branch", "-b", help="The branch to commit to.")]
-_Message = Annotated[
-    str | None, typer.Option("--message", "-m", help="Of the commit.", show_default=False)
-]
-_FromOptions = Annotated[
-    list[str] | None,
+_Path = Annotated[str, typer.Option("--path", "-p", help="Where to in the repository.")]
+_MaxBytes = Annotated[
+    int | None,
     typer.Option(
-        "--from-option",
-        metavar="NAME=VALUE",
-        help="How to reach what is imported; may be given several times.",
-        show_default=False,
-    ),
-]
-_Containers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--container",
-        metavar="NAME=URL",
-        help="A place whose files may be looked at; may be given several times.",
-        show_default=False,
+        "--max-bytes",
+        help="Bytes of metadata, and of a chunk that is copied, that are accepted.",
+        show_default="1 GiB",
     ),
 ]
 
@@ -58,24 +54,25 @@ def run_zarr(
     source: _Source,
     path: _Path = "/",
     copy: Annotated[bool, typer.Option("--copy", help="Copy the chunks instead.")] = False,
-    branch: _Branch = "main",
-    message: _Message = None,
+    branch: Branch = "main",
+    message: Message = None,
+    max_bytes: _MaxBytes = None,
+    as_json: Json = False,
     option: Options = None,
-    from_option: _FromOptions = None,
+    from_option: FromOptions = None,
 ) -> None:
     """Import a plain Zarr store in one commit: metadata, and references to its chunks."""
-    options = storage_options(source, from_option)
-    with progress("done") as told:
-        made = _open(url, option).import_zarr(
-            source,
-            path,
-            copy,
-            message=message,
-            branch=branch,
-            storage_options=options,
-            progress=told,
+    how = _bound(max_bytes, storage_options=storage_options(source, from_option, "--from-option"))
+    with progress("importing", "chunks") as told:
+        made = _into(
+            url,
+            option,
+            None,
+            lambda repo: repo.import_zarr(
+                source, path, copy, message=message, branch=branch, progress=told, **how
+            ),
         )
-    console().print(made, style="yellow")
+    _show(made, as_json)
 
 
 @app.command(name="kerchunk")
@@ -96,24 +93,33 @@ def run_kerchunk(
             "--remote-protocol", help="Scheme of locations without one.", show_default=False
         ),
     ] = None,
-    branch: _Branch = "main",
-    message: _Message = None,
-    container: _Containers = None,
+    branch: Branch = "main",
+    message: Message = None,
+    max_bytes: _MaxBytes = None,
+    container: Containers = None,
+    as_json: Json = False,
     option: Options = None,
-    from_option: _FromOptions = None,
+    from_option: FromOptions = None,
 ) -> None:
     """Import kerchunk references in one commit: a JSON file, or a folder of parquet files."""
-    made = _open(url, option, container).import_kerchunk(
-        references,
-        path,
-        message=message,
-        branch=branch,
-        mode="w" if replace else "w-",
-        append_dim=append_dim,
-        remote_protocol=remote_protocol,
-        storage_options=storage_options(references, from_option) or None,
-    )
-    console().print(made, style="yellow")
+    reached = storage_options(references, from_option, "--from-option") or None
+    with progress("importing references"):
+        made = _into(
+            url,
+            option,
+            container,
+            lambda repo: repo.import_kerchunk(
+                references,
+                path,
+                message=message,
+                branch=branch,
+                mode="w" if replace else "w-",
+                append_dim=append_dim,
+                remote_protocol=remote_protocol,
+                **_bound(max_bytes, storage_options=reached),
+            ),
+        )
+    _show(made, as_json)
 
 
 @app.command(name="icechunk")
@@ -127,37 +133,53 @@ def run_icechunk(
         list[str] | None,
         typer.Option("--branch", "-b", help="Only these branches.", show_default="all"),
     ] = None,
-    container: _Containers = None,
+    max_bytes: _MaxBytes = None,
+    container: Containers = None,
+    as_json: Json = False,
     option: Options = None,
-    from_option: _FromOptions = None,
+    from_option: FromOptions = None,
 ) -> None:
     """Import the snapshots, branches and tags of an icechunk repository; again for what is new."""
-    repo, depth = _open(url, option, container), _as_given(history)
-    before = {*repo.list_branches().values()}
-    options = storage_options(source, from_option)
-    with progress("done") as told:
-        ours = repo.import_icechunk(source, depth, branch, storage_options=options, progress=told)
+    how = _bound(max_bytes, storage_options=storage_options(source, from_option, "--from-option"))
+
+    def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
+        before = {*repo.list_branches().values()}
+        ours = repo.import_icechunk(source, as_given(history), branch, progress=told, **how)
+        heads = repo.list_branches().items()
+        return ours, {name: head for name, head in heads if head not in before}
+
+    with progress("importing", "snapshots") as told:
+        ours, moved = _into(url, option, container, take_in)
+    if as_json:
+        print_json({"branches": moved, "snapshots": ours})
+        return
     out = console()
-    for name, head in repo.list_branches().items():
-        if head not in before:
-            out.print(f"{name}  {head}")
+    for name, head in moved.items():
+        out.print(f"{name}  {head}")
     out.print(f"{count_text(len(ours), 'snapshot')} of the icechunk repository here")
 
 
-def _open(url: str, option: list[str] | None, containers: list[str] | None = None) -> Any:
-    """The repository, which is made if the place is empty, with these containers."""
-    from zarr_manifests.repository import Repository
+def _into[Made](
+    url: str,
+    option: list[str] | None,
+    containers: list[str] | None,
+    take_in: Callable[[Repository], Made],
+) -> Made:
+    """Import into the repository; if there is none, the first commit makes it."""
+    from zarr_manifests.making import write_into
+    from zarr_manifests.storage.url import storage_of
 
-    places = {}
-    for one in containers or ():
-        name, equals, place = one.partition("=")
-        if not equals or not name or name in places:
-            raise InvalidArgumentError("--container takes NAME=URL, and each name once")
-        places[name] = place
-    options = storage_options(url, option)
-    return Repository.open_or_create(url, virtual_containers=places, storage_options=options)
+    places = containers_of(containers)
+    storage = storage_of(url, storage_options(url, option))
+    return write_into(storage, None, take_in, make=True, virtual_containers=places)
 
 
-def _as_given(text: Any) -> Any:
-    """The text, of which the repository says whether it is one of the words it knows."""
-    return text
+def _bound(max_bytes: int | None, **more: Any) -> dict[str, Any]:
+    return more if max_bytes is None else {"max_bytes": max_bytes, **more}
+
+
+def _show(made: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"snapshot_id": made})
+    else:
+        console().print(made, style="yellow")

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at
+from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.config import read_config
-from zarr_manifests.cli.console import (
-    Branch,
-    Options,
-    SnapshotId,
-    Tag,
-    Url,
-    columns,
-    console,
-    open_at,
-)
+from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text, count_text
@@ -42,21 +36,24 @@ def run_explain(
         str | None,
         typer.Argument(help="Show the leaves of this array.", show_default=False),
     ] = None,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
+    at: At = "main",
     plot: Plot = None,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show each array's matching rule, its set and manifests, and why it overflowed."""
     repo = open_at(url, option)
-    layout = repo.explain_manifests(branch=branch, tag=tag, snapshot_id=snapshot)
-    out = console()
-    out.print(layout.snapshot_id, style="yellow")
-    if array is None:
-        _print(out, layout)
+    layout = repo.explain_manifests(at)
+    chosen = None if array is None else _named(layout, array)
+    if as_json:
+        print_json(layout if chosen is None else chosen)
     else:
-        _print_leaves(out, layout, _named(layout, array))
+        out = console()
+        out.print(layout.snapshot_id, style="yellow")
+        if chosen is None:
+            _print(out, layout)
+        else:
+            _print_leaves(out, layout, chosen)
     _plot(plot, layout, "Manifests")
 
 
@@ -66,17 +63,21 @@ def run_plan(
         str,
         typer.Option("--config", "-c", help="A YAML file; - for standard input."),
     ],
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
+    at: At = "main",
     plot: Plot = None,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show what a full compaction with another configuration would give, without writing."""
     given = read_config(config)
     repo = open_at(url, option)
-    before = repo.explain_manifests(branch=branch, tag=tag, snapshot_id=snapshot)
-    after = repo.plan_manifests(given, branch=branch, tag=tag, snapshot_id=snapshot)
+    before, now = repo.explain_manifests(at), repo.read_costs(at)
+    with progress("planning"):
+        after = repo.plan_manifests(given, at)
+    if as_json:
+        print_json({"now": replace(before, costs=now), "then": after})
+        _plot(plot, after, "Manifests as planned")
+        return
     out = console()
     out.print(after.snapshot_id, style="yellow")
     _print(out, after)
@@ -84,7 +85,7 @@ def run_plan(
     out.print(f"then:   {_sum(after)}")
     out.print()
     table = columns("to read for", "now", "then", right=("now", "then"))
-    now, then = repo.read_costs(branch=branch, tag=tag, snapshot_id=snapshot), after.costs
+    then = after.costs
     assert then is not None  # a planned layout has costs
     table.add_row("opening", _requests(now.opening), _requests(then.opening))
     table.add_row("then all coordinates", _requests(now.coordinates), _requests(then.coordinates))

@@ -1,23 +1,20 @@
-"""`zarr-manifests log`: the history of a branch, tag or snapshot, newest first."""
+"""`zarr-manifests log`: the history of a version, newest first."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from zarr_manifests.cli.console import (
-    Branch,
-    Options,
-    SnapshotId,
-    Tag,
-    Url,
-    console,
-    open_at,
-)
+from zarr_manifests.cli.arguments import At, Json, Options, Url, complete_versions, open_at
+from zarr_manifests.cli.as_json import plain, print_json
+from zarr_manifests.cli.console import console, progress
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import time_text, totals_text, written_text
 
@@ -25,32 +22,68 @@ if TYPE_CHECKING:
     from zarr_manifests.reports import SnapshotInfo
     from zarr_manifests.repository import Repository
 
-__all__ = ["run"]
+__all__ = ["entry", "ref_names", "run", "snapshot_record"]
+
+_RANDOM_AT, _SHORTEST, _LONGEST = 13, 6, 24
 
 
 def run(
     url: Url,
-    branch: Branch = None,
-    tag: Tag = None,
-    snapshot: SnapshotId = None,
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only commits that have changed this array, or something in this group.",
+            show_default=False,
+        ),
+    ] = None,
+    at: At = "main",
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="WHEN",
+            help="Only what came after: a time such as 2026-11-01, or a version.",
+            show_default=False,
+            autocompletion=complete_versions,
+        ),
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="At most so many snapshots; 0 for all.")
     ] = 20,
+    oneline: Annotated[
+        bool, typer.Option("--oneline", help="One line each: short id, refs and message.")
+    ] = False,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show the history, newest first: snapshot, time, kind, refs, message and size."""
     repo = open_at(url, option)
-    most = limit + 1 if limit else None  # one more shows whether there are older ones
-    history = repo.ancestry(branch=branch, tag=tag, snapshot_id=snapshot, limit=most)
-    names = _ref_names(repo)
-    out = console()
-    for info in islice(history, min(limit, sys.maxsize) or None):
-        out.print(_entry(info, names.get(info.snapshot_id, [])), soft_wrap=True)
+    simple = path is None and since is None
+    most = limit + 1 if limit and simple else None  # one more shows whether there are older ones
+    history = repo.ancestry(at, limit=most)
+    if since is not None:
+        history = filter(_comes_after(repo, since), history)
+    if path is not None:
+        touched = _touching(repo, at, path)
+        history = (info for info in history if info.snapshot_id in touched)
+    names, out = ref_names(repo), console()
+    shown = [*islice(history, min(limit, sys.maxsize) or None)]
+    if as_json:
+        print_json(*(snapshot_record(info, names) for info in shown))
+        return
+    digits = _digits([info.snapshot_id for info in shown])
+    show = _line if oneline else entry
+    for info in shown:
+        refs = names.get(info.snapshot_id, [])
+        out.print(show(info, refs, digits), soft_wrap=True)
     if limit and next(history, None) is not None:
         out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))
+    if not shown:
+        out.print("no such commits")
 
 
-def _ref_names(repo: Repository) -> dict[str, list[str]]:
+def ref_names(repo: Repository) -> dict[str, list[str]]:
+    """Branches, and tags as `tag NAME`, by the id of their snapshot."""
     names: dict[str, list[str]] = {}
     for branch, snapshot_id in repo.list_branches().items():
         names.setdefault(snapshot_id, []).append(branch)
@@ -59,14 +92,122 @@ def _ref_names(repo: Repository) -> dict[str, list[str]]:
     return names
 
 
-def _entry(info: SnapshotInfo, refs: list[str]) -> Text:
-    entry = Text()
-    entry.append(info.snapshot_id, "yellow")
-    entry.append(f"  {time_text(info.written_at)}  ")
-    entry.append(info.kind, "cyan")
+def snapshot_record(info: SnapshotInfo, names: dict[str, list[str]]) -> dict[str, Any]:
+    """A snapshot for JSON, with its branches and tags."""
+    refs = names.get(info.snapshot_id, [])
+    tags = [name.removeprefix("tag ") for name in refs if name.startswith("tag ")]
+    branches = [name for name in refs if not name.startswith("tag ")]
+    found: dict[str, Any] = plain(info)
+    return {**found, "branches": branches, "tags": tags}
+
+
+# --- which ones ------------------------------------------------------------------------------
+
+
+def _comes_after(repo: Repository, since: str) -> Callable[[SnapshotInfo], bool]:
+    """Whether a snapshot is not as old as that; a branch or tag of that name goes before a time."""
+    from zarr_manifests.times import moment_ms
+
+    moment = None
+    if since not in repo.list_branches() and since not in repo.list_tags():
+        try:
+            ms = moment_ms(since, "--since")
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+        except InvalidArgumentError:
+            moment = None  # so it is a version
+    if moment is not None:
+        begin = moment
+        return lambda info: info.written_at >= begin
+    before = {info.snapshot_id for info in repo.ancestry(since)}
+    return lambda info: info.snapshot_id not in before
+
+
+def _touching(repo: Repository, at: str, path: str) -> set[str]:
+    """Ids of the commits before that version that have changed the node now at that path.
+
+    Moves are followed back: where it was before counts before.
+    """
+    from zarr_manifests.keys import absolute, no_array
+
+    *_, oldest = repo.ancestry(at)
+    start = None if oldest.parent_id is None else oldest.snapshot_id
+    with progress("following the history", "commits") as told:
+        records = [
+            (change.snapshot_id, change.path, change.moved_from)
+            for change in repo.changes(start, at, progress=lambda done: told("following", done))
+        ]
+    now = absolute(path.strip("/"))
+    names, touched = _Names(now), set[str]()
+    for snapshot_id, changes in _by_commit(records):
+        moves = {new: old for new, old in changes if old is not None}
+        if any(names.has(new) for new, _ in changes):
+            touched.add(snapshot_id)
+        names.before(moves)
+    if not touched:
+        known = {new for _, new, _ in records}
+        raise no_array(now, known, f" that a commit up to {at} has changed")
+    return touched
+
+
+def _by_commit(
+    records: list[tuple[str | None, str, str | None]],
+) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """The changed paths of each commit, newest commit first."""
+    commits: dict[str, list[tuple[str, str | None]]] = {}
+    for snapshot_id, path, moved_from in records:
+        assert snapshot_id is not None  # a log says it
+        commits.setdefault(snapshot_id, []).append((path, moved_from))
+    yield from reversed(commits.items())
+
+
+class _Names:
+    """What a node was called, from the newest commit backward."""
+
+    def __init__(self, now: str) -> None:
+        self._name = now
+
+    def has(self, path: str) -> bool:
+        """Whether this is the node, or lies in it."""
+        name = self._name
+        return path == name or name == "/" or path.startswith(f"{name}/")
+
+    def before(self, moves: dict[str, str]) -> None:
+        """Go back before these moves, old path by new."""
+        self._name = moves.get(self._name, self._name)
+
+
+# --- how they are shown ----------------------------------------------------------------------
+
+
+def _digits(ids: list[str]) -> int:
+    """How many digits of the random part tell these snapshots apart."""
+    parts = [name[_RANDOM_AT : _RANDOM_AT + _LONGEST] for name in ids]
+    for digits in range(_SHORTEST, _LONGEST):
+        if len({part[:digits] for part in parts}) == len(parts):
+            return digits
+    return _LONGEST
+
+
+def entry(info: SnapshotInfo, refs: list[str], digits: int = _SHORTEST) -> Text:
+    """A snapshot in two lines; the digits of its short id are marked."""
+    shown, until = info.snapshot_id, _RANDOM_AT + digits
+    text = Text(shown[:_RANDOM_AT], "yellow")
+    text.append(shown[_RANDOM_AT:until], "bold underline yellow")
+    text.append(shown[until:], "yellow")
+    text.append(f"  {time_text(info.written_at)}  ", "default")
+    text.append(info.kind, "cyan")
     if refs:
-        entry.append(f"  ({', '.join(refs)})", "bold green")
-    entry.append(f"\n    {plain_text(info.message)}")
+        text.append(f"  ({', '.join(map(plain_text, refs))})", "bold green")
+    text.append(f"\n    {plain_text(info.message)}", "default")
     done, there = written_text(info.written), totals_text(info.totals)
     facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
-    return entry.append(f"  [{facts}]", "dim") if facts else entry
+    return text.append(f"  [{facts}]", "dim") if facts else text
+
+
+def _line(info: SnapshotInfo, refs: list[str], digits: int) -> Text:
+    name = info.snapshot_id
+    short = name if digits == _LONGEST else name[_RANDOM_AT : _RANDOM_AT + digits]
+    text = Text().append(short, "yellow")
+    if refs:
+        text.append(f" ({', '.join(map(plain_text, refs))})", "bold green")
+    return text.append(f" {plain_text(info.message)}")

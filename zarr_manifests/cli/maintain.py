@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zarr_manifests.cli.console import (
+from zarr_manifests.cli.arguments import (
+    Branch,
+    DryRun,
+    Json,
     Options,
     Url,
-    columns,
-    console,
     open_at,
-    progress,
     storage_options,
 )
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import CollectionReport, LoggedOperation, RepackReport
+    from zarr_manifests.reports import (
+        CollectionReport,
+        LoggedOperation,
+        RepackReport,
+        VerifyReport,
+    )
     from zarr_manifests.storage import Storage
 
 __all__ = [
@@ -39,7 +46,6 @@ __all__ = [
 
 _SHOWN = 50
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
 _CollectionsEnded = Annotated[
     bool, typer.Option("--collections-ended", help="Say that no collection of garbage is running.")
 ]
@@ -54,20 +60,30 @@ _MaxAge = Annotated[
 _Grace = Annotated[
     str, typer.Option("--grace", help="How long writers without a lease can go on, as 24h.")
 ]
-_Version = Annotated[int, typer.Argument(help="A version that `ops` lists.", show_default=False)]
-_Limit = Annotated[int, typer.Option("--limit", help="How many to show.", min=1)]
+_Version = Annotated[
+    int,
+    typer.Argument(metavar="NUMBER", help="A version that `ops` lists.", show_default=False),
+]
+_Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=0, help="At most so many operations; 0 for all.")
+]
 
 
 def run_expire(
     url: Url,
     keep_last: _KeepLast = None,
     max_age: _MaxAge = None,
-    dry_run: _DryRun = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Remove old snapshots from the history; `gc` deletes what only they needed."""
     age = None if max_age is None else _duration(max_age)
-    report = open_at(url, option).expire_snapshots(keep_last, age, dry_run=dry_run)
+    with progress("following the history"):
+        report = open_at(url, option).expire_snapshots(keep_last, age, dry_run=dry_run)
+    if as_json:
+        print_json(report)
+        return
     verb = "would expire" if dry_run else "expired"
     table = columns("branch", verb, "kept", right=(verb, "kept"), whole=("branch",))
     for name, kept in sorted(report.kept.items()):
@@ -76,29 +92,34 @@ def run_expire(
 
 
 def run_gc(
-    url: Url, grace: _Grace = "24h", dry_run: _DryRun = False, option: Options = None
+    url: Url,
+    grace: _Grace = "24h",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    option: Options = None,
 ) -> None:
     """Delete objects that nothing refers to; safe beside writers and readers."""
     repo, wait = open_at(url, option), _duration(grace)
-    with progress() as told:
+    with progress("collecting") as told:
         report = repo.garbage_collect(wait, dry_run=dry_run, progress=told)
-    _show(report)
+    print_json(report) if as_json else _show(report)
 
 
 def run_repack(
     url: Url,
-    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch to repack.")] = "main",
+    branch: Branch = "main",
     min_live: Annotated[
         float, typer.Option("--min-live", help="The part of a pack that has to be live.")
     ] = 0.5,
-    dry_run: _DryRun = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Move chunks out of packs that are mostly dead, as a commit that changes no data."""
     repo = open_at(url, option)
-    with progress() as told:
+    with progress("repacking") as told:
         report = repo.repack(branch, min_live, dry_run=dry_run, progress=told)
-    _show_repacking(report)
+    print_json(report) if as_json else _show_repacking(report)
 
 
 def run_statistics(
@@ -106,13 +127,17 @@ def run_statistics(
     paths: Annotated[
         list[str] | None, typer.Argument(help="The arrays; by default all.", show_default=False)
     ] = None,
-    branch: Annotated[str, typer.Option("--branch", "-b", help="The branch.")] = "main",
+    branch: Branch = "main",
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Measure chunks that have no statistics, so that queries can leave out those that differ."""
     repo = open_at(url, option)
-    with progress("chunks") as told:
+    with progress("measuring", "chunks") as told:
         report = repo.compute_statistics(paths, branch=branch, progress=told)
+    if as_json:
+        print_json(report)
+        return
     table = columns("array", "chunks", "measured", "", right=("chunks", "measured"))
     for one in report.arrays:
         left = one.chunks - one.known - one.measured
@@ -121,13 +146,22 @@ def run_statistics(
     console().print(table)
 
 
-def run_verify(url: Url, option: Options = None) -> None:
+def run_verify(url: Url, as_json: Json = False, option: Options = None) -> None:
     """Read everything that can be reached; exit code 1 if anything is wrong."""
+    repo = open_at(url, option)
+    with progress("verifying") as told:
+        report = repo.verify(progress=told)
+    if as_json:
+        print_json(report)
+    else:
+        _show_verifying(repo.storage, report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _show_verifying(storage: Storage, report: VerifyReport) -> None:
     from zarr_manifests.keys import V3_DOCUMENT
 
-    repo = open_at(url, option)
-    with progress() as told:
-        report = repo.verify(progress=told)
     out = console()
     for problem in report.problems:
         out.print(plain_text(problem), soft_wrap=True)
@@ -139,12 +173,10 @@ def run_verify(url: Url, option: Options = None) -> None:
     if report.unguarded:
         said = count_text(report.unguarded, "virtual chunk")
         out.print(f"{said} without an etag or a time: a change of the file is not noticed")
-    if _is_there(repo.storage, V3_DOCUMENT):
+    if _is_there(storage, V3_DOCUMENT):
         out.print(f"{V3_DOCUMENT} is not part of the repository: zarr.open leaves one; delete it")
     found = "sound" if report.ok else count_text(len(report.problems), "problem")
     out.print(f"{found}: {', '.join(parts)}")
-    if not report.ok:
-        raise typer.Exit(1)
 
 
 def _is_there(storage: Storage, key: str) -> bool:
@@ -155,20 +187,33 @@ def _is_there(storage: Storage, key: str) -> bool:
     return True
 
 
-def run_ops(url: Url, limit: _Limit = _SHOWN, option: Options = None) -> None:
+def run_ops(
+    url: Url, limit: _Limit = _SHOWN, as_json: Json = False, option: Options = None
+) -> None:
     """Show who did what to which branch or tag, newest first."""
+    operations = islice(open_at(url, option).ops_log(), min(limit, sys.maxsize) or None)
+    if as_json:
+        print_json(*operations)
+        return
     table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
-    for one in islice(open_at(url, option).ops_log(), min(limit, sys.maxsize)):
+    for one in operations:
         who, what, ref = map(plain_text, (one.by, _told(one), one.ref))
         table.add_row(str(one.version), time_text(one.at), who, what, ref, one.snapshot_id)
     console().print(table)
 
 
 def run_restore(
-    url: Url, version: _Version, dry_run: _DryRun = False, option: Options = None
+    url: Url,
+    root_version: _Version,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    option: Options = None,
 ) -> None:
     """Set branches and tags back to what they were in an older version of the root."""
-    report = open_at(url, option).restore_refs(version, dry_run=dry_run)
+    report = open_at(url, option).restore_refs(root_version, dry_run=dry_run)
+    if as_json:
+        print_json(report)
+        return
     table = columns("what", "name", "was", "would be" if dry_run else "is now")
     for what, moved in (("branch", report.branches), ("tag", report.tags)):
         for name, (was, now) in moved.items():
@@ -178,24 +223,29 @@ def run_restore(
         out.print(table)
     said = "would be" if dry_run else "are"
     out.print(
-        f"branches and tags {said} those of version {version} again"
+        f"branches and tags {said} those of version {root_version} again"
         + ("" if dry_run else "; `ops` lists this, too")
     )
 
 
 def run_recover(
     url: Url,
-    dry_run: _DryRun = False,
+    dry_run: DryRun = False,
     collections_ended: _CollectionsEnded = False,
+    as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Make a new root from the newest complete archive if the root is lost or damaged."""
     from zarr_manifests.repository import Repository
 
     options = storage_options(url, option)
-    report = Repository.recover(
-        url, dry_run=dry_run, collections_ended=collections_ended, storage_options=options
-    )
+    with progress("looking for an archive"):
+        report = Repository.recover(
+            url, dry_run=dry_run, collections_ended=collections_ended, storage_options=options
+        )
+    if as_json:
+        print_json(report)
+        return
     out = console()
     for version, why in report.skipped.items():
         out.print(plain_text(f"version {version} was not taken: {why}"), soft_wrap=True)

@@ -1,0 +1,188 @@
+"""Arguments and options that several verbs take, and what they mean."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+
+if TYPE_CHECKING:
+    from zarr_manifests.repository import Repository
+
+__all__ = [
+    "At",
+    "Authorize",
+    "Branch",
+    "Containers",
+    "DryRun",
+    "FromOptions",
+    "Json",
+    "Message",
+    "Options",
+    "ToOptions",
+    "Url",
+    "Version",
+    "as_given",
+    "complete_branches",
+    "complete_versions",
+    "containers_of",
+    "open_at",
+    "storage_options",
+]
+
+
+def complete_versions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Branches and tags that begin so, for a shell; none if the repository cannot be opened."""
+    return _completed(ctx, incomplete, tags=True)
+
+
+def complete_branches(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Branches that begin so, for a shell."""
+    return _completed(ctx, incomplete, tags=False)
+
+
+def _completed(ctx: typer.Context, incomplete: str, *, tags: bool) -> list[str]:
+    try:
+        repo = open_at(ctx.params.get("url") or _typed_url(ctx), ctx.params.get("option"))
+        names = [*repo.list_branches(), *(repo.list_tags() if tags else ())]
+    except ManifestsError:  # there is nobody to tell
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _typed_url(ctx: typer.Context) -> str:
+    """The URL of an incomplete command: behind the verb. It is not parsed if a value is missing."""
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = typed.split()[len(ctx.command_path.split()) :]
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="The repository: a path, or a URL such as file:///data/winds.", show_default=False
+    ),
+]
+At = Annotated[
+    str,
+    typer.Option(
+        "--at",
+        "-a",
+        metavar="VERSION",
+        help="Which version: a branch, tag, id or short id, main~3, main@{2026-11-01}.",
+        autocompletion=complete_versions,
+    ),
+]
+Version = Annotated[
+    str,
+    typer.Argument(
+        metavar="VERSION",
+        help="A branch, tag, id or short id, main~3, main@{2026-11-01}.",
+        show_default=False,
+        autocompletion=complete_versions,
+    ),
+]
+Branch = Annotated[
+    str,
+    typer.Option(
+        "--branch", "-b", help="The branch to commit to.", autocompletion=complete_branches
+    ),
+]
+Message = Annotated[
+    str | None, typer.Option("--message", "-m", help="Of the commit.", show_default=False)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object on each line.")]
+Authorize = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--authorize",
+        help="Read the files of this saved container; may be given several times.",
+        show_default=False,
+    ),
+]
+Containers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--container",
+        metavar="NAME=URL",
+        help="A place whose files may be looked at; may be given several times.",
+        show_default=False,
+    ),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="How to reach the storage, such as region=eu-west-1; may be given several times.",
+        show_default=False,
+    ),
+]
+FromOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from-option",
+        metavar="NAME=VALUE",
+        help="How to reach what is imported; may be given several times.",
+        show_default=False,
+    ),
+]
+ToOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to-option",
+        metavar="NAME=VALUE",
+        help="How to reach the other place; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
+def storage_options(
+    url: str, given: list[str] | None, option: str = "--option"
+) -> dict[str, object]:
+    """The storage options that `--option name=value` gives; `option` is its name, for errors."""
+    from zarr_manifests.storage.url import parse_options
+
+    texts = _pairs(given, option, "name=value")
+    # As in `python -m`: credentials may be a function in a file of the working directory.
+    if "credentials" in texts and "" not in sys.path:
+        sys.path.insert(0, "")
+    return parse_options(url, texts)
+
+
+def containers_of(given: list[str] | None) -> dict[str, str]:
+    """The places that `--container NAME=URL` gives."""
+    return _pairs(given, "--container", "NAME=URL")
+
+
+def _pairs(given: list[str] | None, option: str, form: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name or name in found:
+            raise InvalidArgumentError(f"{option} takes {form}, and each name once")
+        found[name] = value
+    return found
+
+
+def open_at(
+    url: str, option: list[str] | None, authorize: Iterable[str] | None = None
+) -> Repository:
+    """Open the repository at that URL."""
+    from zarr_manifests.repository import Repository
+
+    options = storage_options(url, option)
+    return Repository.open(url, authorize=authorize or (), storage_options=options)
+
+
+def as_given(text: Any) -> Any:
+    """A word that the library checks against those it knows."""
+    return text

@@ -1,0 +1,161 @@
+"""`zarr-manifests revert`, `cherry-pick`, `merge`, `reset` and `mv`: commits that copy no chunk."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from zarr_manifests.cli.arguments import (
+    Branch,
+    DryRun,
+    Json,
+    Message,
+    Options,
+    Url,
+    Version,
+    complete_branches,
+    open_at,
+)
+from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.console import console
+from zarr_manifests.plain import plain_text
+
+__all__ = ["run_cherry_pick", "run_merge", "run_mv", "run_reset", "run_revert"]
+
+
+class _Policy(StrEnum):
+    FAIL = "fail"
+    OURS = "ours"
+    THEIRS = "theirs"
+
+
+def run_revert(
+    url: Url,
+    version: Version,
+    branch: Branch = "main",
+    message: Message = None,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Undo one commit of a branch in a new commit; the commits after it stay."""
+    _show(open_at(url, option).revert(version, branch, message), as_json)
+
+
+def run_cherry_pick(
+    url: Url,
+    version: Version,
+    branch: Branch = "main",
+    message: Message = None,
+    drop_marks: Annotated[
+        bool, typer.Option("--drop-marks", help="Leave out the marks of applications.")
+    ] = False,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Repeat a commit of another branch on this one."""
+    repo = open_at(url, option)
+    marks: Any = "drop" if drop_marks else "take"
+    _show(repo.cherry_pick(version, branch, message, marks=marks), as_json)
+
+
+def run_merge(
+    url: Url,
+    source: Version,
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into", "-b", help="The branch that gets them.", autocompletion=complete_branches
+        ),
+    ] = "main",
+    policy: Annotated[
+        _Policy,
+        typer.Option(
+            "--policy",
+            help="Who wins where both sides have changed a place: nobody, the branch (ours), or "
+            "VERSION (theirs).",
+        ),
+    ] = _Policy.FAIL,
+    message: Message = None,
+    no_ff: Annotated[
+        bool, typer.Option("--no-ff", help="Make a commit also where the branch could be moved.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Bring the commits of another branch into this one, as one commit.
+
+    With --dry-run, the exit code is 1 if there are conflicts.
+    """
+    report = open_at(url, option).merge(
+        source,
+        into,
+        policy=policy.value,
+        message=message,
+        fast_forward=not no_ff,
+        dry_run=dry_run,
+    )
+    if as_json:
+        print_json(report)
+    else:
+        console().print(str(report), soft_wrap=True)
+    if report.conflicts:
+        raise typer.Exit(1)
+
+
+def run_reset(
+    url: Url,
+    branch: Annotated[
+        str,
+        typer.Argument(
+            help="The branch to move.", show_default=False, autocompletion=complete_branches
+        ),
+    ],
+    version: Version,
+    expected: Annotated[
+        str | None,
+        typer.Option(
+            "--expected",
+            metavar="ID",
+            help="Drop commits of the branch, if this snapshot is its head.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Drop commits of the branch, whatever it has.")
+    ] = False,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Move a branch to another version; commits are dropped only with --expected or --force."""
+    repo = open_at(url, option)
+    repo.reset_branch(branch, version, force=force, expected=expected)
+    head = repo.list_branches()[branch]
+    if as_json:
+        print_json({"name": branch, "snapshot_id": head})
+    else:
+        console().print(plain_text(f"{branch} is at {head}"), soft_wrap=True)
+
+
+def run_mv(
+    url: Url,
+    old: Annotated[str, typer.Argument(help="The group or array.", show_default=False)],
+    new: Annotated[str, typer.Argument(help="Its new path.", show_default=False)],
+    branch: Branch = "main",
+    message: Message = None,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Move or rename a group or array with all below it, in one commit."""
+    session = open_at(url, option).writable_session(branch)
+    session.move(old, new)
+    _show(session.commit(message or f"move {old} to {new}"), as_json)
+
+
+def _show(made: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"snapshot_id": made})
+    else:
+        console().print(made, style="yellow")
