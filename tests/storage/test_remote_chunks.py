@@ -546,6 +546,24 @@ def test_nothing_is_opened_before_a_chunk_is_read(monkeypatch: pytest.MonkeyPatc
 SAVED = {"name": "raw", "url": "s3://bucket/raw", "region": "us-east-1", "anonymous": True}
 
 
+def test_a_changed_environment_leads_elsewhere(
+    small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = VirtualContainer("s3://bucket/raw", allow_http=True, anonymous=True)
+    repo = repository(small_store, raw=place)
+    assert refer(repo)[3] == 3
+    opened = containers_module.storage_of(place)
+    monkeypatch.setenv("NOT_OF_A_STORE", "1")
+    assert containers_module.storage_of(place) is opened
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    small_store.requests.clear()
+    with pytest.raises(StorageError):
+        zarr.open_array(repo.readonly_session().store, path="a")[3]
+    assert small_store.requests == []
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    assert containers_module.storage_of(place) is opened
+
+
 def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -> None:
     small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
     config = {"virtual-containers": [SAVED]}

@@ -25,11 +25,19 @@ if TYPE_CHECKING:
     from zarr_manifests.storage.object_clients import OptionValue
     from zarr_manifests.storage.object_store import ObjectStorage
 
-__all__ = ["Location", "from_url", "parse_options", "refuse_options", "storage_of"]
+__all__ = [
+    "Location",
+    "environment_mark",
+    "from_url",
+    "parse_options",
+    "refuse_options",
+    "storage_of",
+]
 
 type Location = str | os.PathLike[str] | Storage
 """What names a place: a path, a URL, or the storage itself."""
 
+_VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_", "IDENTITY_", "MSI_", "SSL_CERT_")
 _SLIPPED = re.compile(r"(file|memory|s3a?|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL_OPTIONS: Final = {"force": bool, "follow_links": bool}
@@ -158,6 +166,16 @@ def from_url(
     if scheme == "memory":
         return _memory(rest, options)
     return _object(scheme, rest, options)
+
+
+def environment_mark() -> int:
+    """A number that differs once a variable has changed that clients of object stores read."""
+    said = {(name, value) for name, value in os.environ.items() if _is_read(name.upper())}
+    return hash(frozenset(said))
+
+
+def _is_read(name: str) -> bool:
+    return name.startswith(_VARIABLES) or name.endswith("_PROXY")
 
 
 def parse_options(url: str | os.PathLike[str], texts: Mapping[str, str]) -> dict[str, object]:

@@ -29,7 +29,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import from_url
+from zarr_manifests.storage.url import environment_mark, from_url
 from zarr_manifests.virtual.local_hosts import is_local_host, leads_to_local
 from zarr_manifests.virtual.locations import (
     REMOTE,
@@ -172,9 +172,16 @@ def container_of(given: object) -> VirtualContainer:
     )
 
 
-@lru_cache(maxsize=64)
 def storage_of(container: VirtualContainer) -> ObjectStorage:
-    """The bucket, or the web server, of a remote container; opened once in a process."""
+    """The bucket, or the web server, of a remote container.
+
+    It is opened once in a process, and again if the environment that it depends on has changed.
+    """
+    return _opened(container, environment_mark())
+
+
+@lru_cache(maxsize=64)
+def _opened(container: VirtualContainer, _: int) -> ObjectStorage:
     scheme, path = container.place
     options: dict[str, Any] = dict(container.options)
     if container.credentials is not None:
