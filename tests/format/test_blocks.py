@@ -154,6 +154,20 @@ def test_all_stretches_are_decoded_in_one_step(rows: int, monkeypatch: pytest.Mo
     assert steps == [len(split.stretches)] * len(COLUMNS)
 
 
+def test_files_are_not_gone_through_for_each_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be as many files as rows."""
+    expected = table(kind=RefKind.VIRTUAL, source=np.arange(ROWS), sources=(), virtual=files(ROWS))
+    seen: list[int] = []
+    search, find = np.searchsorted, np.flatnonzero
+    monkeypatch.setattr(np, "searchsorted", lambda a, v: (seen.append(np.size(v)), search(a, v))[1])
+    monkeypatch.setattr(np, "flatnonzero", lambda a: (seen.append(np.size(a)), find(a))[1])
+    data, ref = stored((NODE, expected))
+    assert len(ManifestBlocks.of(data[: directory_end(data)], ref).blocks) > 10
+    assert sum(seen) < 4 * ROWS
+    (whole,) = Manifest.from_object(data, ref).tables(NODE)
+    same(whole, expected)
+
+
 @each_table
 def test_a_gap_between_stretches_is_known(name: str) -> None:
     expected = TABLES[name]()

@@ -33,6 +33,7 @@ from zarr_manifests.store import contents_of
 from zarr_manifests.virtual import parquet_columns
 from zarr_manifests.virtual import virtual_files as files
 from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.locations import parse_location
 from zarr_manifests.virtual.virtual_files import file_version
 
 DATA = np.arange(64, dtype="u1")
@@ -347,18 +348,50 @@ def test_many_locations_are_placed_as_single_ones_are() -> None:
         "s3://b//c",
     ]
     names = ["a.nc", "in", "x", "..", ".", "", ".a", "a b", "%41", "a?b", "a#b", "-", "a" * 250]
-    for url in [f"{start}/{name}" for start in starts for name in names]:
-        found = []
-        for place in (containers.locate, lambda url: next(containers.locate_each([url]))):
-            try:
-                found.append(place(url))
-            except zm.errors.ManifestsError as error:
-                found.append(type(error))
-        assert found[0] == found[1], url
-    assert [*containers.locate_each(["s3://b/data/a", "s3://b/data/b"])] == [
-        ("data", "a"),
-        ("data", "b"),
-    ]
+    names += ["in/x", "in/x/y", "y=1/x", "a~b", "a@b:c,+", "\u00e9", "x/../y", "%2e%2e/x", "\udc80"]
+    urls = [f"{start}/{name}" for start in starts for name in names]
+    expected = {url: outcome(containers.locate, url) for url in urls}
+    some = [url for url in urls if isinstance(expected[url], tuple)]
+    assert len(some) > 80
+    for url in urls:
+        for other in (url, *some):
+            found = outcome(located, containers, [other, url])
+            known = expected[url]
+            assert found == ([expected[other], known] if isinstance(known, tuple) else known), url
+    many = [f"s3://b/data/{i}.nc" for i in range(40_000)] + some + ["s3://b/data/in/1", "s3://b/x"]
+    assert located(containers, many) == [containers.locate(url) for url in many]
+
+
+def located(containers: Containers, urls: list[str]) -> list[tuple[str, str]]:
+    names, numbers, paths = containers.locate_all(urls)
+    assert len(set(names)) == len(names)
+    return [(names[at], path) for at, path in zip(numbers.tolist(), paths, strict=True)]
+
+
+def outcome(call: Any, *args: Any) -> Any:
+    try:
+        return call(*args)
+    except zm.errors.ManifestsError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_files_of_one_folder_are_not_parsed_one_by_one(
+    inner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {"data": "s3://b/data", **({"inner": "s3://b/data/2000"} if inner else {})}
+    containers, parsed = Containers.of(places), list[object]()
+
+    def parse(url: object) -> tuple[str, str]:
+        parsed.append(url)
+        return parse_location(url)
+
+    monkeypatch.setattr("zarr_manifests.virtual.containers.parse_location", parse)
+    urls = [f"s3://b/data/{year}/{day}.nc" for year in range(2000, 2100) for day in range(365)]
+    found = located(containers, urls)
+    assert {name for name, _ in found} == set(places)
+    assert found[-1] == ("data", "2099/364.nc")
+    assert len(parsed) < 200
 
 
 def test_secrets_and_unknown_schemes_are_refused(repo: zm.Repository) -> None:

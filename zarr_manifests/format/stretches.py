@@ -224,9 +224,14 @@ def _is_shared(table: ChunkTable, bounds: Sequence[tuple[int, int]]) -> bool:
 
 
 def _used(kind: Column, source: Column, of: RefKind, most: int) -> Column:
-    """Positions of the sources that rows of this kind refer to, ascending."""
+    """Positions of the sources, of `most`, that rows of this kind refer to, ascending."""
+    mine = source[kind == of]
+    if most > len(mine):  # a table may have as many files as rows
+        mine = np.sort(mine)
+        found: Column = mine[np.diff(mine, prepend=-1) > 0]
+        return found
     used = np.zeros(most, np.bool_)
-    used[source[kind == of]] = True
+    used[mine] = True
     return np.flatnonzero(used)
 
 
@@ -246,11 +251,11 @@ def _stretch(table: ChunkTable, start: int, stop: int, files: Files | None) -> S
         source, (sessions, virtual) = columns["source"], files
         native = _used(kind, source, RefKind.NATIVE, len(sessions))
         others = _used(kind, source, RefKind.VIRTUAL, len(virtual))
-        places = (
-            np.searchsorted(native, np.arange(len(sessions))),
-            np.searchsorted(others, np.arange(len(virtual))),
-        )
-        columns["source"] = _renumbered(kind, source, [stop - start], [places])
+        moved = np.zeros(len(source), np.int64)
+        for which, used in ((RefKind.NATIVE, native), (RefKind.VIRTUAL, others)):
+            mine = kind == which
+            moved[mine] = np.searchsorted(used, source[mine])
+        columns["source"] = moved
         files = tuple([sessions[i] for i in native.tolist()]), virtual.take(others)
     first, last = int(index[0]), int(index[-1])
     sparse = index if last - first + 1 > stop - start else None

@@ -163,7 +163,8 @@ class VirtualSources:
         relative = [bool(name) for name in self.names]
         if "" in self.paths or text.count("\0") != n + 1:
             raise CorruptObjectError("virtual sources: a path is empty or contains NUL")
-        if ("//" in text or "/./" in text or "/../" in text) and any(
+        climbs = any(relative) and ("//" in text or "/./" in text or "/../" in text)
+        if climbs and any(
             relative[c] and not {"", ".", ".."}.isdisjoint(path.split("/"))
             for c, path in zip(self.container.tolist(), self.paths, strict=True)
         ):

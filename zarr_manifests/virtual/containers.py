@@ -15,10 +15,13 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
 
 from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.errors import (
@@ -26,6 +29,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     VirtualContainerError,
 )
+from zarr_manifests.format.columns import Column
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
@@ -46,6 +50,11 @@ __all__ = ["Containers", "VirtualContainer", "check_reachable", "container_of", 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 """Names that are the same in a URL and in a path."""
+_SAME: Final = b"/-._~" + f"{string.ascii_letters}{string.digits}".encode()
+_SAME_REMOTE: Final = _SAME + b"=:+,@"
+"""Characters that are the same in a URL and in a path of a local file, or of a remote one."""
+_TOGETHER: Final = 1 << 14
+"""Files that are located together."""
 _NUMBER: Final = r"(?:0|[1-9][0-9]*)"
 _CHUNK: Final = re.compile(
     rf"(.+?)/[^/]+/(?:c(?:(?:/{_NUMBER})+|(?:\.{_NUMBER})+)?|{_NUMBER}(?:[./]{_NUMBER})*)"
@@ -287,9 +296,58 @@ class Containers:
             return "", url_at(scheme, path)
         return name, _below(self.places[name], path)
 
-    def locate_each(self, urls: Iterable[object]) -> Iterator[tuple[str, str]]:
-        """Like `locate`, for many files of a few folders."""
+    def locate_all(self, urls: Sequence[object]) -> tuple[tuple[str, ...], Column, tuple[str, ...]]:
+        """Like `locate`, for many files: the containers, the number of each file's, the paths.
+
+        Where all of a batch are below one folder, only what is below it is looked at, as one text.
+        """
         folders: dict[str, tuple[str, str]] = {}
+        names: dict[str, int] = {}
+        container, paths = np.empty(len(urls), np.int64), list[str]()
+        for start in range(0, len(urls), _TOGETHER):
+            some = urls[start : start + _TOGETHER]
+            found = self._below_one(some)
+            if found is None:
+                each = [*self._each(some, folders)]
+                numbers = [names.setdefault(name, len(names)) for name, _ in each]
+                container[start : start + len(some)] = numbers
+                paths += [path for _, path in each]
+            else:
+                container[start : start + len(some)] = names.setdefault(found[0], len(names))
+                paths += found[1]
+        return tuple(names), container, tuple(paths)
+
+    def _below_one(self, urls: Sequence[object]) -> tuple[str, list[str]] | None:
+        """The container and the paths of files below one folder; None if each has to be looked at.
+
+        That is so if a file may be in an inner container, or be called otherwise in its path.
+        """
+        if {*map(type, urls)} != {str}:
+            return None
+        texts = cast("Sequence[str]", urls)
+        folder = posixpath.commonprefix([min(texts), max(texts)]).rpartition("/")[0]
+        kind, slashes, _ = folder.lower().partition("://")
+        if not slashes or kind == "memory":
+            return None
+        size = len(folder)
+        rest = "".join([text[size:] for text in texts])  # each begins with a slash
+        same = _SAME_REMOTE if kind in REMOTE else _SAME
+        odd = not rest.isascii() or rest.encode().translate(None, same)
+        if odd or "//" in rest or "/." in rest or rest.endswith("/"):
+            return None
+        name, path = self.locate(f"{folder}/x")
+        if kind != "virtual":
+            scheme, place = parse_location(f"{folder}/x")
+            inner = (one.place for one in self.places.values())
+            if any(one == scheme and root.startswith(place[:-1]) for one, root in inner):
+                return None
+        above = path[:-1]
+        return name, [above + text[size + 1 :] for text in texts]
+
+    def _each(
+        self, urls: Iterable[object], folders: dict[str, tuple[str, str]]
+    ) -> Iterator[tuple[str, str]]:
+        """`locate` of each file; `folders` has those whose container is known."""
         for url in urls:
             folder, _, name = url.rpartition("/") if isinstance(url, str) else ("", "", "")
             if "://" not in folder or folder.startswith("memory:") or not _PLAIN.fullmatch(name):

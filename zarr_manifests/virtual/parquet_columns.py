@@ -232,29 +232,25 @@ def _files(
     if isinstance(locations, str):
         raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
     n = len(locations)
-    tags = tuple("" if etag is None else etag for etag in etags) if etags is not None else ()
+    tags = [] if etags is None else ["" if etag is None else etag for etag in etags]
     if etags is not None and len(tags) != n:
         raise InvalidArgumentError(f"etags: expected {n}, one for each location, not {len(tags)}")
-    texts = tuple(tag for tag in tags if isinstance(tag, str) and tag.isprintable())
-    if len(texts) != len(tags):
+    texts = [tag for tag in tags if isinstance(tag, str)]
+    joined = "".join(texts)
+    if len(texts) != len(tags) or not joined.isprintable():
         raise InvalidArgumentError("etags must be strings without control characters, or None")
-    if any(bound_of(tag) is not None for tag in texts):
+    if "<=" in joined and any(bound_of(tag) is not None for tag in texts):
         raise InvalidArgumentError("etags: one begins with <=; give the time as unchanged_since")
-    texts = _with_bounds(
-        texts, _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET)
-    )
-    names: dict[str, int] = {}
-    container, paths = np.empty(n, np.int64), []
-    for i, (name, path) in enumerate(containers.locate_each(locations)):
-        container[i] = names.setdefault(name, len(names))
-        paths.append(path)
+    since = _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET)
+    texts = _with_bounds(texts, since)
+    names, container, paths = containers.locate_all(locations)
     return VirtualSources(
-        tuple(names),
+        names,
         container,
-        tuple(paths),
+        paths,
         _column("modified", _ms(modified), n, -1, _MOST_OFFSET),
         _column("sizes", sizes, n, -1, _MOST_OFFSET),
-        texts if any(texts) else (),
+        tuple(texts) if any(texts) else (),
     )
 
 
@@ -265,14 +261,18 @@ def _ms(times: npt.ArrayLike | None) -> npt.ArrayLike | None:
     return np.maximum(np.asarray(times).astype("datetime64[ms]").astype(np.int64), -1)
 
 
-def _with_bounds(etags: tuple[str, ...], since: Column) -> tuple[str, ...]:
+def _with_bounds(etags: list[str], since: Column) -> list[str]:
     """The etags, with the times since which other files must not have changed."""
-    if not (since >= 0).any():
+    times = np.unique(since).tolist()
+    if not times or times[-1] < 0:
         return etags
-    both = zip(etags or [""] * len(since), since.tolist(), strict=True)
-    found = [(etag, bound_etag(ms) if ms >= 0 else "") for etag, ms in both]
+    written = {ms: bound_etag(ms) if ms >= 0 else "" for ms in times}
+    bounds = [written[ms] for ms in since.tolist()]
+    if not etags:
+        return bounds
+    found = [*zip(etags, bounds, strict=True)]
     if any(etag and bound for etag, bound in found):
         raise InvalidArgumentError(
             "unchanged_since: a file with an etag does not need it; pass -1 for that file"
         )
-    return tuple(etag or bound for etag, bound in found)
+    return [etag or bound for etag, bound in found]

@@ -423,24 +423,26 @@ class _Write:
         """Set the references of a variable, whose first chunk lies at `first`."""
         manifest: Any = _references(var).manifest
         paths = manifest._paths.ravel().tolist()
-        numbers: dict[str, int] = {}
-        source = np.array([numbers.setdefault(each, len(numbers)) for each in paths], np.int64)
+        names = list(dict.fromkeys(paths))
+        source = np.arange(len(paths))
+        if len(names) < len(paths):
+            numbers = {name: number for number, name in enumerate(names)}
+            source = np.fromiter(map(numbers.__getitem__, paths), np.int64, len(paths))
         here = Box((0,) * var.ndim, manifest._paths.shape)
         present = np.ones(len(paths), np.bool_)
-        if "" in numbers:
-            present &= source != numbers[""]
+        if "" in names:
+            present &= source != names.index("")
         for coords in manifest._inlined:
             present[here.ravel_one(coords)] = False
         rows = np.flatnonzero(present)
         if self._region is not None:
             self._unset(path, here, ~present, first)
         used, source = np.unique(source[rows], return_inverse=True)
-        names = list(numbers)
         locations = [names[number] for number in used.tolist()]
         index = here.unravel(rows) + np.array(first, np.int64)
         offset = manifest._offsets.ravel()[rows].astype(np.int64)
         length = manifest._lengths.ravel()[rows].astype(np.int64)
-        versions = self._noted(locations)
+        noted = self._noted(locations)
         if len(rows):
             self._store.set_virtual_refs(
                 path,
@@ -449,10 +451,7 @@ class _Write:
                 source,
                 offset,
                 length,
-                etags=[version.etag for version, _ in versions],
-                modified=[_or_none(version.modified_ms) for version, _ in versions],
-                sizes=[_or_none(version.nbytes) for version, _ in versions],
-                unchanged_since=[since for _, since in versions],
+                **noted,
                 checksums=self._sums(locations, source, offset, length),
             )
         node = self._workspace.contents.array_at(path)
@@ -471,14 +470,16 @@ class _Write:
         elif absent.any():
             self._workspace.delete(join(path, node.array.chunk_keys.encode(())))
 
-    def _noted(self, locations: list[str]) -> list[tuple[Version, int]]:
-        """What is noted of each file: its version, and since when it must be the same."""
-        unknown = Version()
+    def _noted(self, locations: list[str]) -> dict[str, Any]:
+        """What is noted of the files, by column: versions, and since when they must be the same."""
         if self._validate == "none":
-            return [(unknown, -1)] * len(locations)
+            return {}
         runtime, containers = self._workspace.runtime, self._workspace.context.containers
         due = [each for each in locations if each not in self._versions]
-        held = [each for each in due if containers.places and containers.locate(each)[0]]
+        held: list[str] = []
+        if containers.places:
+            names, container, _ = containers.locate_all(due)
+            held = [url for url, at in zip(due, container.tolist(), strict=True) if names[at]]
         if self._validate != "auto" and len(held) < len(due):
             raise VirtualContainerError(
                 f"{next(iter({*due} - {*held}))} lies below no container, so that its "
@@ -486,8 +487,17 @@ class _Write:
                 "holds it, or say validate='auto'"
             )
         runtime.parallel([partial(self._look, each) for each in held])
-        same = unknown, runtime.now_ms() + _SLACK_MS
-        return [self._versions.get(each, same) for each in locations]
+        since_ms = runtime.now_ms() + _SLACK_MS
+        if not self._versions:
+            return {"unchanged_since": np.full(len(locations), since_ms)}
+        same = Version(), since_ms
+        versions = [self._versions.get(each, same) for each in locations]
+        return {
+            "etags": [version.etag for version, _ in versions],
+            "modified": [_or_none(version.modified_ms) for version, _ in versions],
+            "sizes": [_or_none(version.nbytes) for version, _ in versions],
+            "unchanged_since": [since for _, since in versions],
+        }
 
     def _look(self, location: str) -> None:
         found = self._reader.version(location)
