@@ -1,7 +1,8 @@
 """Importing the history of an icechunk repository: snapshots become commits, in their order.
 
 A commit says in its metadata which icechunk snapshot it is. So a later import, also after one that
-was interrupted, finds where to continue, and imports no snapshot twice.
+was interrupted, finds where to continue, and imports no snapshot twice. It also says which session
+has made it, with whose name its id begins: that of an amended commit, or of a copy, does not.
 
 Invariant: a branch is only continued from a commit that is an ancestor of its icechunk head.
 """
@@ -18,6 +19,7 @@ from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
+from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import (
     ConflictError,
@@ -28,6 +30,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import check_ref_name
+from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT
 from zarr_manifests.progress import expect
 from zarr_manifests.records import dataclass
@@ -41,6 +44,7 @@ __all__ = ["import_icechunk"]
 
 _NAME: Final = "icechunk-snapshot"
 _TIME: Final = "icechunk-time"
+_BY: Final = "icechunk-import"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -129,6 +133,7 @@ class _IcechunkHistory:
             rewritten: list[str] = []
             for info in starmap(SnapshotInfo, self._refs.history(point, None)):
                 snapshot_id, name = info.snapshot_id, info.metadata.get(_NAME)
+                by = info.metadata.get(_BY)
                 seen = snapshot_id in self._names
                 if seen:
                     name = self._names[snapshot_id]
@@ -137,10 +142,12 @@ class _IcechunkHistory:
                 elif info.kind == CommitKind.REWRITE.value:
                     rewritten.append(snapshot_id)
                     continue
+                elif by is not None and by != lineage_of(snapshot_id):
+                    name = None  # amended here, or a copy
                 elif (
                     isinstance(name, str) and self.ours.setdefault(name, snapshot_id) != snapshot_id
                 ):
-                    name = None  # a copy that says the same, such as of an amended commit
+                    name = None  # a copy that says the same
                 self._names |= dict.fromkeys((*rewritten, snapshot_id), name)
                 rewritten = []
                 if seen:
@@ -173,7 +180,7 @@ class _IcechunkHistory:
             self.source.apply(commits.writer.workspace, before, after)
             self.ours[each.name] = commits.commit(
                 each.message if each.message.strip() else f"icechunk snapshot {each.name}",
-                _metadata(each),
+                _metadata(each, commits.writer.workspace.keys),
                 rebase=False,
                 allow_empty=True,
             )
@@ -247,8 +254,9 @@ def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]
     return sorted(chosen, key=lambda name: (name != DEFAULT_BRANCH, name))
 
 
-def _metadata(snapshot: ForeignSnapshot) -> dict[str, Any]:
-    return {**snapshot.metadata, _NAME: snapshot.name, _TIME: _written(snapshot)}
+def _metadata(snapshot: ForeignSnapshot, keys: SessionKeys) -> dict[str, Any]:
+    own = {_NAME: snapshot.name, _TIME: _written(snapshot), _BY: lineage_of(keys.session_id)}
+    return {**snapshot.metadata, **own}
 
 
 def _written(snapshot: ForeignSnapshot) -> str:

@@ -1643,11 +1643,12 @@ class Repository:
         """Take an icechunk repository in without copying: its branches, tags and snapshots.
 
         Each snapshot becomes a commit, with its message and metadata. The commit's metadata also
-        say which snapshot it was (`icechunk-snapshot`) and when that was written
-        (`icechunk-time`). Chunks become refs to the objects of the icechunk repository, which are
-        noted with size and time of modification; refs to files elsewhere stay as they are; inline
-        chunks are copied. What was imported before is not imported again, so that calling this
-        once more continues after an interruption, or with what is new there.
+        say which snapshot it was (`icechunk-snapshot`), when that was written (`icechunk-time`),
+        and by which session it was imported (`icechunk-import`). Chunks become refs to the objects
+        of the icechunk repository, which are noted with size and time of modification; refs to
+        files elsewhere stay as they are; inline chunks are copied. What was imported before is not
+        imported again, so that calling this once more continues after an interruption, or with
+        what is new there.
 
         The icechunk repository must stay where it is. An object that is deleted there, such as by
         its garbage collection, is an error when it is read.

@@ -88,6 +88,7 @@ def check(repo: zm.Repository, ours: dict[str, str], expected: dict[str, Any]) -
         (info,) = repo.ancestry(snapshot_id=snapshot_id, limit=1)
         if not is_first:
             said = {"icechunk-snapshot": name, "icechunk-time": wanted["written"]}
+            said["icechunk-import"] = snapshot_id[:25]
             assert info.message == wanted["message"]
             assert info.metadata == wanted["metadata"] | said
 
@@ -262,6 +263,18 @@ def test_a_commit_that_was_amended_is_not_continued(repo: zm.Repository, source:
         repo.import_icechunk(source, branches=["side"])
 
 
+def test_amended_values_are_noticed(repo: zm.Repository, source: Path) -> None:
+    ours = repo.import_icechunk(source, branches=["main"])
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, path="small", mode="r+")[:] = 7
+    session.amend()
+    with pytest.raises(ConflictError, match="branch 'main' has commits"):
+        repo.import_icechunk(source, branches=["main"])
+    repo.reset_branch("main", list(ours.values())[-2], force=True)
+    assert repo.import_icechunk(source, branches=["main"]).keys() == ours.keys()
+    assert zarr.open_array(repo.readonly_session().store, path="small")[:].tolist() == [0, 1, 2, 3]
+
+
 def test_a_branch_that_went_another_way_is_not_continued(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(GOLDEN / "format-1", source)
@@ -285,6 +298,10 @@ def test_a_branch_that_went_another_way_is_not_continued(tmp_path: Path) -> None
     zarr.open_group(session.store, mode="r+").create_group("other")
     session.amend()
     ref.write_text(json.dumps({"snapshot": lineage[0]}))
+    with pytest.raises(ConflictError, match="written to here"):
+        repo.import_icechunk(source, branches=["main"])
+    session = repo.writable_session("main")
+    session.amend(metadata={"icechunk-snapshot": lineage[2]})  # as earlier versions have it
     with pytest.raises(ConflictError, match="changed since"):
         repo.import_icechunk(source, branches=["main"])
 
