@@ -1747,7 +1747,7 @@ class Repository:
     def clone(
         self,
         dest: str | os.PathLike[str] | Storage,
-        history: Literal["all", "head"] = "all",
+        history: Literal["all", "head"] | None = None,
         branches: Iterable[str] | None = None,
         *,
         storage_options: Mapping[str, object] | None = None,
@@ -1772,10 +1772,11 @@ class Repository:
         ----------
         dest : str, path or Storage
             Where to: an empty place, or a clone of this repository, finished or not.
-        history : {"all", "head"}
-            How much history a branch gets that the clone does not have yet: all of it, or only the
-            head, as if the snapshots before had expired. A branch that the clone has gets all
-            commits since.
+        history : {"all", "head"}, optional
+            How much history a branch gets that the clone does not have yet: all of it, the default,
+            or only the head, as if the snapshots before had expired. A branch that the clone has
+            gets all commits since. Commits before are never added: `"all"` is an error if the
+            branch begins later there than here.
         branches : iterable of str, optional
             Which branches, `main` among them; by default all, and all tags. Otherwise those tags
             come along that are in the history of these branches.
@@ -1792,7 +1793,8 @@ class Repository:
             If there is anything else at the other place.
         ConflictError
             If a branch or a tag of the clone is not where it was here at any time, or others
-            change the clone meanwhile.
+            change the clone meanwhile. If `history="all"` and the clone has a branch without its
+            older snapshots.
         CorruptObjectError
             If an object is missing or damaged; it names the object.
         MissingChunkError

@@ -229,6 +229,12 @@ def test_only_the_heads(whole: MemoryStorage) -> None:
     assert line(clone, "fourth") == line(source, "main")[:1]
     clone.garbage_collect(NOW)
     assert clone.verify().problems == ()
+    begins = line(source, "main")[2]
+    with pytest.raises(ConflictError, match=f"'main' of .* begins at {begins}, .* older snapshots"):
+        source.clone(place, "all", ["main"])
+    fill(source, 26)
+    assert source.clone(place).snapshots == 1
+    assert line(clone, "main") == line(source, "main")[:4]
 
 
 def test_some_branches(small: MemoryStorage) -> None:

@@ -30,7 +30,12 @@ _Dest = Annotated[
     typer.Argument(help="Where to: an empty place, or a clone made before.", show_default=False),
 ]
 _History = Annotated[
-    str, typer.Option("--history", help="all, or only the head of each branch that is new there.")
+    str | None,
+    typer.Option(
+        "--history",
+        help="all, or only the head of each branch that is new there.",
+        show_default="all",
+    ),
 ]
 _Branches = Annotated[
     list[str] | None,
@@ -47,7 +52,7 @@ _Branches = Annotated[
 def run(
     url: Url,
     dest: _Dest,
-    history: _History = "all",
+    history: _History = None,
     branch: _Branches = None,
     as_json: Json = False,
     option: Options = None,

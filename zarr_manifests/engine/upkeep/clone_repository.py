@@ -74,7 +74,7 @@ _MOST_LEASES: Final = 16
 def clone(
     context: Context,
     storage: Storage,
-    history: str,
+    history: str | None,
     branches: Iterable[str] | None,
     progress: Callable[[str, int], None],
 ) -> CloneReport:
@@ -91,14 +91,14 @@ def clone(
     CorruptObjectError
         If an object is damaged or missing.
     """
-    if history not in ("all", "head"):
-        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'head'")
+    if history not in (None, "all", "head"):
+        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'head', or nothing")
     _check_apart(context.storage, storage)
     names = _names(branches)
     for _ in range(_TRIES):
         whole = context.roots.whole(context.roots.read().root)
         try:
-            return _Clone(context, whole, storage, history == "all", names, progress).run()
+            return _Clone(context, whole, storage, history, names, progress).run()
         except (SnapshotExpiredError, _OvertakenError):
             continue  # before it was leased; or another clone has made the root
         except (CorruptObjectError, MissingChunkError) as error:
@@ -263,7 +263,7 @@ class _Clone:
     context: Context
     source: Root
     storage: Storage
-    all_of_it: bool
+    history: str | None
     names: frozenset[str] | None
     progress: Callable[[str, int], None]
     place: _Destination = field(init=False)
@@ -271,6 +271,11 @@ class _Clone:
     tips: dict[str, Branch] = field(init=False)
     _known: set[str] | None = None
     _here: set[str] | None = None
+
+    @property
+    def all_of_it(self) -> bool:
+        """Whether branches that are new to the clone get all of their history."""
+        return self.history != "head"
 
     def run(self) -> CloneReport:
         """Copy what is not there, then write the root."""
@@ -333,10 +338,24 @@ class _Clone:
                 f"of this branch here{cut}. Clone to an empty place, or move the clone's branch by "
                 f"reset_branch({name!r}, ...), which drops its own commits"
             )
+        if self.history == "all":
+            self._check_depth(name, tip, mine)
         index, floor = tip.index or mine.index, self._floor(mine)
         if tip.floor is not None and self._has(tip.floor, mine, due):
             floor = tip.floor
         return replace(tip, epoch=mine.epoch, floor=floor, index=index)
+
+    def _check_depth(self, name: str, tip: Branch, mine: Branch) -> None:
+        """Refuse to say that a branch has all its history in the clone if it begins later there."""
+        line = [ref.key for ref, _ in ages(self.context, tip.head, tip.floor)]
+        there = None if mine.floor is None else snapshot_key(mine.floor)
+        if there in line[:-1]:
+            raise ConflictError(
+                f"branch {name!r} of {self.storage.url} begins at {mine.floor}, and here there are "
+                f"{len(line) - 1 - line.index(there)} older snapshots, which a clone does not get "
+                "later: clone to an empty place. To bring only what is new, do not say "
+                "history='all'"
+            )
 
     def _has(self, snapshot_id: str, mine: Branch, due: Mapping[str, BlobRef]) -> bool:
         """Whether the snapshot will be in the history of the clone's branch."""
