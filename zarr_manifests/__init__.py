@@ -6,6 +6,7 @@ Names are imported when they are used: `import zarr_manifests` alone loads neith
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,7 +134,22 @@ _HOMES: Final = {
 """The modules of names that are not in `reports`."""
 
 
+def _accessor(vds: Any) -> Any:
+    from zarr_manifests.xarray.accessor import VirtualAccessor
+
+    return VirtualAccessor(vds)
+
+
+def _offer_accessor() -> None:
+    """Register `vds.zm` if xarray is imported, which this does not do."""
+    xr: Any = sys.modules.get("xarray")
+    if hasattr(xr, "register_datatree_accessor") and not hasattr(xr.Dataset, "zm"):
+        for register in (xr.register_dataset_accessor, xr.register_datatree_accessor):
+            register("zm")(_accessor)
+
+
 def __getattr__(name: str) -> Any:
+    _offer_accessor()
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
@@ -145,3 +161,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
+
+
+_offer_accessor()

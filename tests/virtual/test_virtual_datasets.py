@@ -16,7 +16,6 @@ from virtualizarr.manifests import ChunkManifest, ManifestArray
 from virtualizarr.parsers import HDFParser, NetCDF3Parser
 
 import zarr_manifests as zm
-import zarr_manifests.xarray  # registers `vds.zm`
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -102,6 +101,19 @@ def test_a_dataset_writes_itself(repo: zm.Repository, tmp_path: Path) -> None:
     tree = xr.DataTree.from_dict({"/more": opened(days[1])})
     tree.zm.write(repo, group="tree")
     assert read(repo, "tree/more").equals(read(repo).isel(time=slice(HOURS, None)))
+
+
+def test_datasets_offer_to_write_themselves_without_another_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in (xr.Dataset, xr.DataTree):
+        monkeypatch.delattr(kind, "zm")
+    monkeypatch.delattr(zm, "Repository", raising=False)
+    place = "memory://offered"
+    repo = zm.Repository.create(place)
+    xr.Dataset({"a": ("x", [1])}).zm.write(repo, message="one")
+    xr.DataTree(xr.Dataset({"b": ("x", [2])})).zm.write(repo, group="b", message="another")
+    assert [info.message for info in repo.ancestry()][:2] == ["another", "one"]
 
 
 def test_days_are_appended_one_by_one(repo: zm.Repository, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`vds.zm` of datasets and trees: writes a virtual dataset without naming a function.
 
-Importing `zarr_manifests.xarray` registers it; so does the first `zm.write` or `zm.virtual.write`.
+`zarr_manifests` registers it where xarray was imported before, and otherwise once a name of the
+package is used. Importing this module does in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class VirtualAccessor:
 
     Examples
     --------
-    >>> import xarray as xr, zarr_manifests as zm, zarr_manifests.xarray
+    >>> import xarray as xr, zarr_manifests as zm
     >>> repo = zm.Repository.create("memory://accessor-example")
     >>> snapshot_id = xr.Dataset({"a": ("x", [1, 2])}).zm.write(repo, message="two values")
     >>> next(repo.ancestry()).message
