@@ -32,9 +32,11 @@ docs: setup  ## build the documentation's site into site/, strictly, as CI does 
 package: setup  ## build wheel and sdist, and try them in empty environments, as CI does after make docs
 	@.ci/try-package
 
-servers: setup  ## run the tests of each server of object stores, as CI does after make package
+servers: setup  ## run the tests of each server of object stores and of other readers of Zarr, as CI does
 	@.ci/setup-servers
-	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage
+	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
+	    --constraint .ci/constraints.txt --group readers
+	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage tests/serving
 
 spark: setup  ## run the tests that start Spark, as CI does after make servers
 	.venv/bin/pytest -m spark $(ALL)

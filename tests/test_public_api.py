@@ -26,6 +26,7 @@ PUBLIC = [
     "zarr_manifests.xarray",
     "zarr_manifests.spark",
     "zarr_manifests.spark.maintenance",
+    "zarr_manifests.serving",
     "zarr_manifests.config",
     "zarr_manifests.metrics",
     "zarr_manifests.errors",

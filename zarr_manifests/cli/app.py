@@ -28,6 +28,7 @@ from zarr_manifests.cli import (
     log,
     maintain,
     ref_commands,
+    serve,
     show,
     tree,
 )
@@ -102,6 +103,7 @@ _VERBS: Final[dict[str, dict[str, Callable[..., None]]]] = {
         "info": info.run,
         "du": du.run,
         "ops": maintain.run_ops,
+        "serve": serve.run,
         "explain": layout.run_explain,
         "plan": layout.run_plan,
     },

@@ -9,18 +9,18 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED, consolidated
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
@@ -43,7 +43,6 @@ __all__ = ["DEFAULT_KEYS", "SnapshotSource"]
 DEFAULT_KEYS: Final = ChunkKeys("default", "/")
 """The usual names of chunks in Zarr v3."""
 
-_V2_CONSOLIDATED: Final = ".zmetadata"
 _GAP_BYTES: Final = 64 * 1024
 _WINDOW_BYTES: Final = 32 * 1024**2
 _BATCH_BYTES: Final = 16 * 1024**2
@@ -131,30 +130,9 @@ class SnapshotSource:
         # Documents that the one beside them hides are entries of their own.
         hidden = [node for node in self.nodes if _is_hidden(node)]
         found |= dict(chain.from_iterable(self._batches(hidden, {}, _none)))
-        found |= self._consolidated()
+        nodes = {node.path: node for node in self.nodes}
+        found |= {self.relative(key): document for key, document in consolidated(nodes)}
         return dict(sorted(found.items(), key=_members_first))
-
-    def _consolidated(self) -> dict[str, bytes]:
-        """The documents of groups that hold consolidated metadata, by key."""
-        v3 = {n.path: n for n in self.nodes if V3_DOCUMENT in n.documents}
-        v2 = {n.path: n for n in self.nodes if n.documents and V3_DOCUMENT not in n.documents}
-        found: dict[str, bytes] = {}
-        for path, members in _members(v3).items():
-            metadata = {member[len(directory(path)) :]: _in_group(v3[member]) for member in members}
-            whole = {
-                **json.loads(v3[path].documents[V3_DOCUMENT]),
-                "consolidated_metadata": _inline(dict(sorted(metadata.items()))),
-            }
-            found[self.relative(join(path, V3_DOCUMENT))] = json.dumps(whole).encode()
-        for path, members in _members(v2).items():
-            documents = {
-                join(member, name)[len(directory(path)) :]: json.loads(document)
-                for member in (path, *members)
-                for name, document in v2[member].documents.items()
-            }
-            whole = {"zarr_consolidated_format": 1, "metadata": dict(sorted(documents.items()))}
-            found[self.relative(join(path, _V2_CONSOLIDATED))] = json.dumps(whole).encode()
-        return found
 
     # --- chunks ------------------------------------------------------------------------------
 
@@ -227,34 +205,11 @@ class SnapshotSource:
 
 
 def _is_hidden(node: Node) -> bool:
-    return node.kind is NodeKind.OPAQUE and split(node.path)[1] in (*DOCUMENTS, _V2_CONSOLIDATED)
+    return node.kind is NodeKind.OPAQUE and split(node.path)[1] in (*DOCUMENTS, V2_CONSOLIDATED)
 
 
 def _none(chunks: int, nbytes: int) -> None:
     """Nothing is there already."""
-
-
-def _members(nodes: Mapping[str, Node]) -> dict[str, list[str]]:
-    """By path of each group, the paths below it that one finds from group to group."""
-    found: dict[str, list[str]] = {p: [] for p, n in nodes.items() if n.kind is NodeKind.GROUP}
-    for path in nodes:
-        above = path
-        while above:
-            above = split(above)[0]
-            if above not in found:
-                break
-            found[above].append(path)
-    return found
-
-
-def _in_group(node: Node) -> Any:
-    """A document as consolidated metadata holds it."""
-    fields = json.loads(node.documents[V3_DOCUMENT])
-    return fields if node.array is not None else {**fields, "consolidated_metadata": _inline({})}
-
-
-def _inline(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": "inline", "must_understand": False, "metadata": metadata}
 
 
 def _members_first(entry: tuple[str, bytes]) -> tuple[int, bool, str]:

@@ -471,8 +471,11 @@ class SessionView:
         for coords in table.coords().tolist() if table is not None else ():
             yield join(node.path, meta.chunk_keys.encode(tuple(coords)))
 
-    def children(self, prefix: str) -> set[str]:
-        """The next segments of all keys below `prefix`, which ends with / or is empty."""
+    def children(self, prefix: str, *, chunks: bool = True) -> set[str]:
+        """The next segments of all keys below `prefix`, which ends with / or is empty.
+
+        Without `chunks`, the keys of chunks are left out.
+        """
         found: set[str] = set()
         for start in (prefix, OPAQUE + prefix):
             found.update(p[len(start) :] for p in self._paths_in(start) if self.node(p))
@@ -483,7 +486,7 @@ class SessionView:
         for node in self.above(prefix) if prefix else filter(None, [self.node("")]):
             if directory(node.path) == prefix:
                 found.update(node.documents)
-            if node.array is not None:
+            if chunks and node.array is not None:
                 for key in self.chunk_keys(node, node.array):
                     if key.startswith(prefix):
                         found.add(key[len(prefix) :].partition("/")[0])

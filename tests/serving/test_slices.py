@@ -1,0 +1,182 @@
+"""Slices: the values are those of the array, of bounded size however large it is."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zarr_manifests as zm
+from served import get, serving
+from zarr_manifests.serving import slices
+from zarr_manifests.serving.slices import axes_of
+
+
+@pytest.fixture(scope="module")
+def url_of_two(ds: xr.Dataset) -> Iterator[str]:
+    repo = zm.Repository.create("memory://served-slices-two")
+    with repo.transaction(message="format 2") as store:
+        ds.to_zarr(store, zarr_format=2, consolidated=False)
+    with serving(repo) as found:
+        yield found
+
+
+def fetched(url: str, path: str) -> tuple[Any, np.ndarray]:
+    answer = get(url, path)
+    assert answer.status == 200, answer.text
+    (length,) = struct.unpack("<I", answer.body[:4])
+    assert length % 4 == 0
+    header = json.loads(answer.body[4 : 4 + length])
+    values = np.frombuffer(answer.body[4 + length :], "<f4").reshape(header["shape"])
+    return header, values
+
+
+@pytest.fixture(scope="module")
+def ds() -> xr.Dataset:
+    values = np.random.default_rng(5).normal(280, 10, (3, 40, 600)).round(2)
+    values[0, :5, :7] = np.nan
+    return xr.Dataset(
+        {"t": (("time", "lat", "lon"), values, {"units": "K", "long_name": "temperature"})},
+        {
+            "time": np.array(["2026-01-01", "2026-01-02", "2026-01-03T12:00"], "datetime64[ns]"),
+            "lat": ("lat", np.linspace(-60, 60, 40), {"units": "degrees_north"}),
+            "lon": ("lon", np.arange(600.0)),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def url(ds: xr.Dataset) -> Iterator[str]:
+    repo = zm.Repository.create("memory://served-slices")
+    packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
+    repeated = {"chunks": (1, 10, 128)}
+    zm.write(ds, repo, message="packed", encoding={"t": packed | repeated})
+    zm.write(ds, repo, message="floats", group="plain", encoding={"t": repeated})
+    with repo.transaction(message="others") as store:
+        root = zarr.open_group(store)
+        root.create_array("number", shape=(), dtype="f4")[...] = 3
+        root.create_array("words", shape=(2,), dtype="U3")
+        root.create_array("wide", shape=(2_000_000,), chunks=(100,), dtype="u1", fill_value=9)
+        root.create_array("huge", shape=(20_000, 20_000), chunks=(20_000, 20_000), dtype="f8")
+    with serving(repo) as found:
+        yield found
+
+
+@pytest.mark.parametrize("group", ["", "plain/", "format 2"])
+def test_values_and_coordinates_are_those_that_xarray_reads(
+    url: str, url_of_two: str, ds: xr.Dataset, group: str
+) -> None:
+    if group == "format 2":
+        url, group = url_of_two, ""
+    header, values = fetched(url, f"/slice/main/{group}t?index=0,:,100:500")
+    np.testing.assert_allclose(values, ds.t[0, :, 100:500], rtol=1e-6)
+    assert header["minimum"] == pytest.approx(float(ds.t[0, :, 100:500].min()), rel=1e-6)
+    assert (header["units"], header["long_name"]) == ("K", "temperature")
+    assert [axis["name"] for axis in header["axes"]] == ["lat", "lon"]
+    assert header["axes"][0]["values"] == pytest.approx(ds.lat.values)
+    assert header["axes"][0]["units"] == "degrees_north"
+    assert header["axes"][1]["values"] == list(range(100, 500))
+    header, values = fetched(url, f"/slice/main/{group}t?index=:,3,-1")
+    np.testing.assert_allclose(values, ds.t[:, 3, -1], rtol=1e-6)
+    assert header["axes"][0]["values"] == [
+        "2026-01-01T00:00:00",
+        "2026-01-02T00:00:00",
+        "2026-01-03T12:00:00",
+    ]
+    assert header["at"] == [None, 3, 599]
+
+
+def test_without_an_index_it_is_the_last_two_axes(url: str, ds: xr.Dataset) -> None:
+    header, values = fetched(url, "/slice/main/t")
+    assert header["missing"] == 5 * 4, "every second of seven columns"
+    assert header["shape"] == [40, 300]
+    assert [(axis["start"], axis["step"]) for axis in header["axes"]] == [(0, 1), (0, 2)]
+    np.testing.assert_allclose(values, ds.t[0, :, ::2], rtol=1e-6)
+
+
+def test_slices_of_other_arrays(url: str) -> None:
+    header, values = fetched(url, "/slice/main/number")
+    assert (header["shape"], values[()]) == ([], 3)
+    header, values = fetched(url, "/slice/main/wide?index=:")
+    assert header["shape"][0] <= slices.MOST_CHUNKS
+    assert header["axes"][0]["step"] >= 2_000_000 / slices.MOST_VALUES
+    assert {*values.tolist()} == {9}
+
+
+def test_at_most_so_many_values_and_chunks_are_read(
+    url: str, monkeypatch: pytest.MonkeyPatch, ds: xr.Dataset
+) -> None:
+    monkeypatch.setattr(slices, "MOST_CHUNKS", 4)
+    header, values = fetched(url, "/slice/main/t?index=1,:,:")
+    steps = [axis["step"] for axis in header["axes"]]
+    np.testing.assert_allclose(values, ds.t[1, :: steps[0], :: steps[1]], rtol=1e-6)
+    read = [
+        len({i // c for i in range(0, n, s)})
+        for n, c, s in zip((40, 600), (10, 128), steps, strict=True)
+    ]
+    assert np.prod(read) <= 4
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("t?index=0,0", 400),
+        ("t?index=:,:,:", 400),
+        ("t?index=9,:,:", 400),
+        ("t?index=0,::0,:", 400),
+        ("t?index=0,::-1,:", 400),
+        ("t?index=0,x,:", 400),
+        ("t?index=" + "9" * 400 + ",:,:", 400),
+        ("words", 400),
+        ("huge?index=0,:", 400),
+        ("nothing", 404),
+        ("..%2f..", 404),
+    ],
+)
+def test_what_is_no_slice_is_refused(url: str, query: str, status: int) -> None:
+    assert get(url, f"/slice/main/{query}").status == status
+    assert get(url, f"/slice/gone/{query}").status == 410
+
+
+def test_a_slice_of_an_id_is_kept_for_ever(url: str) -> None:
+    repo = zm.Repository.open("memory://served-slices")
+    answer = get(url, f"/slice/{repo.resolve('main')}/t")
+    assert answer.headers["cache-control"] == "max-age=31536000, immutable"
+    again = get(url, "/slice/main/t", If_None_Match=answer.headers["etag"])
+    assert again.status == 304
+    assert get(url, "/slice/main/t").headers["cache-control"] == "no-cache"
+
+
+_BOUND = st.one_of(st.none(), st.integers(-12, 12))
+
+
+@pytest.mark.hypothesis
+@given(
+    size=st.integers(0, 9),
+    chunk=st.integers(1, 4),
+    start=_BOUND,
+    stop=_BOUND,
+    more=st.integers(1, 3),
+)
+def test_an_axis_has_the_cells_of_a_slice(
+    size: int, chunk: int, start: int | None, stop: int | None, more: int
+) -> None:
+    text = f"{'' if start is None else start}:{'' if stop is None else stop}:{more}"
+    (axis,) = axes_of(text, [size])
+    cells = np.arange(size)
+    expected = cells[slice(start, stop, more)]
+    out = np.full(axis.count, -1)
+    parts = list(axis.parts(chunk))
+    for to, where in parts:
+        out[to] = cells[where]
+        assert len({*(cells[where] // chunk)}) == 1
+    np.testing.assert_array_equal(out, expected)
+    assert len(parts) == axis.chunks(chunk) == len({*(expected // chunk)})

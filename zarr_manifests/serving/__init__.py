@@ -1,0 +1,23 @@
+"""Serving a repository over HTTP: any snapshot as plain Zarr, and pages to look at it.
+
+Invariants: nothing is written; a response about a snapshot's id never changes; a chunk that is
+referenced and cannot be had whole is an error of the server, never "not found"; the memory that
+requests take is bounded, however many there are and however large the chunks.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+for _package in ("starlette", "uvicorn", "jinja2"):
+    if find_spec(_package) is None:
+        raise ImportError(
+            f"zarr_manifests.serving needs {_package}, which is not installed here; "
+            'get all it needs with: pip install "zarr-manifests[serve]"',
+            name=_package,
+        )
+
+from zarr_manifests.serving.application import create_app  # noqa: E402 - after the check above
+from zarr_manifests.serving.server import serve  # noqa: E402
+
+__all__ = ["create_app", "serve"]

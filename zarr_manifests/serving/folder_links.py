@@ -1,0 +1,126 @@
+"""The names right below a path of a snapshot, as a page of links that fsspec reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Final
+
+import numpy as np
+from starlette.exceptions import HTTPException
+
+from zarr_manifests.engine.edit.bulk_chunks import find_chunks
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
+from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.keys import V2_GROUP, ArrayMeta, directory
+from zarr_manifests.plain import plain_text
+from zarr_manifests.serving.served import OpenSnapshot
+
+__all__ = ["folder", "folder_page"]
+
+_MOST_CHUNKS: Final = 100_000
+_UNSAFE: Final = re.compile(r"""[%"'<>&?#\\\x00-\x1f\x7f]""")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+def folder(opened: OpenSnapshot, path: str) -> list[str] | None:
+    """The names right below the path, those of folders with a slash; None if there are none.
+
+    Raises
+    ------
+    HTTPException
+        If too many chunks may be there.
+    """
+    contents, prefix = opened.contents, directory(path)
+    return contents.guarded(lambda: _names(opened, contents, path, prefix))
+
+
+def _names(opened: OpenSnapshot, contents: SessionView, path: str, prefix: str) -> list[str] | None:
+    node = contents.node(path)
+    documents = {} if node is None else dict(node.documents)
+    found = {
+        name
+        if name in documents or contents.node(OPAQUE + prefix + name) is not None
+        else f"{name}/"
+        for name in contents.children(prefix, chunks=False)
+    }
+    root = contents.node("")
+    for around in contents.above(prefix) if prefix else filter(None, [root]):
+        if around.array is not None:
+            rest = prefix[len(directory(around.path)) :]
+            found |= _chunk_names(opened, around, around.array, rest)
+    if V2_GROUP in documents:
+        found.add(V2_CONSOLIDATED)
+    return sorted(found) if found or node is not None or not path else None
+
+
+def _chunk_names(opened: OpenSnapshot, node: Node, meta: ArrayMeta, rest: str) -> set[str]:
+    """The names in a folder of chunks, which is `rest` below the array's path."""
+    at, ndim, lead = rest.split("/")[:-1], len(meta.shape), meta.chunk_keys.kind == "default"
+    refs = opened.session.totals()[node.path].total.refs
+    if not refs:
+        return set()
+    if meta.chunk_keys.separator == "." or not ndim:
+        if at:
+            return set()
+        found = _coords(opened, node, meta.grid, refs)
+        return {meta.chunk_keys.encode(tuple(one)) for one in found.tolist()}
+    if lead and not at:
+        return {"c/"}
+    if lead and at.pop(0) != "c":
+        return set()
+    if len(at) >= ndim or not all(map(_NUMBER.fullmatch, at)):
+        return set()
+    lo = (*map(int, at), *meta.grid.lo[len(at) :])
+    hi = (*(int(one) + 1 for one in at), *meta.grid.hi[len(at) :])
+    if any(end > most for end, most in zip(hi, meta.grid.hi, strict=True)):
+        return set()
+    numbers = np.unique(_coords(opened, node, Box(lo, hi), refs)[:, len(at)]).tolist()
+    last = len(at) + 1 == ndim
+    return {f"{number}" if last else f"{number}/" for number in numbers}
+
+
+def _coords(opened: OpenSnapshot, node: Node, box: Box, refs: int) -> IndexArray:
+    if min(refs, box.size) > _MOST_CHUNKS:
+        raise HTTPException(  # a part of the names would be taken for all
+            501,
+            f"there may be {min(refs, box.size):,} chunks in this folder, and at most "
+            f"{_MOST_CHUNKS:,} are listed; read the array, whose metadata says which there can be",
+        )
+    table = find_chunks(opened.contents, node.path, box, None)[1]
+    return np.empty((0, len(box.lo)), np.int64) if table is None else table.coords()
+
+
+def folder_page(url: str, names: Sequence[str]) -> str:
+    """The page of links.
+
+    Parameters
+    ----------
+    url : str
+        The folder's URL, with a slash at its end.
+    names : sequence of str
+        The names in it.
+    """
+    # Relative links: fsspec puts them below the URL that it asked for, whatever stands before it.
+    links = "\n".join(f'<li><a href="{_link(name)}">{_shown(name)}</a></li>' for name in names)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        f'<base href="{escape(url)}"><title>{_shown(url)}</title></head>\n'
+        f"<body><h1>{_shown(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
+    )
+
+
+def _shown(text: str) -> str:
+    return escape(plain_text(text))
+
+
+def _link(name: str) -> str:
+    """The name as a relative link. Only what would not be part of a path is percent-encoded.
+
+    fsspec takes the other characters as they are, and a link that begins like a URL for one.
+    """
+    text = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    return f"./{text}" if text.startswith("http") or ":" in text else text
