@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
     from zarr_manifests.reports import (
         Amount,
+        Ancestry,
         ArrayShape,
         ArrayStatistics,
         ArrayStats,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Amount",
+    "Ancestry",
     "ArrayShape",
     "ArrayStatistics",
     "ArrayStats",

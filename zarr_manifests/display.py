@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import islice
 from typing import Any, Final
 
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
-from zarr_manifests.plain import plain_text
+from zarr_manifests.markup import facts as fact_table
+from zarr_manifests.markup import folded, page, table
 from zarr_manifests.records import dataclass
 
 __all__ = ["Row", "fields_of", "hierarchy", "html_page"]
 
 _SHOWN_ROWS: Final = 500
-_CELL: Final = "text-align:left;padding:0 1em 0 0;white-space:pre-wrap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,7 @@ def html_page(
     nodes : mapping of str to Node, optional
         The nodes by path.
     """
-    parts = [f"<div><strong>{escape(title)}</strong>"]
-    parts.append(_table(facts))
+    parts = [fact_table(facts)]
     if nodes is not None:
         rows = hierarchy(nodes)
         lines = [
@@ -151,27 +149,10 @@ def html_page(
             for r in islice(rows, _SHOWN_ROWS)
         ]
         left = sum(1 for _ in rows)
-        parts.append(_table(lines, ("", "dimensions", "type", "chunk", "units"), mono=True))
-        if left:
-            parts.append(f"<div>... and {left:,} more</div>")
-        if not lines:
-            parts.append("<div>(empty)</div>")
-    parts.append("</div>")
-    return "".join(parts)
-
-
-def _table(
-    lines: Sequence[Sequence[str]], header: Sequence[str] = (), *, mono: bool = False
-) -> str:
-    if not lines:
-        return ""
-    style = "font-family:monospace" if mono else ""
-    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in header)
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td style="{_CELL}">{escape(plain_text(cell))}</td>' for cell in line)
-        + "</tr>"
-        for line in lines
-    )
-    head = f"<thead><tr>{head}</tr></thead>" if head else ""
-    return f'<table style="{style}">{head}<tbody>{body}</tbody></table>'
+        tree = table(
+            lines, ("", "dimensions", "type", "chunk", "units"), mono=True, most=_SHOWN_ROWS
+        )
+        tree += f'<div class="zm-dim">... and {left:,} more</div>' if left else ""
+        tree = tree or '<div class="zm-dim">(empty)</div>'
+        parts.append(folded("groups and arrays", tree, is_open=True))
+    return page(title, *parts)

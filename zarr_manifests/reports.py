@@ -7,24 +7,27 @@ flat list of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field
 from datetime import UTC, datetime
 from enum import StrEnum
 from html import escape
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import Conflict, InvalidArgumentError
+from zarr_manifests.errors import Conflict, InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
+from zarr_manifests.markup import cell, facts, folded, page, report, table
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.layout.sets import Overflow
 from zarr_manifests.planning.tables.sums import Tally
@@ -34,6 +37,7 @@ from zarr_manifests.records import dataclass
 
 __all__ = [
     "Amount",
+    "Ancestry",
     "ArrayPlace",
     "ArrayShape",
     "ArrayStatistics",
@@ -77,9 +81,11 @@ __all__ = [
 ]
 
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
-_COLORS = ("#dfe6ea", "#7fb2cb", "#1f77a4")
+_COLORS = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
 
 _SHOWN_CHUNKS: Final = 4
+_SHOWN_COMMITS: Final = 1000
+_GRAPH_ROWS: Final = 60
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
@@ -206,6 +212,68 @@ class SnapshotInfo:
         shown = (f"{name}={getattr(self, name)!r}" for name in (*names, "commit_id", "totals"))
         return f"SnapshotInfo({', '.join(shown)})"
 
+    _repr_html_ = report
+
+
+class Ancestry(Iterator[SnapshotInfo]):
+    """The history of a version, newest first: an iterator that a notebook shows as a graph.
+
+    Made by `Repository.ancestry`. What a notebook shows is not taken from the iterator.
+
+    Parameters
+    ----------
+    found : iterator of SnapshotInfo
+        The snapshots.
+    names : callable
+        Names of snapshots by their ids: their branches and tags.
+    ancestry : callable
+        The history of another snapshot, by its id, to show what was merged.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> history = zm.Repository.create("memory://history-example").ancestry()
+    >>> "create repository" in history._repr_html_()
+    True
+    >>> next(history).message
+    'create repository'
+    """
+
+    def __init__(
+        self,
+        found: Iterator[SnapshotInfo],
+        names: Callable[[], Mapping[str, list[str]]],
+        ancestry: Callable[[str], Iterable[SnapshotInfo]],
+    ) -> None:
+        self._found, self._names, self._ancestry = found, names, ancestry
+        self._ahead: deque[SnapshotInfo] = deque()
+
+    def __next__(self) -> SnapshotInfo:
+        return self._ahead.popleft() if self._ahead else next(self._found)
+
+    def __repr__(self) -> str:
+        return "<Ancestry: an iterator of SnapshotInfo, newest first>"
+
+    def _repr_html_(self) -> str:
+        from zarr_manifests.picturing.graph import graph_html
+        from zarr_manifests.picturing.lanes import lanes, lines
+
+        names: Mapping[str, list[str]] = {}
+        with suppress(ManifestsError):  # what is shown to look around must not fail
+            self._ahead.extend(islice(self._found, _SHOWN_COMMITS + 1 - len(self._ahead)))
+            names = self._names()
+        shown = [*islice(self._ahead, _SHOWN_COMMITS)]
+
+        def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
+            with suppress(ManifestsError):
+                yield from shown if snapshot_id == shown[0].id else self._ancestry(snapshot_id)
+
+        found = lines([one.id for one in shown[:1]], ancestry, _SHOWN_COMMITS)
+        graph = graph_html(lanes(found, names, _GRAPH_ROWS))
+        if len(self._ahead) > len(shown):
+            graph += '<div class="zm-dim">... and older ones</div>'
+        return page("History", graph)
+
 
 @dataclass(frozen=True, slots=True)
 class Diff:
@@ -224,6 +292,8 @@ class Diff:
         Of arrays that were made smaller, or whose chunks were moved, though they may have grown
         again since: the shape of the chunk grid, in chunks along each axis, beyond which all chunks
         went. Which these were is not looked up; `chunks` does not have them.
+    grids : mapping of str to tuple of int
+        Of the arrays in `chunks`: the shape of the chunk grid in the later snapshot.
     """
 
     created: tuple[str, ...]
@@ -232,6 +302,7 @@ class Diff:
     chunks: Mapping[str, IndexArray]
     moved: Mapping[str, str] = field(default_factory=dict)
     truncated: Mapping[str, Coords] = field(default_factory=dict)
+    grids: Mapping[str, Coords] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
@@ -239,6 +310,38 @@ class Diff:
 
     def __str__(self) -> str:
         return _listed(self, {path: _chunks_text(at) for path, at in self.chunks.items()})
+
+    _repr_html_ = report
+
+    def plot(self) -> npt.NDArray[np.object_]:
+        """Draw which chunks of each array changed, and return the axes.
+
+        Large grids are folded: a cell then stands for several chunks, and its color says how many
+        of them changed. Where no chunk changed, the picture has what `str` says.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed; it comes with the extra `plot`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://plot-diff-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     air = zarr.create_array(store, name="air", shape=(8, 8), chunks=(2, 2), dtype="i2")
+        ...     air[:] = 1
+        >>> with repo.transaction(message="correct a corner") as store:
+        ...     zarr.open_array(store, path="air")[:2, :2] = 7
+        >>> (axes,) = repo.diff("main~1", "main").plot()
+        >>> axes.get_title(loc="left")
+        '/air: 1 of 16 chunks'
+        """
+        from zarr_manifests.picturing.draw import draw_diff
+
+        counts = [("created", self.created), ("updated", self.updated), ("deleted", self.deleted)]
+        title = "Changed chunks; nodes: " + ", ".join(f"{len(n):,} {name}" for name, n in counts)
+        return draw_diff(title, str(self), self.chunks, self.grids)
 
 
 def _listed(changes: Diff | Status, chunks: Mapping[str, str]) -> str:
@@ -317,6 +420,8 @@ class ValueChanges:
         lines += [f"  {count:,} {what}" for count, what in facts if count]
         return plain_text("\n".join(lines), lines=True)
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayStats:
@@ -353,6 +458,8 @@ class ArrayStats:
     def fraction(self) -> float:
         """How much of the grid is there, from 0 to 1; 1 for an empty grid."""
         return self.initialized_chunks / self.total_chunks if self.total_chunks else 1.0
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -562,6 +669,8 @@ class ArrayUsage:
             counts += [int(rows.sum()), int(table.length[rows].sum())]
         return cls(path, *counts)
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -587,10 +696,18 @@ class Amount:
         """Whether both numbers are."""
         return self.refs_exact and self.nbytes_exact
 
+    def __str__(self) -> str:
+        chunks = f"{'' if self.refs_exact else 'at most '}{self.refs:,} chunks"
+        if self.nbytes is None:
+            return chunks
+        return f"{chunks}, {'' if self.nbytes_exact else 'at most '}{self.nbytes:,} bytes"
+
     @classmethod
     def of(cls, tally: Tally) -> Amount:
         """The amount that the tally says."""
         return cls(tally.chunks, tally.nbytes, tally.chunks_exact, tally.nbytes_exact)
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,6 +732,8 @@ class ArrayTotals:
     def exact(self) -> bool:
         """Whether all numbers are."""
         return self.total.exact and self.delta.exact
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -651,6 +770,8 @@ class Totals:
         """Whether all numbers are."""
         return self.total.exact and self.delta.exact
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -677,6 +798,25 @@ class Usage:
     def nbytes(self) -> int:
         """Bytes of all arrays' chunks."""
         return sum(array.nbytes for array in self.arrays)
+
+    def _repr_html_(self) -> str:
+        from zarr_manifests.picturing.graph import graph_html
+        from zarr_manifests.picturing.lanes import lanes
+
+        sums = facts([("chunks", f"{self.chunks:,}"), ("bytes", cell("nbytes", self.nbytes))])
+        lines = []
+        for one in self.arrays:
+            kinds = one.inline_chunks, one.native_chunks, one.virtual_chunks
+            counts = [f"{count:,}" for count in (one.chunks, *kinds)]
+            lines.append((one.path, cell("nbytes", one.nbytes), *counts))
+        arrays = table(lines, ("", "bytes", "chunks", "inline", "native", "virtual"))
+        history = lanes([self.snapshots] if self.snapshots else [], {}, _GRAPH_ROWS)
+        return page(
+            "Usage",
+            sums,
+            folded(f"arrays ({len(self.arrays):,})", arrays, is_open=True),
+            folded(f"snapshots ({len(self.snapshots):,})", graph_html(history)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -709,6 +849,8 @@ class Status:
 
     def __str__(self) -> str:
         return _listed(self, {path: f"{n} chunks" for path, n in self.chunks.items()})
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -759,6 +901,8 @@ class MergeReport:
             return "\n".join([plain_text(first), *places])
         return plain_text(f"{would} {count} of {self.source} to {self.into}, {how}")
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
@@ -792,6 +936,8 @@ class CompactionReport:
     refs_merged: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -837,6 +983,8 @@ class RepackReport:
     def dead_nbytes(self) -> int:
         """Bytes of the packs that nothing of the head refers to, and that become garbage."""
         return self.packs_nbytes - self.chunks_nbytes
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -899,6 +1047,8 @@ class RewriteReport:
         shapes = [("chunks", self.chunks), ("shards", self.shards)]
         return [(name, pair) for name, pair in shapes if pair[0] != pair[1]]
 
+    _repr_html_ = report
+
 
 def _shape(shape: Coords | None) -> str:
     return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
@@ -922,6 +1072,8 @@ class IndexReport:
     indexed: int
     read_bytes: int
     written_bytes: int
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -953,6 +1105,8 @@ class ArrayStatistics:
         """Whether all its chunks have statistics."""
         return not self.skipped and self.known + self.measured == self.chunks
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class StatisticsReport:
@@ -979,6 +1133,8 @@ class StatisticsReport:
         """Chunks that were measured now."""
         return sum(one.measured for one in self.arrays)
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlace:
@@ -1004,6 +1160,8 @@ class ManifestPlace:
     nbytes: int
     arrays: int
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class LeafPlace:
@@ -1013,6 +1171,8 @@ class LeafPlace:
     hi: Coords
     refs: int
     manifest: int
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1055,6 +1215,8 @@ class ArrayPlace:
         """Positions of the manifests with leaves of it, each once."""
         return tuple(sorted({leaf.manifest for leaf in self.leaves}))
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
@@ -1062,6 +1224,8 @@ class ReadCost:
 
     requests: int
     nbytes: int
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1082,6 +1246,8 @@ class ReadCosts:
     opening: ReadCost
     coordinates: ReadCost
     last_step: ReadCost
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1104,6 +1270,8 @@ class ManifestLayout:
     manifests: tuple[ManifestPlace, ...]
     arrays: tuple[ArrayPlace, ...]
     costs: ReadCosts | None = None
+
+    _repr_html_ = report
 
 
 class PreloadState(StrEnum):
@@ -1140,6 +1308,8 @@ class PreloadedManifest:
     state: PreloadState
     why: str = ""
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class PreloadReport:
@@ -1168,6 +1338,8 @@ class PreloadReport:
         """Bytes of what was fetched."""
         return sum(one.nbytes for one in self.of(PreloadState.FETCHED))
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class ExpiryReport:
@@ -1192,6 +1364,8 @@ class ExpiryReport:
     def snapshots(self) -> tuple[str, ...]:
         """Ids of all snapshots that have left the history of some branch, each once."""
         return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1245,6 +1419,8 @@ class ExportReport:
             )
         return "\n".join(map(plain_text, lines))
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class CollectionReport:
@@ -1287,6 +1463,8 @@ class CollectionReport:
         """Bytes of all of them."""
         return sum(self.nbytes.values())
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -1297,6 +1475,8 @@ class Problem:
 
     def __str__(self) -> str:
         return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1329,6 +1509,8 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1370,6 +1552,8 @@ class CloneReport:
     skipped: int = 0
     chunks: int = 0
     virtual: int = 0
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1423,6 +1607,8 @@ class LoggedOperation:
             before,
         )
 
+    _repr_html_ = report
+
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
@@ -1443,6 +1629,8 @@ class RestoreReport:
     branches: dict[str, tuple[str | None, str | None]]
     tags: dict[str, tuple[str | None, str | None]]
     dry_run: bool = False
+
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
@@ -1473,3 +1661,5 @@ class RecoveryReport:
     perhaps_lost: range
     skipped: dict[int, str]
     dry_run: bool = False
+
+    _repr_html_ = report

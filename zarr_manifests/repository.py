@@ -13,7 +13,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -44,6 +44,7 @@ from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
+    SnapshotExpiredError,
 )
 from zarr_manifests.keys import directory
 from zarr_manifests.metrics import Metrics
@@ -51,6 +52,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.reports import (
+    Ancestry,
     ArrayStats,
     CellChanges,
     Change,
@@ -86,15 +88,19 @@ from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from zarr_manifests.commits import SessionCommits
+    from zarr_manifests.picturing.lanes import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
     from zarr_manifests.virtual.references import References
 
-__all__ = ["Repository", "repository_of"]
+__all__ = ["Repository", "graph_of", "repository_of"]
 
 type Progress = Callable[[str, int], None]
 
 _SHOWN_REFS: Final = 20
+_DRAWN_ROWS: Final = 40
 
 
 class Repository:
@@ -655,8 +661,10 @@ class Repository:
         tag: str | None = None,
         snapshot_id: str | None = None,
         limit: int | None = None,
-    ) -> Iterator[SnapshotInfo]:
+    ) -> Ancestry:
         """The history of a branch, tag or snapshot, newest first; of `main` if none is given.
+
+        It is an iterator; on the last line of a cell, a notebook shows it as a graph.
 
         Parameters
         ----------
@@ -678,7 +686,46 @@ class Repository:
         ['make air']
         """
         found = self._refs.history(Point(version, branch, tag, snapshot_id), limit)
-        return itertools.starmap(SnapshotInfo, found)
+        snapshots = itertools.starmap(SnapshotInfo, found)
+
+        def merged(source: str) -> Ancestry:
+            return self.ancestry(snapshot_id=source)
+
+        return Ancestry(snapshots, self._names, merged)
+
+    def plot_history(self) -> Axes:
+        """Draw the history of all branches and tags as a graph, newest first; return the axes.
+
+        Long runs of commits without a branch, tag or merge in between are folded into one row. Of
+        each branch the newest 1,000 commits are looked at.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed; it comes with the extra `plot`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://plot-history-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> axes = repo.plot_history()
+        >>> axes.figure.savefig("history.png")  # doctest: +SKIP
+        """
+        from zarr_manifests.picturing.draw import draw_history
+
+        return draw_history(graph_of(self, rows=_DRAWN_ROWS))
+
+    def _names(self) -> dict[str, list[str]]:
+        """The branches and tags at each snapshot, by its id; `main` first."""
+        names: dict[str, list[str]] = {}
+        refs = sorted(self.list_branches().items(), key=lambda ref: ref[0] != DEFAULT_BRANCH)
+        for name, snapshot_id in refs:
+            names.setdefault(snapshot_id, []).append(name)
+        for name, snapshot_id in self.list_tags().items():
+            names.setdefault(snapshot_id, []).append(f"tag {name}")
+        return names
 
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff:
         """What changed after the version `start` up to the version `end`; `print` shows it.
@@ -2237,6 +2284,31 @@ def repository_of(
         authorize=authorize,
         storage_options=storage_options,
     )
+
+
+def graph_of(
+    repository: Repository, *, rows: int = 60, limit: int = 1000
+) -> tuple[GraphRow[SnapshotInfo], ...]:
+    """The graph of the history of all branches and tags, for the rest of the package.
+
+    Parameters
+    ----------
+    repository : Repository
+        Whose.
+    rows : int
+        At most so many rows; older commits are folded to fit.
+    limit : int
+        At most so many commits of a branch.
+    """
+    from zarr_manifests.picturing.lanes import lanes, lines
+
+    names = repository._names()
+
+    def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
+        with suppress(SnapshotExpiredError):  # of something that was merged
+            yield from repository.ancestry(snapshot_id=snapshot_id, limit=limit)
+
+    return lanes(lines(names, ancestry, limit), names, rows)
 
 
 def _reopen(

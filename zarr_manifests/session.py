@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,7 @@ from zarr_manifests.store import ManifestStore, freeze_store
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
+    from zarr_manifests.picturing.chunk_map import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
 
 __all__ = [
@@ -63,8 +64,11 @@ __all__ = [
     "PreloadReport",
     "Session",
     "Status",
+    "chunk_map_of",
     "commits_of",
 ]
+
+_SHOWN_LINES: Final = 10
 
 
 class Fork:
@@ -132,7 +136,11 @@ class Session:
             ("mode", "read-only" if self.read_only else f"writable on branch {self.branch!r}"),
         ]
         if not self.read_only:
-            facts.append(("changes", str(self.status())))
+            lines = str(self.status()).split("\n")
+            names = ["changes", *[""] * (_SHOWN_LINES - 1)]
+            facts += zip(names, lines, strict=False)
+            if len(lines) > _SHOWN_LINES:
+                facts.append(("", f"... and {len(lines) - _SHOWN_LINES:,} more"))
         return html_page("Session", facts, self._contents.nodes())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -1022,6 +1030,45 @@ class Session:
             decode_times=decode_times,
         )
 
+    def plot_chunks(self, path: str) -> npt.NDArray[np.object_]:
+        """Draw which chunks of an array exist, how large they are and when they last changed.
+
+        Large grids are folded: a cell then stands for several chunks. No chunk is read. Times are
+        those of commits; at most 1,000 are looked at, and cells that changed before are grey.
+        Uncommitted changes count as made now.
+
+        Parameters
+        ----------
+        path : str
+            The array.
+
+        Returns
+        -------
+        ndarray of matplotlib.axes.Axes
+            The picture of sizes, and that of times.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        ImportError
+            If matplotlib is not installed; it comes with the extra `plot`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://plot-chunks-example")
+        >>> with repo.transaction(message="fill half") as store:
+        ...     air = zarr.create_array(store, name="air", shape=(8, 8), chunks=(2, 2), dtype="i2")
+        ...     air[:4] = 1
+        >>> sizes, times = repo.readonly_session().plot_chunks("air")
+        >>> sizes.figure.get_suptitle()
+        '/air: 8 of 16 chunks, ...'
+        """
+        from zarr_manifests.picturing.draw import draw_chunks
+
+        return draw_chunks(chunk_map_of(self, path))
+
     def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
         """Which manifests were fetched in the background, and why others were not.
 
@@ -1069,3 +1116,16 @@ def commits_of(session: Session) -> SessionCommits:
         If the session is read-only.
     """
     return session._writable()
+
+
+def chunk_map_of(session: Session, path: str, *, side: int = 96) -> ChunkMap:
+    """The map of an array's chunks, of about `side` x `side` cells, for the rest of the package.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
+    """
+    from zarr_manifests.engine.edit.map_chunks import chunk_map
+
+    return chunk_map(session._contents, path, side)

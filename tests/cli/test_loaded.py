@@ -68,6 +68,7 @@ _FOR_OTHERS = {
     "engine.history.changed_cells": "questions about the history",
     "engine.history.changes_between": "questions about the history",
     "engine.history.compare": "questions about the history",
+    "picturing": "pictures",
     "planning.conflict.decide": "writers",
     "planning.layout.closure": "maintenance",
     "planning.zones.where": "selections by value",

@@ -60,7 +60,7 @@ def run(
     repo = open_at(url, option)
     simple = path is None and since is None
     most = limit + 1 if limit and simple else None  # one more shows whether there are older ones
-    history = repo.ancestry(at, limit=most)
+    history: Iterator[SnapshotInfo] = repo.ancestry(at, limit=most)
     if since is not None:
         history = filter(_comes_after(repo, since), history)
     if path is not None:

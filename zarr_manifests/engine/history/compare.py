@@ -79,13 +79,19 @@ def _difference(
     same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
     moved = moved_paths(old, new)
     same |= moved
+    chunks = _changed_chunks(context, after, deltas)
     return Diff(
         _absolute(new.keys() - set(same.values())),
         _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
         _absolute(old.keys() - same.keys()),
-        _changed_chunks(context, after, deltas),
+        chunks,
         dict(zip(map(absolute, moved), map(absolute, moved.values()), strict=True)),
         _truncated(before, after, deltas),
+        {
+            absolute(path): node.array.grid.shape
+            for path, node in new.items()
+            if node.array is not None and absolute(path) in chunks
+        },
     )
 
 

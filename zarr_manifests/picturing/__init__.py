@@ -1,0 +1,1 @@
+"""Pictures of history, of chunk grids and of differences, from values alone."""

@@ -1,0 +1,262 @@
+"""Pictures by matplotlib: the history, the chunks of an array, and what differs.
+
+Colors can be told apart with any color vision. Each picture has a bounded number of marks, whatever
+the size of what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
+from zarr_manifests.picturing.graph import COLORS, short_id
+from zarr_manifests.picturing.lanes import GraphRow, width_of
+from zarr_manifests.plain import plain_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.colors import Colormap
+
+__all__ = ["draw_chunks", "draw_diff", "draw_history"]
+
+_SIDE: Final = 96
+_MOST_ARRAYS: Final = 6
+_MOST_CHARS: Final = 60
+_MARKERS: Final = {"append": "o", "overwrite": "s", "delete": "X", "metadata": "D", "rewrite": "^"}
+_NOTHING: Final[Any] = {"facecolor": "#eceff1", "edgecolor": "#b4bec5", "hatch": "////"}
+_OLD: Final = "#8a949c"
+_DAY_MS: Final = 86_400_000
+_MINUTE_DAYS: Final = 1 / 1440
+_LANE_INCHES: Final = 0.22
+_TEXT_INCHES: Final = 7.5
+_UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+
+
+def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
+    """Draw the graph of history, newest first, with a line of text for each row."""
+    pyplot = _pyplot("plot_history()")
+    inches = _LANE_INCHES * width_of(rows) + _TEXT_INCHES, 0.29 * len(rows) + 0.9
+    _, axes = pyplot.subplots(figsize=inches, layout="constrained")
+    for at, row in enumerate(rows):
+        for pieces, top in ((row.above, at - 0.5), (row.below, float(at))):
+            for a, b in pieces:
+                axes.plot([a, b], [top, top + 0.5], color=_color(max(a, b)), lw=1.8, zorder=1)
+    for at, row in enumerate(rows):
+        _draw_commit(axes, at, row)
+        _write_row(axes, at, row, width_of(rows))
+    axes.set(xlim=(-0.6, inches[0] / _LANE_INCHES), ylim=(len(rows) - 0.4, -0.6))
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.set_title("History, newest first (times in UTC)", loc="left")
+    kinds = {str(row.commits[0].kind) for row in rows if len(row.commits) == 1}
+    for kind in [kind for kind in _MARKERS if kind in kinds]:
+        axes.scatter([], [], 36, _OLD, marker=_MARKERS[kind], label=kind)
+    if kinds & _MARKERS.keys():
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, 0), ncols=len(_MARKERS), frameon=False, fontsize=9
+        )
+    return axes  # type: ignore[no-any-return]
+
+
+def _draw_commit(axes: Axes, at: int, row: GraphRow[Any]) -> None:
+    color: Any = {"color": _color(row.lane), "zorder": 2}
+    if len(row.commits) > 1:  # beads on the line
+        axes.scatter([row.lane] * 3, at + np.array([-0.22, 0, 0.22]), 9, **color)
+    else:
+        marker = _MARKERS.get(str(row.commits[0].kind), "o")
+        axes.scatter(row.lane, at, 46, marker=marker, edgecolors="white", **color)
+
+
+def _write_row(axes: Axes, at: int, row: GraphRow[Any], width: int) -> None:
+    """Write what the row is about beside the graph."""
+    last = row.commits[-1]
+    text: Any = {"va": "center", "parse_math": False, "fontsize": 9, "in_layout": False}
+
+    def write(points: int, what: str, **more: Any) -> Any:
+        spot: Any = {"xytext": (points, 0), "textcoords": "offset points"}
+        return axes.annotate(what, (width - 0.5, at), **spot, **text, **more)
+
+    if len(row.commits) > 1:
+        count = f"{len(row.commits):,} commits since {last.written_at:%Y-%m-%d %H:%M}"
+        write(172, count, style="italic")
+        return
+    write(4, short_id(last.id), family="monospace")
+    write(68, f"{last.written_at:%Y-%m-%d %H:%M}", color="#5b6b78")
+    names = " ".join(f"[{_short(name, 20)}]" for name in row.names[:3])
+    names += f" and {len(row.names) - 3} more" if len(row.names) > 3 else ""
+    message = _short(last.message, max(_MOST_CHARS - len(names), 12))
+    if names:
+        named = write(172, names, fontweight="bold")
+        axes.annotate(f"  {message}", (1, 0.5), xycoords=named, **text)
+    else:
+        write(172, message)
+
+
+def draw_chunks(chunks: ChunkMap) -> npt.NDArray[np.object_]:
+    """Draw which chunks of an array exist, how large they are, and when they last changed."""
+    pyplot = _pyplot("plot_chunks()")
+    folding, there = chunks.folding, chunks.chunks > 0
+    wide = folding.shape[1] > 2 * folding.shape[0]
+    shape: Any = {"nrows": 2, "figsize": (9, 4.6)} if wide else {"ncols": 2, "figsize": (10.5, 4.4)}
+    figure, axes = pyplot.subplots(**shape, layout="constrained", sharex=True, sharey=True)
+    mean = chunks.nbytes / np.maximum(chunks.chunks, 1)
+    factor, unit = _unit(mean.max(initial=0))
+    sizes = _mesh(axes[0], folding, np.where(there, mean / factor, np.nan), "viridis")
+    if sizes is not None:
+        sizes.set_clim(0, float(mean.max()) / factor or 1)
+        figure.colorbar(sizes, ax=axes[0], label=f"{unit} in a chunk")
+    _draw_changed(figure, axes[1], chunks)
+    count, whole = int(chunks.chunks.sum()), int(folding.whole.sum())
+    stored = int(chunks.nbytes.sum())
+    of_all, name = _unit(stored)
+    size = f"{stored / of_all:,.3g} {name}"
+    title = f"{_short(chunks.path, 40)}: {count:,} of {whole:,} chunks, {size}"
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", parse_math=False)
+    for one, text in zip(axes, ("mean stored size", "last change"), strict=True):
+        one.set_title(text, loc="left", fontsize=10)
+        _label_axes(one, folding, chunks.dimensions)
+    return np.asarray(axes, np.object_)
+
+
+def _draw_changed(figure: Any, axes: Axes, chunks: ChunkMap) -> None:
+    from matplotlib import dates
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    there, known = chunks.chunks > 0, chunks.changed_ms > 0
+    days = np.where(there & known, chunks.changed_ms / _DAY_MS, np.nan)
+    old = np.where(there & ~known, 0.0, np.nan)
+    patches = [Patch(**_NOTHING, label="no chunk")] if not there.all() else []
+    if (there & ~known).any():
+        _mesh(axes, chunks.folding, old, ListedColormap([_OLD]))
+        since = datetime.fromtimestamp(chunks.since_ms / 1000, UTC)
+        patches.append(Patch(facecolor=_OLD, label=f"before {since:%Y-%m-%d}"))
+    mesh = _mesh(axes, chunks.folding, days, "cividis")
+    if mesh is not None and np.isfinite(days).any():
+        first, last = float(np.nanmin(days)), float(np.nanmax(days))
+        if first == last:  # one commit: a range, so that the bar has labels
+            first, last = first - _MINUTE_DAYS, last + _MINUTE_DAYS
+        mesh.set_clim(first, last)
+        kinds: Any = dates  # its classes have no types
+        ticks = kinds.AutoDateLocator(minticks=3, maxticks=8)
+        form = kinds.ConciseDateFormatter(ticks)
+        figure.colorbar(mesh, ax=axes, label="last changed (UTC)", ticks=ticks, format=form)
+    if patches:
+        _explain(axes, patches)
+
+
+def _explain(axes: Axes, patches: Sequence[Any]) -> None:
+    """Say above the picture, at the right, what its patterns mean."""
+    place: Any = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderpad": 0.2}
+    axes.legend(handles=patches, ncols=2, frameon=False, fontsize=9, **place)
+
+
+def draw_diff(
+    title: str, text: str, changed: Mapping[str, IndexArray], grids: Mapping[str, Coords]
+) -> npt.NDArray[np.object_]:
+    """Draw which chunks of each array changed; of many arrays, the six with the most of them.
+
+    Where no chunk has changed, the picture has the text.
+    """
+    pyplot = _pyplot("diff.plot()")
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Patch
+
+    paths = sorted(changed, key=lambda path: (-len(changed[path]), path))
+    shown, more = paths[:_MOST_ARRAYS], len(paths) - _MOST_ARRAYS
+    if not shown:
+        figure, one = pyplot.subplots(figsize=(7, 1.6), layout="constrained")
+        plain = plain_text(text, lines=True)
+        one.text(0, 1, plain, va="top", family="monospace", parse_math=False)
+        one.set_axis_off()
+        return np.array([one], np.object_)
+    columns = min(len(shown), 2)
+    lines = -(-len(shown) // columns)
+    figure, grid = pyplot.subplots(
+        lines,
+        columns,
+        figsize=(5 * columns + 0.8, 2.9 * lines),
+        layout="constrained",
+        squeeze=False,
+    )
+    axes = grid.ravel()
+    for one in axes[len(shown) :]:
+        one.set_axis_off()
+    for one, path in zip(axes, shown, strict=False):
+        coords = changed[path]
+        folding = Folding.of(grids.get(path, (coords.max(axis=0) + 1).tolist()), _SIDE)
+        cells = folding.place(coords)
+        percent = np.where(cells > 0, 100 * cells / np.maximum(folding.whole, 1), np.nan)
+        mesh = _mesh(one, folding, percent, "viridis_r")
+        if mesh is not None:
+            mesh.set_clim(0, 100)
+        whole = int(folding.whole.sum())
+        about = f"{_short(path, 28)}: {len(coords):,} of {whole:,} chunks"
+        one.set_title(about, loc="left", fontsize=10, parse_math=False)
+        _label_axes(one, folding, (None,) * len(folding.grid_shape))
+    _explain(axes[len(shown[:columns]) - 1], [Patch(**_NOTHING, label="unchanged")])
+    colors = ScalarMappable(Normalize(0, 100), "viridis_r")
+    figure.colorbar(colors, ax=[*axes], label="changed chunks in a cell (%)")
+    title += f"; {more:,} more arrays" if more > 0 else ""
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", parse_math=False)
+    return np.asarray(axes[: len(shown)], np.object_)
+
+
+def _mesh(
+    axes: Axes, folding: Folding, values: npt.NDArray[np.float64], colors: str | Colormap
+) -> QuadMesh | None:
+    """The cells in colors; where there is no number, the pattern of nothing shows."""
+    axes.patch.set(**_NOTHING, linewidth=0)
+    if not values.size:
+        axes.text(0.5, 0.5, "no chunks", ha="center", va="center", transform=axes.transAxes)
+        return None
+    return axes.pcolormesh(folding.column_edges, folding.row_edges, values, cmap=colors)
+
+
+def _label_axes(axes: Axes, folding: Folding, dimensions: Sequence[str | None]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis, side, edges in (
+        (folding.axes[0], axes.yaxis, folding.row_edges),
+        (folding.axes[1], axes.xaxis, folding.column_edges),
+    ):
+        name = "" if axis is None else dimensions[axis] or f"axis {axis}"
+        side.set_label_text(f"{_short(name, 24)} (chunks)" if name else "", parse_math=False)
+        if len(edges) <= 2:
+            side.set_ticks([])
+        else:
+            side.set_major_locator(MaxNLocator(integer=True))
+    if len(folding.row_edges) > 1 and not axes.yaxis_inverted():
+        axes.invert_yaxis()
+
+
+def _unit(nbytes: float) -> tuple[int, str]:
+    """The unit of bytes in which a number is short, and how many bytes that is."""
+    return next(((n, name) for n, name in _UNITS if nbytes >= n), _UNITS[-1])
+
+
+def _color(lane: int) -> str:
+    return COLORS[lane % len(COLORS)]
+
+
+def _short(text: str, most: int) -> str:
+    plain = plain_text(text)
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+def _pyplot(what: str) -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(
+            f'{what} needs matplotlib, which is not installed; pip install "zarr-manifests[plot]"'
+        ) from error
+    return pyplot
