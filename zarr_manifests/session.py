@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -24,7 +25,8 @@ from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics, chunk_statistics
 from zarr_manifests.engine.edit.contents import status_of, usage_of
-from zarr_manifests.engine.edit.forks import freeze
+from zarr_manifests.engine.edit.forks import fork_state, merge_forks
+from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.move_nodes import (
     move_node,
     reindex_chunks,
@@ -51,7 +53,7 @@ from zarr_manifests.reports import (
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.store import ManifestStore, freeze_store
+from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
@@ -74,11 +76,30 @@ _SHOWN_LINES: Final = 10
 class Fork:
     """A copy of a session for another process: pickle it, write to its `store`, send it back.
 
-    Made by `Session.fork`; its changes reach a commit only through `Session.merge`.
+    Made by `Session.fork`, or by `fork` of another copy; its changes reach a commit only through
+    `Session.merge`.
+
+    Examples
+    --------
+    A worker gives a part of its work to a worker of its own:
+
+    >>> import pickle, zarr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://fork-example")
+    >>> session = repo.writable_session()
+    >>> a = zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+    >>> worker = pickle.loads(pickle.dumps(session.fork()))
+    >>> part = pickle.loads(pickle.dumps(worker.fork()))
+    >>> zarr.open_array(worker.store, path="a")[:2] = 1
+    >>> zarr.open_array(part.store, path="a")[2:] = 2
+    >>> worker.merge(part)
+    >>> session.merge(worker)
+    >>> a[:]
+    array([1, 1, 2, 2], dtype=int32)
     """
 
     def __init__(self, state: ForkState, runtime: Runtime = SYSTEM) -> None:
         self._store = ManifestStore(state, read_only=False, runtime=runtime)
+        self._owners = Owners()
 
     def __repr__(self) -> str:
         return f"<Fork {self._store!r}>"
@@ -87,6 +108,74 @@ class Fork:
     def store(self) -> ManifestStore:
         """The Zarr store to write to."""
         return self._store
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether it has changed anything since it was made, or has merged a change.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> fork = zm.Repository.create("memory://has-changes-example").writable_session().fork()
+        >>> before = fork.has_changes
+        >>> _ = zarr.create_group(fork.store, path="air")
+        >>> before, fork.has_changes
+        (False, True)
+        """
+        workspace = workspace_of(self._store)
+        assert workspace.origin is not None  # else it would be a session's
+        with workspace.lock:
+            changes = workspace.contents.changes
+            return bool(changes.since(replace(workspace.origin.before, spill=changes.spill)))
+
+    def fork(self) -> Fork:
+        """A copy of this one, as it is now, for a process that this one starts.
+
+        Merge it into this fork, into another copy of the same session, or into the session itself.
+        If it changes what this fork has made, merge this fork first, or together with it.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://fork-of-fork-example").writable_session()
+        >>> fork = session.fork()
+        >>> _ = zarr.create_group(fork.store, path="air")
+        >>> inner = fork.fork()
+        >>> _ = zarr.create_group(inner.store, path="air/daily")
+        >>> session.merge(inner, fork)
+        >>> sorted(zarr.open_group(session.store, mode="r")["air"])
+        ['daily']
+        """
+        workspace = workspace_of(self._store)
+        return Fork(fork_state(workspace), workspace.runtime)
+
+    def merge(self, *forks: Fork | ManifestStore) -> None:
+        """Bring the changes of other copies of the same session, or of their stores, into this one.
+
+        So workers can combine what others have written before the session gets it. Parameters and
+        errors are those of `Session.merge`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a copy belongs to another repository, session or base.
+        ConflictError
+            If two copies changed the same chunk or document differently. Nothing was merged.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.Repository.create("memory://merge-forks-example").writable_session()
+        >>> _ = zarr.create_group(session.store)
+        >>> left, right = session.fork(), session.fork()
+        >>> _ = zarr.create_group(left.store, path="left")
+        >>> _ = zarr.create_group(right.store, path="right")
+        >>> left.merge(right)
+        >>> session.merge(left)
+        >>> sorted(zarr.open_group(session.store, mode="r"))
+        ['left', 'right']
+        """
+        merge_forks(workspace_of(self._store), self._owners, _states(forks))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fork, (freeze_store(self._store),)
@@ -472,13 +561,14 @@ class Session:
             If the session is read-only: pickle its store instead.
         """
         workspace = self._changeable()
-        return Fork(freeze(workspace, explicit=True), workspace.runtime)
+        return Fork(fork_state(workspace), workspace.runtime)
 
     def merge(self, *forks: Fork | ManifestStore) -> None:
         """Bring the changes of forks, or of their stores, into this session.
 
         Merging the same copy twice counts once. Forks that wrote the same bytes to the same
-        chunk (as retried tasks do) agree.
+        chunk (as retried tasks do) agree. Forks of forks can be merged here too, in any order
+        within one call.
 
         Raises
         ------
@@ -488,8 +578,7 @@ class Session:
             If two writers changed the same chunk or document differently. Nothing was merged.
         """
         self._changeable()
-        stores = [fork.store if isinstance(fork, Fork) else fork for fork in forks]
-        self._writable().writer.copies.merge([freeze_store(store) for store in stores])
+        self._writable().writer.copies.merge(_states(forks))
 
     def check_forks(self) -> None:
         """Raise if pickled copies of the store, or forked children, have written unmerged changes.
@@ -1105,6 +1194,10 @@ class Session:
         writer = self._writable().writer
         writer.check_open()
         return writer.workspace
+
+
+def _states(forks: Sequence[Fork | ManifestStore]) -> list[ForkState]:
+    return [freeze_store(fork.store if isinstance(fork, Fork) else fork) for fork in forks]
 
 
 def commits_of(session: Session) -> SessionCommits:

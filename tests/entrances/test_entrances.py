@@ -209,6 +209,10 @@ OWNERS: dict[str, tuple[Any, ...]] = {
         *(Made(f"the store of {one}", lambda w, one=one: one.make(w).store) for one in SESSIONS),
         Made("the store of a fork", lambda w: w.writing().fork().store),
     ),
+    "Fork": (
+        Made("a fork", lambda w: w.writing().fork()),
+        Made("a fork of a fork", lambda w: w.writing().fork().fork()),
+    ),
     "HeldLease": (Made("a lease", lambda w: w.leased()),),
     "ChunkSelection": (
         Made("a selection", lambda w: w.repository.readonly_session().chunks_where("v", "v > 1")),

@@ -515,6 +515,8 @@ class ForkState:
         Limits of the copy's metadata cache.
     token : str or None
         The session's open token, if its copies report what they change (`reporting_copies`).
+    depth : int
+        How many copies lie between the session and this one: 0 for a copy of the session itself.
     """
 
     repository_id: str
@@ -531,3 +533,4 @@ class ForkState:
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
     token: str | None = None
+    depth: int = 0

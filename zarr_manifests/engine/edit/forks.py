@@ -44,6 +44,7 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import metered, place_of
 
 __all__ = [
+    "fork_state",
     "freeze",
     "freeze_reader",
     "merge_forks",
@@ -70,30 +71,41 @@ def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
     For a session's workspace this is a new copy. For a copy's workspace it is that copy with its
     changes so far, ready to merge.
     """
+    with workspace.lock:
+        if workspace.origin is not None:
+            workspace.flush()  # staged chunks are not pickled
+            return _frozen_copy(workspace, workspace.origin)
+        state = fork_state(workspace)
+        if explicit:
+            return state
+        if workspace.token is None:
+            workspace.pickled = True
+        elif workspace.frozen is None:  # it may have no changes
+            workspace.frozen = state.after
+        return replace(state, explicit=False, token=workspace.token)
+
+
+def fork_state(workspace: Workspace) -> ForkState:
+    """A new copy of the workspace, which is a session's or a copy's itself."""
     contents, keys, origin = workspace.contents, workspace.keys, workspace.origin
     with workspace.lock:
-        workspace.flush()  # staged chunks are not pickled
-        if origin is not None:
-            return _frozen_copy(workspace, origin)
+        workspace.flush()
         after = contents.changes.copy()
+        # A child of os.fork cannot tell the parent's changes from its own. Merging all of them
+        # changes nothing where the parent has the same.
+        before = ChangeSet() if origin is None else origin.before
         if workspace.pid == os.getpid():
-            after.zones = {}  # the session has them
-        token = None if explicit else workspace.token
-        if token is not None and workspace.frozen is None:  # it may have no changes
-            workspace.frozen = after
-    if token is None and not explicit:
-        workspace.pickled = True
+            after.zones = {}  # whatever merges the copy has them
+            before = after
     return replace(
         freeze_reader(contents),
         start=keys.start,
         lineage=keys.lineage,
         copy_id=keys.session_id,
-        # A child of os.fork cannot tell the parent's changes from its own. Merging all of them
-        # changes nothing where the parent has the same.
-        before=after if workspace.pid == os.getpid() else ChangeSet(),
+        before=before,
         after=after,
-        explicit=explicit,
-        token=token,
+        explicit=True,
+        depth=0 if origin is None else origin.depth + 1,
     )
 
 
@@ -183,7 +195,8 @@ def merge_forks(
 ) -> None:
     """Merge the changes of the forks into the workspace, all or none.
 
-    `owners` records which copy made each change merged so far, and is updated.
+    `owners` records which copy made each change merged so far, and is updated. Forks are merged
+    before forks of them, which may have changed what they made.
 
     Raises
     ------
@@ -193,6 +206,7 @@ def merge_forks(
     ConflictError
         If forks wrote different bytes to the same chunk, or changed the same metadata.
     """
+    forks = sorted(forks, key=lambda fork: fork.depth)
     for fork in forks:
         repository_id = workspace.context.repository_id
         here = (repository_id, workspace.contents.view.ref.key, workspace.keys.lineage)

@@ -145,7 +145,7 @@ class Merge:
                 ConflictKind.METADATA,
                 f"/{path}",
                 "metadata",
-                "changed in the session and in a fork, differently",
+                "changed in two copies of one session, differently",
             )
             for path, node in theirs.nodes.items()
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
@@ -299,7 +299,10 @@ class Merge:
         self, before: ChangeSet, theirs: ChangeSet, copy_id: str
     ) -> list[Conflict]:
         paths = self._paths(theirs)
-        reason = "written in a fork, to an array that the session has deleted"
+        reason = (
+            "written in a fork, to an array that was deleted, "
+            "or made in a copy that is not merged yet"
+        )
         conflicts: list[Conflict] = []
         for node_id, parts in theirs.tables.items():
             if node_id not in paths:
