@@ -197,7 +197,8 @@ def test_status_and_discard(repository: Repository) -> None:
     status = session.status()
     assert status.created == ("/made", "/notes.txt")
     assert status.updated == ("/a",)
-    assert status.chunks == {"/a": 2}
+    assert status.chunks == {"/a": 2, "/notes.txt": 1}
+    assert status.coordinates == {"/a": ((0,), (1,)), "/notes.txt": ((),)}
     del zarr.open_group(session.store)["a"]
     assert session.status().deleted == ("/a",)
     assert "- /a" in str(session.status())

@@ -309,7 +309,11 @@ class Diff:
         return any(listed)
 
     def __str__(self) -> str:
-        return _listed(self, {path: _chunks_text(at) for path, at in self.chunks.items()})
+        chunks = self.chunks.items()
+        shown = slice(_SHOWN_CHUNKS)
+        return _listed(
+            self, ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
+        )
 
     _repr_html_ = report
 
@@ -344,23 +348,27 @@ class Diff:
         return draw_diff(title, str(self), self.chunks, self.grids)
 
 
-def _listed(changes: Diff | Status, chunks: Mapping[str, str]) -> str:
-    """Changes as lines, with the text for the chunks of each array."""
+def _listed(changes: Diff | Status, chunks: Iterable[tuple[str, int, Iterable[Coords]]]) -> str:
+    """Changes as lines; of the chunks of each array, how many there are and the first of them."""
     if not changes:
         return "no changes"
     groups = (("+", changes.created), ("~", changes.updated), ("-", changes.deleted))
     lines = [f"{sign} {path}" for sign, paths in groups for path in paths]
+    again = sorted({*changes.created}.intersection(changes.deleted))
+    lines += [f"  {path}: made again, so all that it held before is gone" for path in again]
     lines += [f"> {old} to {new}" for old, new in moved_tops(changes.moved).items()]
     lines += [f"  {path}: cut to {shape} chunks" for path, shape in changes.truncated.items()]
-    lines += [f"  {path}: {text}" for path, text in chunks.items()]
+    lines += [f"  {path}: {_chunks_text(count, first)}" for path, count, first in sorted(chunks)]
     return "\n".join(map(plain_text, lines))
 
 
-def _chunks_text(coords: IndexArray) -> str:
+def _chunks_text(count: int, first: Iterable[Coords]) -> str:
     """How many chunks, and the first of them."""
-    count = f"{len(coords):,} chunk{'' if len(coords) == 1 else 's'}"
-    shown = ", ".join(str(tuple(at)) for at in coords[:_SHOWN_CHUNKS].tolist())
-    return f"{count}: {shown}{', ...' if len(coords) > _SHOWN_CHUNKS else ''}"
+    text = f"{count:,} chunk{'' if count == 1 else 's'}"
+    shown = [str(at) for at in islice(first, _SHOWN_CHUNKS) if at]
+    if not shown:
+        return text
+    return f"{text}: {', '.join(shown)}{', ...' if count > len(shown) else ''}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -826,14 +834,17 @@ class Status:
     Parameters
     ----------
     created, updated, deleted : tuple of str
-        Absolute paths of nodes.
+        Absolute paths of nodes; a node that was deleted and made again is created and deleted.
     chunks : mapping of str to int
-        Number of chunks written or removed, by absolute path.
+        Number of chunks written or removed, by absolute path; a key that belongs to no array is one
+        chunk.
     moved : mapping of str to str
         New path by old; these are neither created nor deleted.
     truncated : mapping of str to tuple of int
         Of arrays of the snapshot that were made smaller, or whose chunks were moved, though they
         may have grown again since: the shape of the chunk grid beyond which all chunks went.
+    coordinates : mapping of str to tuple of tuple of int
+        The first 100 of these chunks in C order, by absolute path.
     """
 
     created: tuple[str, ...]
@@ -842,13 +853,15 @@ class Status:
     chunks: Mapping[str, int]
     moved: Mapping[str, str] = field(default_factory=dict)
     truncated: Mapping[str, Coords] = field(default_factory=dict)
+    coordinates: Mapping[str, tuple[Coords, ...]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
         return any(listed)
 
     def __str__(self) -> str:
-        return _listed(self, {path: f"{n} chunks" for path, n in self.chunks.items()})
+        named, counts = self.coordinates, self.chunks.items()
+        return _listed(self, ((path, count, named.get(path, ())) for path, count in counts))
 
     _repr_html_ = report
 

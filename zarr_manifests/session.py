@@ -198,7 +198,7 @@ class Session:
     + /air
     >>> snapshot_id = session.commit("make a group for air temperature")
     >>> session.status()
-    Status(created=(), updated=(), deleted=(), chunks={}, moved={}, truncated={})
+    Status(created=(), updated=(), deleted=(), chunks={}, moved={}, truncated={}, coordinates={})
     """
 
     def __init__(self, pin: Pin, commits: SessionCommits | None = None) -> None:

@@ -5,51 +5,58 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.tables.moves import moved_paths
+from zarr_manifests.planning.tables.moves import changed_nodes
 from zarr_manifests.reports import ArrayUsage, Status
 
 __all__ = ["status_of", "summary", "usage_of"]
 
 _NAMED: Final = 3
+_CHUNKS: Final = 100
+"""So many chunks of an array are named."""
 
 
 def status_of(contents: SessionView) -> Status:
     """The uncommitted changes; no chunk is read."""
     with contents.lock:
-        before, changes = contents.view.nodes, contents.changes.copy()
+        view, changes = contents.view, contents.changes.copy()
     nodes = contents.nodes()
-    paths = {node.node_id: node.path for node in nodes.values()}
-    opaque = {n.node_id for n in nodes.values() if n.kind is NodeKind.OPAQUE}
-    moved = moved_paths(before, nodes)
-    old_paths = {new: old for old, new in moved.items()}
-    made = [n for n in changes.nodes.values() if n is not None]
-    created = [n.path for n in made if n.path not in before and n.path not in old_paths]
-    updated = [
-        n.path
-        for n in made
-        if (n.path in before and n.path not in old_paths)
-        or (n.path in old_paths and before[old_paths[n.path]].documents != n.documents)
-    ]
-    gone = [p for p, node in changes.nodes.items() if node is None and p not in moved]
+    changed = changed_nodes(view.nodes, nodes)
+    paths = {node.node_id: absolute(node.path) for node in nodes.values()}
+    touched = sorted((paths[node], node) for node in changes.touched() if node in paths)
+    counts = {path: count for path, node in touched if (count := changes.count(node))}
+    named = {path: _first_chunks(changes, node) for path, node in touched if path in counts}
     return Status(
-        tuple(sorted(map(absolute, created))),
-        tuple(sorted(map(absolute, updated))),
-        tuple(sorted(map(absolute, gone))),
+        changed.created,
+        changed.updated,
+        changed.deleted,
+        counts,
+        changed.moved,
         {
-            absolute(paths[node]): count
-            for node in changes.touched()
-            if node in paths and node not in opaque and (count := changes.count(node))
-        },
-        {absolute(old): absolute(new) for old, new in moved.items()},
-        {
-            absolute(paths[node]): shape
+            paths[node]: shape
             for node, shape in changes.truncated.items()
-            if node in paths
+            if node in paths and view.by_id.get(node) is not None
         },
+        {path: tuple(map(tuple, coords.tolist())) for path, coords in named.items()},
     )
+
+
+def _first_chunks(changes: ChangeSet, node_id: bytes) -> IndexArray:
+    """Coordinates of the first changed chunks of a node, in C order."""
+    layers = sorted(changes.layers(node_id), key=lambda rows: rows.box.lo)
+    found = np.zeros((0, layers[0].box.ndim), np.int64)
+    for rows in layers:
+        if len(found) == _CHUNKS and tuple(found[-1].tolist()) < tuple(rows.box.lo):
+            break  # spilled rows that cannot be among the first are not fetched
+        both = np.concatenate([found, changes.rows(rows).coords()[:_CHUNKS]])
+        found = np.unique(both, axis=0)[:_CHUNKS] if both.shape[1] else both[:1]
+    return found
 
 
 def summary(contents: SessionView) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import narrower
-from zarr_manifests.planning.tables.moves import moved_paths
+from zarr_manifests.planning.tables.moves import changed_nodes
 from zarr_manifests.reports import Diff
 
 __all__ = ["compare"]
@@ -75,21 +75,18 @@ def _difference(
     context: ReadContext, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
 ) -> Diff:
     """The changes in these deltas, which are all those after `before` up to `after`."""
-    old, new = before.nodes, after.nodes
-    same = {p: p for p in old.keys() & new.keys() if old[p].node_id == new[p].node_id}
-    moved = moved_paths(old, new)
-    same |= moved
+    changed = changed_nodes(before.nodes, after.nodes)
     chunks = _changed_chunks(context, after, deltas)
     return Diff(
-        _absolute(new.keys() - set(same.values())),
-        _absolute(to for p, to in same.items() if old[p].documents != new[to].documents),
-        _absolute(old.keys() - same.keys()),
+        changed.created,
+        changed.updated,
+        changed.deleted,
         chunks,
-        dict(zip(map(absolute, moved), map(absolute, moved.values()), strict=True)),
+        changed.moved,
         _truncated(before, after, deltas),
         {
             absolute(path): node.array.grid.shape
-            for path, node in new.items()
+            for path, node in after.nodes.items()
             if node.array is not None and absolute(path) in chunks
         },
     )
@@ -125,7 +122,3 @@ def _changed_chunks(
         absolute(path): np.unique(np.concatenate(coords), axis=0)
         for path, coords in sorted(found.items())
     }
-
-
-def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(absolute, paths)))

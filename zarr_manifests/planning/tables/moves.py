@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -11,12 +11,15 @@ import numpy.typing as npt
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
+from zarr_manifests.keys import absolute
 from zarr_manifests.records import dataclass
 
 __all__ = [
     "DROPPED",
+    "ChangedNodes",
     "Moves",
     "Places",
+    "changed_nodes",
     "moved_paths",
     "moves_of",
     "plan_move",
@@ -90,6 +93,41 @@ def moved_paths(before: Mapping[str, Node], after: Mapping[str, Node]) -> dict[s
         for path, node in sorted(after.items())
         if node.node_id in old and old[node.node_id] != path
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedNodes:
+    """The nodes that differ between two states, by absolute path.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        A node that was deleted and made again at its path is created and deleted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    moved: Mapping[str, str]
+
+
+def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
+    """What was done to nodes; those with the same id are the same."""
+    moved = moved_paths(before, after)
+    same = {p: p for p in before.keys() & after.keys() if before[p].node_id == after[p].node_id}
+    same |= moved
+    return ChangedNodes(
+        _absolute(after.keys() - set(same.values())),
+        _absolute(to for p, to in same.items() if before[p].documents != after[to].documents),
+        _absolute(before.keys() - same.keys()),
+        {absolute(old): absolute(new) for old, new in moved.items()},
+    )
+
+
+def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(absolute, paths)))
 
 
 def _key(node: Node) -> str:
