@@ -3,7 +3,8 @@
 `python tests/simulation --seed 7` replays one. `--seeds 10000` runs that many, `--minutes 10` runs
 for that long, both from `--first` on and on all cores. With `--streams`, streams and detached
 sessions take part; with `--zones`, cells have zone maps; with
-`--merges`, branches are merged. The exit status is 1 if a seed fails.
+`--merges`, branches are merged; with `--finders`, what was left behind is named again. The exit
+status is 1 if a seed fails.
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--streams", action="store_true", help="with streams and detached sessions")
     parser.add_argument("--zones", action="store_true", help="with zone maps of cells")
     parser.add_argument("--merges", action="store_true", help="with merges of branches")
+    parser.add_argument("--finders", action="store_true", help="with names for what was left")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     kinds: dict[str, bool] = {
         "streams": given.streams,
         "zones": given.zones,
         "merges": given.merges,
+        "finders": given.finders,
     }
     if given.seed is not None:
         outcome = simulate(given.seed, **kinds)

@@ -26,7 +26,7 @@ from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
-from zarr_manifests.engine.history import by_id, leases, refs
+from zarr_manifests.engine.history import by_id, leases, left_behind, refs
 from zarr_manifests.engine.history import reachability as reach
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
@@ -47,22 +47,23 @@ BUDGET = 2000
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: what the package does wrong, how to plant it, and whether streams take part."""
+    """A fault: what the package does wrong, how to plant it, and who takes part besides."""
 
     name: str
     says: str
     put_in: Callable[[pytest.MonkeyPatch], None]
     streams: bool = False
+    finders: bool = False
 
 
 MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    says: str, *, streams: bool = False
+    says: str, *, streams: bool = False, finders: bool = False
 ) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
     def enter(put_in: Callable[[pytest.MonkeyPatch], None]) -> None:
-        MUTANTS.append(Mutant(put_in.__name__.replace("_", "-"), says, put_in, streams))
+        MUTANTS.append(Mutant(put_in.__name__.replace("_", "-"), says, put_in, streams, finders))
 
     return enter
 
@@ -246,13 +247,13 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_amends", lambda head: None)
 
 
-@mutant("A branch or tag can point to a snapshot that exists but is in no history.")
+@mutant("Whatever exists can be named, although a collection deletes parts of it.", finders=True)
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
         ref = by_id.snapshot_ref(context, snapshot_id)
         return ref, context.objects.load(ref, commit.Snapshot), None
 
-    patch.setattr(refs, "locate", anywhere)
+    patch.setattr(left_behind, "find_left", anywhere)
 
 
 @mutant("Refs can be restored from before the last collection.")
@@ -584,7 +585,7 @@ SEEDS: dict[str, int] = {
     "any-base-will-do": 1,
     "all-is-apart": 0,
     "amended-unseen": 10,
-    "refs-to-anywhere": 5,
+    "refs-to-anywhere": 0,
     "restore-without-guard": 13,
     "merge-overwrites": 20,
     "merge-without-dedupe": 4,
@@ -622,7 +623,7 @@ def run(mutant: Mutant, seed: int) -> Outcome:
     """The seed with the fault put in."""
     with pytest.MonkeyPatch.context() as patch:
         mutant.put_in(patch)
-        return simulate(seed, streams=mutant.streams)
+        return simulate(seed, streams=mutant.streams, finders=mutant.finders)
 
 
 def first_seed(mutant: Mutant) -> int | None:

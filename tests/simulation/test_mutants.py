@@ -24,13 +24,13 @@ def test_a_seed_within_the_budget_finds_the_fault(mutant: mutants.Mutant) -> Non
     assert mutants.run(mutant, seed).failure is not None
 
 
-SCHEDULES = sorted({(mutants.SEEDS[one.name], one.streams) for one in mutants.MUTANTS})
+SCHEDULES = sorted({(mutants.SEEDS[one.name], one.streams, one.finders) for one in mutants.MUTANTS})
 
 
 @pytest.mark.parametrize("schedule", swept(SCHEDULES, but=SCHEDULES[::8]), ids=str)
-def test_without_the_faults_the_seed_is_fine(schedule: tuple[int, bool]) -> None:
-    seed, streams = schedule
-    assert mutants.simulate(seed, streams=streams).failure is None
+def test_without_the_faults_the_seed_is_fine(schedule: tuple[int, bool, bool]) -> None:
+    seed, streams, finders = schedule
+    assert mutants.simulate(seed, streams=streams, finders=finders).failure is None
 
 
 def test_the_documentation_lists_all_faults_and_their_seeds() -> None:

@@ -7,6 +7,7 @@ Each call of `act` may be cut off anywhere by a crash. What it commits it declar
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -52,6 +53,7 @@ __all__ = [
     "Brancher",
     "Compactor",
     "Configurer",
+    "Finder",
     "Merger",
     "Reader",
     "Scribbler",
@@ -431,6 +433,53 @@ class Brancher:
             process.change_ref(
                 RefChange("delete tag", tag, None), lambda: repository.delete_tag(tag), gone
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Names snapshots again that no branch or tag leads to any more."""
+
+    name: str
+
+    def act(self, process: Process) -> None:
+        rng, judge = process.rng, process.judge
+        process.wait(rng.random() * 2)
+        left = sorted(judge.known.keys() - judge.in_history().keys())
+        if not left:
+            return
+        # What was left last is most likely to be there still.
+        snapshot_id = left[-1 - min(rng.randrange(len(left)), rng.randrange(len(left)))]
+        disturbed = process.wire.disturbed
+        try:
+            repository = process.repository()
+        except ManifestsError as error:
+            process.expect(error, disturbed, ())
+            return
+        branch, tag = rng.choice(_SIDE), f"t{rng.randrange(6)}"
+        ways: tuple[tuple[str, str, Callable[[], None]], ...] = (
+            ("create tag", tag, lambda: repository.create_tag(tag, snapshot_id)),
+            ("create branch", branch, lambda: repository.create_branch(branch, snapshot_id)),
+            (
+                "reset branch",
+                branch,
+                lambda: repository.reset_branch(branch, snapshot_id, force=True),
+            ),
+        )
+        operation, name, call = rng.choice(ways)
+
+        def named() -> None:
+            try:
+                call()
+            except SnapshotExpiredError:
+                judge.count("refused a name")
+                raise
+            judge.count("named again")
+
+        process.change_ref(
+            RefChange(operation, name, snapshot_id),
+            named,
+            (AlreadyExistsError, NotFoundError, SnapshotExpiredError, ConflictError),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -585,8 +585,9 @@ class Judge:
                 shown = f"tag:{name}" if operation.endswith("tag") else name
                 to = _places(new).get(shown)
                 if set(changed) <= {shown} and to == change.snapshot:
-                    kept = to is None or to in self.in_history()
-                    self._demand(kept, f"{operation} {name}: {to} was in no history any more")
+                    # That all of it is there, and stays, is checked after every swap and deletion.
+                    known = to is None or to in self.known
+                    self._demand(known, f"{operation} {name}: {to} never was")
                     change.landed, change.undone = new.version, False
                     self.count("refs changed")
                     return

@@ -16,6 +16,7 @@ from simulated.actors import (
     Brancher,
     Compactor,
     Configurer,
+    Finder,
     Merger,
     Reader,
     Scribbler,
@@ -100,6 +101,13 @@ _MERGERS: Final[tuple[Actor, ...]] = (
     Scribbler("scribe-3", 0.3),
     Brancher("brancher-2"),
 )
+_FINDERS: Final[tuple[Actor, ...]] = (
+    Finder("finder"),
+    Finder("finder-2"),
+    Brancher("brancher-2"),
+    Collector("collector-4"),
+    Restorer("restorer-2"),
+)
 _ZONES: Final[tuple[Actor, ...]] = (
     Surveyor("surveyor"),
     Surveyor("surveyor-2"),
@@ -145,6 +153,7 @@ def simulate(
     streams: bool = False,
     zones: bool = False,
     merges: bool = False,
+    finders: bool = False,
 ) -> Outcome:
     """Run the schedule of a seed.
 
@@ -160,6 +169,8 @@ def simulate(
         Whether cells have zone maps, by which readers choose chunks; likewise.
     merges : bool
         Whether branches are merged; likewise.
+    finders : bool
+        Whether snapshots that were left behind are named again; likewise.
 
     Examples
     --------
@@ -186,12 +197,14 @@ def simulate(
                     *(_streams(seed) if streams else ()),
                     *(_ZONES * zones),
                     *(_MERGERS * merges),
+                    *(_FINDERS * finders),
                 ],
             )
     except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
         failure = error
         world.failure = None  # its traceback holds the run, and finalizers of the package the world
     more = " --streams" * streams + " --zones" * zones + " --merges" * merges
+    more += " --finders" * finders
     again = f"python tests/simulation --seed {seed}{more}"
     return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure, again)
 
@@ -276,7 +289,7 @@ def _tidy_up(process: Process, repository: Repository) -> None:
 
 
 def _ask_for_the_expired(process: Process, repository: Repository) -> None:
-    """What is in no history any more, though it is still there, can be had in no way."""
+    """What is in no history any more gets no lease, and no name once it is collected."""
     judge = process.judge
     before = judge.root.version if judge.root is not None else 0
     here = set(judge.places())
@@ -284,14 +297,16 @@ def _ask_for_the_expired(process: Process, repository: Repository) -> None:
     gone = sorted(here - judge.in_history().keys())
     refused: list[Callable[[], object]] = []
     if gone:
-        refused.append(lambda: repository.create_branch("expired", gone[0]))
         refused.append(lambda: repository.lease(gone[-1]).__enter__())
 
     def restore() -> None:
         repository.garbage_collect(timedelta(0))
         repository.restore_refs(before)
 
-    for ask in (*refused, restore):
+    refused.append(restore)
+    if gone:
+        refused.append(lambda: repository.create_branch("expired", gone[0]))
+    for ask in refused:
         try:
             ask()
         except SnapshotExpiredError:

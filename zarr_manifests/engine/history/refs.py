@@ -1,10 +1,11 @@
 """Branches and tags: listed, made, moved and deleted; and the snapshot that a caller names.
 
 Every change is one swap of the root, tried again when another writer came first. Invariants: a
-branch or tag is made or moved only to a snapshot that is in history as of the root that is
-replaced; a session begins at a root that was read after the session was asked for. The one
-exception is the first session or listing of a repository that was just opened: it may begin at the
-root that `open` has read, if this process has seen no newer one.
+branch or tag is made or moved only to a snapshot that, as of the root that is replaced, is in
+history, or was left behind and is not collected (`left_behind`); a session begins at a root that
+was read after the session was asked for. The one exception is the first session or listing of a
+repository that was just opened: it may begin at the root that `open` has read, if this process has
+seen no newer one.
 """
 
 from __future__ import annotations
@@ -435,11 +436,16 @@ class Refs:
         self._context.roots.update(*what, leaves=leaves)
 
     def _at(self, root: Root, snapshot_id: str | None) -> Branch:
-        """A new branch at that snapshot, which must be in history as of this root."""
+        """A new branch at that snapshot, which must be there as of this root, and stay there."""
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
             return replace(main, epoch=0)
-        ref, snapshot, floor = locate(self._context, root, snapshot_id)
+        try:
+            ref, snapshot, floor = locate(self._context, root, snapshot_id)
+        except SnapshotExpiredError:
+            from zarr_manifests.engine.history.left_behind import find_left  # rarely needed
+
+            ref, snapshot, floor = find_left(self._context, root, snapshot_id)
         # An index holds for any branch; leaves it does not know are not used.
         return Branch(
             ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from zarr_manifests.engine.history.ancestry import ancestors, tag_floor
 from zarr_manifests.engine.history.by_id import snapshot_at
+from zarr_manifests.engine.history.operations_log import archived_versions
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
@@ -63,7 +64,7 @@ from zarr_manifests.storage import ObjectInfo, Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
-__all__ = ["Progress", "archived_versions", "collect", "live_snapshots"]
+__all__ = ["Progress", "collect", "live_snapshots"]
 
 type Progress = Callable[[str, int], None]
 """Called with a description of the work, and the number of objects done."""
@@ -210,12 +211,6 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
             yield versions[found - 1], cutoff_ms
     except ObjectNotFoundError:
         return  # another collection is removing them: the fence stays for now
-
-
-def archived_versions(context: ReadContext) -> list[int]:
-    """The versions of the root that are archived, oldest first."""
-    found = (info.key.partition("/")[2] for info in context.storage.list("root/"))
-    return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
 
 
 # --- what is alive -----------------------------------------------------------------------------

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from zarr_manifests.engine.history.operations_log import logged
 from zarr_manifests.engine.root.epochs import restored_epoch
 from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.upkeep.collect import archived_versions
 from zarr_manifests.engine.upkeep.verify import closure_problems
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
@@ -67,23 +67,8 @@ _UNSEEN_VERSIONS: Final = 1_000_000
 
 
 def operations(context: ReadContext) -> Iterator[LoggedOperation]:
-    """Yield all operations that the root and its archives know, newest first."""
-    root = context.roots.read().root
-    versions, oldest = archived_versions(context), root.version + 1
-    while True:
-        for entry in reversed(root.log):
-            if entry.version < oldest:
-                yield LoggedOperation.of(entry)
-        oldest = min(oldest, root.log[0].version if root.log else 0)
-        # This archive's log reaches further back, so no single archive is needed.
-        while versions and versions[-1] > oldest:
-            versions.pop()
-        if not versions:
-            return
-        try:
-            root = context.roots.archived(versions.pop())
-        except ObjectNotFoundError:
-            return  # a collection is removing the oldest archives
+    """All operations that the root and its archives know, newest first."""
+    return map(LoggedOperation.of, logged(context, context.roots.read().root))
 
 
 def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:

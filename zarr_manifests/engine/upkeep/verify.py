@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 
 from zarr_manifests.engine.history.commit_logs import delta_of
+from zarr_manifests.engine.history.operations_log import archived_versions
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters
-from zarr_manifests.engine.upkeep.collect import archived_versions, live_snapshots
+from zarr_manifests.engine.upkeep.collect import live_snapshots
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,

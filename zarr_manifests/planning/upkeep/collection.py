@@ -32,9 +32,16 @@ ARCHIVES_KEPT = 100
 """At least this many of the newest root versions keep their archive."""
 FULL_EVERY = 10
 """Every this many collections, one lists all objects."""
-_LEAVING = frozenset(
-    {"delete branch", "reset branch", "delete tag", "restore", "expire snapshots", "recover"}
+_LEAVING = (
+    "amend",
+    "delete branch",
+    "delete tag",
+    "expire snapshots",
+    "recover",
+    "reset branch",
+    "restore",
 )
+"""How the operations begin that leave snapshots behind."""
 
 
 def choose_fence(
@@ -79,7 +86,7 @@ def nothing_left_since(root: Root, version: int) -> bool:
     """Whether the log shows that no operation since that version can have orphaned snapshots."""
     since = [entry for entry in root.log if entry.version > version]
     whole = not since or len(since) < len(root.log) or since[0].version == version + 1
-    return whole and not any(entry.operation in _LEAVING for entry in since)
+    return whole and not any(entry.operation.startswith(_LEAVING) for entry in since)
 
 
 def search_start(swept: int, collections: int) -> int:
