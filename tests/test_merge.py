@@ -369,3 +369,55 @@ def test_wrong_arguments_are_refused(repo: Repository, call: Callable[[Repositor
     with pytest.raises(InvalidArgumentError):
         call(repo)
     assert isinstance(repo.merge("side"), zm.reports.MergeReport)
+
+
+@pytest.mark.parametrize("undone", ["side", "main"])
+@pytest.mark.parametrize("how", ["revert", "write"])
+def test_a_chunk_that_is_as_before_does_not_count_as_changed(
+    repo: Repository, undone: str, how: str
+) -> None:
+    other = {"side": "main", "main": "side"}[undone]
+    wrong = put(repo, undone, slice(0, 4), 2)
+    if how == "revert":
+        repo.revert(wrong, undone)
+    else:
+        put(repo, undone, slice(0, 4), 1)
+    put(repo, undone, CHUNKS[2], 3)
+    put(repo, other, CHUNKS[0], 4)
+    assert repo.merge("side", dry_run=True).conflicts == ()
+    repo.merge("side")
+    assert values(repo)[:8] == [4, 4, 1, 1, 3, 3, 1, 1]
+    assert repo.verify().ok
+
+
+def test_a_chunk_that_was_written_back_only_in_part_conflicts(repo: Repository) -> None:
+    put(repo, "side", slice(0, 4), 2)
+    put(repo, "side", CHUNKS[0], 1)
+    put(repo, "main", slice(0, 4), 3)
+    (conflict,) = repo.merge("side", dry_run=True).conflicts
+    assert conflict.chunks == ((1,),)
+    with pytest.raises(ConflictError):
+        repo.merge("side")
+
+
+def test_a_chunk_of_an_array_that_was_cut_off_and_written_again_is_merged(repo: Repository) -> None:
+    with repo.transaction("side", message="cut off and written as before") as store:
+        array = zarr.open_array(store, path="b")
+        array.resize((2,))
+        array.resize((4,))
+    put(repo, "side", slice(2, 4), 1, "b")
+    put(repo, "main", CHUNKS[0], 4)
+    repo.merge("side")
+    assert values(repo, path="b") == [1, 1, 1, 1]
+
+
+def test_a_creation_that_was_cherry_picked_conflicts_when_it_is_merged(repo: Repository) -> None:
+    with repo.transaction("side", message="make c") as store:
+        zarr.create_array(store, name="c", shape=(4,), chunks=(2,), dtype="i4")[:] = 5
+    repo.cherry_pick("side")
+    put(repo, "main", slice(0, 2), 6, "c")
+    before = values(repo, path="c")
+    with pytest.raises(ConflictError) as caught:
+        repo.merge("side")
+    assert {conflict.path for conflict in caught.value.conflicts} == {"/c"}
+    assert values(repo, path="c") == before == [6, 6, 5, 5]

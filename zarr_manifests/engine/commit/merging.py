@@ -31,10 +31,11 @@ from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
-from zarr_manifests.planning.tables.merge import narrower, unset_at
+from zarr_manifests.planning.tables.merge import agree, narrower, unset_at, without
 from zarr_manifests.records import dataclass
 
 __all__ = ["Merging", "plan_merge"]
@@ -100,7 +101,7 @@ class Merging:
         )
 
     def _rebasing(self, policy: Policy) -> Rebasing:
-        return Rebasing(True, _turned(policy), joined=self.joined, listed=_ALL)
+        return Rebasing(True, _turned(policy), joined=self.joined, listed=_ALL, net=True)
 
     def _check_tip(self, tip: SnapshotView) -> None:
         if tip.ref.key != self.tip.head.key:
@@ -163,6 +164,7 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     changes = ChangeSet()
     mine = _deltas(context, root, base, known, lines.left, head)
     _combine(context, base, mine, changes)
+    _leave_out_detours(context, base, context.open_view(head), mine, changes)
     _clear_older(changes, base, context.open_branch(tip))
     for _, each in reversed(lines.left):
         take_zones(context, changes, each)
@@ -217,6 +219,35 @@ def _combine(
     alive = {node.node_id: node for node in result.values() if node is not None}
     for node_id in {*changes.touched(), *changes.truncated} - alive.keys():
         changes.forget(node_id)
+
+
+def _leave_out_detours(
+    context: Context,
+    base: SnapshotView,
+    source: SnapshotView,
+    deltas: Sequence[Delta],
+    changes: ChangeSet,
+) -> None:
+    """Remove the chunks that several commits have written and that are as in the base again."""
+    written: dict[bytes, list[IndexArray]] = {}
+    for delta in deltas if len(deltas) > 1 else ():
+        for node_id, tables in tables_of(context, delta, base.by_id).items():
+            written.setdefault(node_id, []).extend(table.coords() for table in tables)
+    for node_id, coords in written.items():
+        table = None if node_id in changes.truncated else changes.table(node_id)
+        if table is None or len(coords) < 2:
+            continue
+        together = np.concatenate(coords)
+        box = Box.around_coords(together)
+        places, counts = np.unique(box.ravel(together), return_counts=True)
+        again = box.unravel(places[counts > 1])
+        if len(again):
+            was, now = base.chunks_at(node_id, again), source.chunks_at(node_id, again)
+            left = without(table, again[agree(was, now, again)])
+            changes.chunks.pop(node_id, None)
+            changes.tables.pop(node_id, None)
+            if len(left):
+                changes.put_table(node_id, left)
 
 
 def _clear_older(changes: ChangeSet, base: SnapshotView, tip: SnapshotView) -> None:

@@ -30,7 +30,14 @@ from zarr_manifests.planning.conflict.components import Changes, Component
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
 from zarr_manifests.planning.conflict.disjoint import apart
 from zarr_manifests.planning.conflict.reads import Reads
-from zarr_manifests.planning.tables.merge import Layer, merge_layers, without
+from zarr_manifests.planning.tables.merge import (
+    Layer,
+    agree,
+    merge_layers,
+    select,
+    shared_rows,
+    without,
+)
 from zarr_manifests.records import dataclass
 
 __all__ = [
@@ -77,6 +84,8 @@ class Rebasing:
         If the branch has the snapshot that the changes were made on by a merge: which.
     listed : int
         How many chunks a conflict lists at most.
+    net : bool
+        Whether a chunk that others wrote counts only if it is another one in the end.
     """
 
     allowed: bool = True
@@ -84,6 +93,7 @@ class Rebasing:
     serializable: bool = False
     joined: Joined | None = None
     listed: int = LISTED_CHUNKS
+    net: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +274,8 @@ def _onto(
     }
     ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(tables))
     on = context.open_branch(tip)
+    if rebasing.net:
+        theirs = _without_detours(view, on, theirs, ours)
     moved = rebase(
         ours,
         theirs,
@@ -280,6 +292,26 @@ def _onto(
             moved.conflicts,
         )
     return on, moved
+
+
+def _without_detours(
+    view: SnapshotView, on: SnapshotView, theirs: Changes, ours: Changes
+) -> Changes:
+    """Others' changes without the chunks that are in the end as they were, as far as it matters."""
+    nodes = dict(theirs.nodes)
+    for node_id, change in theirs:
+        mine = ours.nodes.get(node_id)
+        if mine is None or mine.chunks is None or change.chunks is None or change.cut is not None:
+            continue
+        if change.before is None or change.after is None:
+            continue
+        both = select(change.chunks, shared_rows(change.chunks, mine.chunks)).coords()
+        if not len(both):
+            continue
+        was, now = view.chunks_at(node_id, both), on.chunks_at(node_id, both)
+        left = without(change.chunks, both[agree(was, now, both)])
+        nodes[node_id] = replace(change, chunks=left if len(left) else None)
+    return Changes(nodes)
 
 
 def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
