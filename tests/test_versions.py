@@ -17,7 +17,7 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.versions import VersionName
+from zarr_manifests.versions import VersionName, short_ids
 
 _DAY_MS = 86_400_000
 
@@ -237,3 +237,19 @@ def test_what_expires_is_found_by_no_name(made: tuple[Repository, list[str]]) ->
 
 def test_spaces_of_a_time_do_not_matter() -> None:
     assert VersionName.parse("a@{ 1970-01-02 }~1") == VersionName("a", _DAY_MS, 1)
+
+
+def test_a_short_id_is_as_short_as_it_may_be_and_finds_its_snapshot() -> None:
+    repo = Repository.create(MemoryStorage())
+    for number in range(40):
+        with repo.transaction(allow_empty=True, message=f"commit {number}"):
+            pass
+    ids = [info.id for info in repo.ancestry()]
+    for snapshot_id, short in short_ids(ids).items():
+        assert repo.resolve(short) == snapshot_id
+        assert len(short) >= 6
+    start, random = "000000000001-", "5f3a09c41b77d20e9a8b6c10"
+    alike = [f"{start}{random}-1", f"{start}{random}-2"]
+    assert short_ids(alike[:1]) == {alike[0]: "5f3a09"}
+    assert list(short_ids(alike).values()) == alike
+    assert short_ids([]) == {}

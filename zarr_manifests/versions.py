@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 from zarr_manifests.times import moment_ms
 
-__all__ = ["HEAD", "MAIN", "VersionName", "is_short_id", "named_by"]
+__all__ = ["HEAD", "MAIN", "VersionName", "is_short_id", "named_by", "short_ids"]
 
 HEAD: Final = "HEAD"
 """A name that no branch or tag takes: it stands for `main`."""
@@ -19,6 +21,7 @@ _MOST_BACK: Final = 10**9
 _TEXT: Final = re.compile(r"([^~@{}]*)(?:@\{([^{}]*)\})?((?:~[0-9]{0,10})*)", re.ASCII)
 _SHORT: Final = re.compile(r"(?:[0-9]{12}-)?[0-9a-f]{6,24}", re.ASCII)
 _RANDOM_AT: Final = 13
+_LEAST: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +106,34 @@ def named_by(text: str, snapshot_id: str) -> bool:
     True
     """
     return snapshot_id.startswith((text, snapshot_id[:_RANDOM_AT] + text))
+
+
+def short_ids(snapshot_ids: Iterable[str]) -> dict[str, str]:
+    """The shortest name of each snapshot that is no other's, as git shortens ids.
+
+    It has six digits or more. Snapshots of one session have the same random part; their short name
+    is the whole id.
+
+    Examples
+    --------
+    >>> from zarr_manifests.versions import short_ids
+    >>> ids = ["000000000001-5f3a09c41b77d20e9a8b6c10-1", "000000000002-5f3a0981b77d20e9a8b6c1ff-1"]
+    >>> list(short_ids(ids).values())
+    ['5f3a09c', '5f3a098']
+    """
+    ids = [*dict.fromkeys(snapshot_ids)]
+    ordered = sorted(map(_random_of, ids))
+    alike = dict.fromkeys(ordered, 0)
+    for one, next_one in pairwise(ordered):
+        pairs = zip(one, next_one, strict=True)
+        shared = next((at for at, (a, b) in enumerate(pairs) if a != b), len(one))
+        alike |= {one: max(alike[one], shared), next_one: max(alike[next_one], shared)}
+    return {
+        each: random[: max(_LEAST, alike[random] + 1)] if alike[random] < len(random) else each
+        for each, random in zip(ids, map(_random_of, ids), strict=True)
+    }
+
+
+def _random_of(snapshot_id: str) -> str:
+    """The random part of an id, without what is fixed before and after it."""
+    return snapshot_id.split("-")[1]

@@ -160,6 +160,11 @@ def test_a_version_is_chosen_by_options(spark: SparkSession, tmp_path: Path) -> 
     assert rows(load(spark, made, snapshot_id=first)) == old
     assert rows(load(spark, made, branch="dev")) == old
     assert rows(load(spark, made, branch="main")) == new
+    assert made.resolve("main~1") == first
+    for version in ("main~1", "v1", "dev", first, first.split("-")[1][:8]):
+        assert rows(load(spark, made, version=version)) == old
+    assert rows(read(spark, made.url, version="main~1")) == old
+    assert rows(load(spark, made, version="HEAD")) == new
 
 
 # --- no relation changes another's result ----------------------------------------------------
