@@ -60,3 +60,17 @@ def test_the_log_tells_what_was_left() -> None:
     ]
     assert ("amend metadata", "main", made) in found
     assert {before for operation, _, before in found if operation.startswith("create")} == {""}
+
+
+def test_a_transaction_needs_no_message_and_may_be_empty() -> None:
+    repo = Repository.create(MemoryStorage())
+    with repo.transaction() as store:
+        zarr.create_group(store, path="a")
+    with repo.transaction(allow_empty=True):
+        pass
+    with repo.transaction(message="a milestone", metadata={"n": 1}, allow_empty=True):
+        pass
+    with repo.transaction():  # nothing has changed, and no commit was asked for
+        pass
+    found = [(info.message, dict(info.metadata)) for info in repo.ancestry(limit=3)]
+    assert found == [("a milestone", {"n": 1}), ("no changes", {}), ("change /, /a", {})]

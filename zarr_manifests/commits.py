@@ -97,7 +97,7 @@ class SessionCommits:
         step = txn_of(txn)
         request = CommitRequest(
             "" if message is None else checked_message(message),
-            checked_metadata(metadata),
+            self._metadata(metadata),
             self._rebasing(rebase),
             _attempts(retries),
             self._relocating,
@@ -134,7 +134,10 @@ class SessionCommits:
         """The id of the snapshot without that mark; see `Repository.forget_txn`."""
         check_app(app, expected)
         message = checked_message(f"forget the transactions of {app!r}")
-        return self._land(CommitRequest(message, {}, steps=(MarkStep(app, expected, NO_MARK),)))
+        metadata = self._metadata(None)
+        return self._land(
+            CommitRequest(message, metadata, steps=(MarkStep(app, expected, NO_MARK),))
+        )
 
     def detach(self, lease: timedelta | float | None) -> bytes:
         """The session as bytes; see `Session.detach`."""
@@ -196,7 +199,7 @@ class SessionCommits:
         """
         if marks not in ("take", "drop"):
             raise InvalidArgumentError(f"marks={marks!r}: give 'take' or 'drop'")
-        message, metadata = checked_message(message), checked_metadata(metadata)
+        message, metadata = checked_message(message), self._metadata(metadata)
         source = done.snapshot.parent_id if undo else done.snapshot_id
         if done.snapshot.parent is None or source is None:
             raise InvalidArgumentError(
@@ -232,7 +235,7 @@ class SessionCommits:
         """
         branch = self.writer.branch
         text = f"merge {planned.source} into {branch}" if message is None else message
-        request = planned.request(checked_message(text), checked_metadata(metadata), policy)
+        request = planned.request(checked_message(text), self._metadata(metadata), policy)
         return self._land(request)
 
     def rebase(self, policy: Policy) -> str:
@@ -269,6 +272,11 @@ class SessionCommits:
         except TransactionAlreadyCommitted:
             self.writer.drop("its transaction had been committed before")
             raise
+
+    def _metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The metadata of a commit, over what every commit is configured to have."""
+        own = {} if metadata is None else checked_metadata(metadata)
+        return dict(self.writer.context.config.commits.metadata) | own
 
     def _rebasing(self, rebase: bool | Policy) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase

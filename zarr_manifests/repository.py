@@ -29,6 +29,7 @@ from zarr_manifests.engine.edit.pin import Pin, SessionWriter
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
+from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.opening import (
@@ -412,6 +413,65 @@ class Repository:
         self._context, saved = save_config(self._context, config)
         return saved
 
+    # --- metadata ----------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Metadata of the repository as a whole, such as its title and whom to ask; as of now.
+
+        It belongs to no branch or snapshot, so it has no versions: resets, `restore_refs`, expiry
+        and collection leave it as it is. `set_metadata` and `update_metadata` change it. A clone
+        has it, too.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://metadata-example")
+        >>> repo.set_metadata({"title": "reanalysis", "contact": "data@example.org"})
+        >>> repo.update_metadata({"title": "Reanalysis, daily"})
+        {'title': 'Reanalysis, daily', 'contact': 'data@example.org'}
+        >>> [(one.version, one.operation) for one in repo.ops_log()][:2]
+        [(3, 'set metadata'), (2, 'set metadata')]
+        """
+        return metadata_of(self._context.roots.read().root)
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace the metadata of the repository as a whole, in one atomic operation.
+
+        The first time, it adds a feature to the repository that earlier versions of the package do
+        not know: they refuse to open it then.
+
+        Parameters
+        ----------
+        metadata : mapping
+            Values as in the metadata of a commit; at most 16 KiB in all.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it cannot be stored, or is too large; nothing was changed.
+        """
+        checked = commit.describe.checked_metadata(metadata, "repository")
+        set_metadata(self._context.roots, checked, keep=False)
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Set some names of the metadata of the repository, and keep the others; all of it.
+
+        What others set meanwhile is kept, too, except for these names.
+
+        Parameters
+        ----------
+        metadata : mapping
+            As for `set_metadata`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it cannot be stored, or becomes too large; nothing was changed.
+        """
+        checked = commit.describe.checked_metadata(metadata, "repository")
+        return set_metadata(self._context.roots, checked, keep=True)
+
     # --- sessions ----------------------------------------------------------------------------
 
     def readonly_session(
@@ -588,15 +648,17 @@ class Repository:
         self,
         branch: str = DEFAULT_BRANCH,
         *,
-        message: str,
+        message: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         txn: Txn | tuple[str, int] | None = None,
         fresh: bool = True,
+        allow_empty: bool = False,
     ) -> Iterator[ManifestStore]:
         """A store whose changes are committed at the end of the block, or not at all.
 
-        If the block raises, nothing is committed; if it changes nothing, no commit is made. After
-        the block what was opened from the store can be read, and refuses to be changed.
+        If the block raises, nothing is committed; if it changes nothing, no commit is made, unless
+        `allow_empty` asks for one. Without a message, the commit says which nodes have changed.
+        After the block what was opened from the store can be read, and refuses to be changed.
 
         With `txn`, as of `Session.commit`, a commit is made also if the block changes nothing. If
         the step was committed before, `TransactionAlreadyCommitted` is raised before the block
@@ -613,8 +675,8 @@ class Repository:
         try:
             step = commits.begin(txn)
             yield session.store
-            if session.has_uncommitted_changes or step is not None:
-                session.commit(message, metadata, txn=step)
+            if session.has_uncommitted_changes or step is not None or allow_empty:
+                session.commit(message, metadata, txn=step, allow_empty=allow_empty)
             else:
                 session.check_forks()
         finally:
@@ -1360,6 +1422,9 @@ class Repository:
     def create_branch(self, name: str, version: str | None = None) -> None:
         """Create a branch at a snapshot of the history, by default at the head of `main`.
 
+        It may also be a snapshot that no branch or tag leads to any more, such as after a reset, as
+        long as no collection deletes any of it; `ops_log` has the ids.
+
         Parameters
         ----------
         name : str
@@ -1372,7 +1437,7 @@ class Repository:
         AlreadyExistsError
             If there is a branch of that name.
         SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
+            If the snapshot does not exist, or a collection of garbage deletes parts of it.
         """
         self._refs.create_branch(name, version)
 
@@ -1398,7 +1463,7 @@ class Repository:
         NotFoundError
             If there is no such branch.
         SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
+            If the snapshot does not exist, or a collection of garbage deletes parts of it.
         InvalidArgumentError
             If commits of the branch would be dropped, and neither `force` nor `expected` is given.
         ConflictError
@@ -1428,6 +1493,9 @@ class Repository:
     def create_tag(self, name: str, version: str | None = None) -> None:
         """Create a tag at a snapshot of the history, by default at the head of `main`.
 
+        It may also be a snapshot that no branch or tag leads to any more, such as after a reset, as
+        long as no collection deletes any of it; `ops_log` has the ids.
+
         Parameters
         ----------
         name : str
@@ -1440,7 +1508,7 @@ class Repository:
         AlreadyExistsError
             If there is, or ever was, a tag of that name.
         SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
+            If the snapshot does not exist, or a collection of garbage deletes parts of it.
         """
         self._refs.create_tag(name, version)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zarr_manifests.config import ManifestSet, Preload, RepositoryConfig, Rule
-from zarr_manifests.config.kinds import Kind, ListOf, Number, Whole, Word
+from zarr_manifests.config.kinds import Kind, LabelsKind, ListOf, Number, Whole, Word
 from zarr_manifests.config.sections import Nested, Option, Section, options_of
 
 HERE = Path(__file__).parent
@@ -46,6 +46,8 @@ def span(kind: Kind) -> str:
             return "see below"
         case ListOf():
             return "a list of [containers](virtual.md#save-containers)"
+        case LabelsKind():
+            return "a map of up to 64 names to texts, numbers, true and false"
     return "`30d`, `24h`, `10m`, `0s` up to 36,525 days"
 
 

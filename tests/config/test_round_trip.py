@@ -131,6 +131,10 @@ def test_names_come_back_from_yaml_as_they_are(name: str) -> None:
         chunk_manifests=ChunkManifests(splitting=(Split(".*", ((name, 5),)),))
     )
     assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+    config = RepositoryConfig(commits=Commits(metadata=((name, name), ("n", 1.5), ("no", False))))
+    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+    assert config_of_root(config.to_dict()) == pickle.loads(pickle.dumps(config)) == config
+    hash(config)
 
 
 def json_keys_kept(value: object) -> object:

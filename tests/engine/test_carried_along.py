@@ -29,6 +29,7 @@ from zoned import counting, numbers, write
 
 MARKS = {"app": 7, "ä other": 2**63 - 1}
 IN_PAGE = {f"application {i}": i for i in range(400)} | {"app": 3}
+ABOUT = {"title": "carried along", "contacts": ["a", "b"]}
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def storage() -> MemoryStorage:
         lambda root: replace(
             root,
             features=FEATURES,
+            metadata=ABOUT,
             branches={"main": replace(root.branches["main"], head=moved)},
         ),
         merge.snapshot_id,
@@ -147,6 +149,7 @@ def test_whatever_changes_keeps_marks_and_features(what: str, storage: MemorySto
     assert (after.marks, after.marks_page) == (MARKS, before.marks_page)
     assert after.merged == (before.merged if is_still_a_merge else None)
     assert root_of(storage).features == FEATURES
+    assert root_of(storage).metadata == ABOUT
     repository = opened(storage)
     repository.garbage_collect(timedelta(0))
     assert repository.verify().problems == ()
@@ -193,9 +196,11 @@ def test_recovery_and_restoring_keep_features(storage: MemoryStorage) -> None:
     set_step(opened(storage), 2)
     opened(storage).restore_refs(version)
     assert root_of(storage).features == FEATURES
+    assert root_of(storage).metadata == ABOUT
     storage.put("current", b"damaged")
     Repository.recover(storage)
     assert root_of(storage).features == FEATURES
+    assert root_of(storage).metadata == ABOUT
     assert head_of(storage).marks == MARKS
 
 

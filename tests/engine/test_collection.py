@@ -274,6 +274,7 @@ def test_the_first_expiry_waits_for_a_lease_on_what_tags_alone_have() -> None:
         assert read(repository.readonly_session(snapshot_id=leased)) == [7] * 8
     assert repository.expire_snapshots(keep_last=1).kept == {"main": 1}
     assert [i.message for i in repository.ancestry(tag="kept")] == ["tagged"]
+    repository.garbage_collect(NOW)
     with pytest.raises(SnapshotExpiredError):
         repository.create_branch("late", leased)
 

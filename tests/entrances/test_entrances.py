@@ -416,6 +416,11 @@ BY_ENTRANCE = {
     ("of", "state"): values.TEXT.plus("fetched"),
     ("RepositoryConfig", "cache"): CONFIGS["commits"],
     ("Rule", "initialized_chunks"): Values((None, cf.Interval(0, 5)), (), (5, "x", [1])),
+    ("Commits", "metadata"): Values(
+        ((), (("host", "a"), ("n", 1.5), ("test", True))),
+        tuple(((one, "a"),) for one in values.TEXT.extreme),
+        (None, 5, "x", [1], (1,), (("a", [1]),), ((1, 2),), {"a": 1}, (("a", object()),)),
+    ),
     ("Rule", "metadata_chunks"): Values((None, cf.Interval(0, 5)), (), (5, "x", [1])),
 }
 XARRAYS = (

@@ -338,6 +338,7 @@ roots = st.builds(
     numbers,
     st.dictionaries(texts, numbers, max_size=2),
     st.lists(st.sampled_from(FEATURES), unique=True).map(tuple),
+    st.dictionaries(texts, plain, max_size=3),
 )
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -640,6 +641,7 @@ def samples() -> dict[str, bytes]:
             6,
             {"collections": 2},
             FEATURES,
+            {"title": ["a", {"b": 1.5}]},
         ),
         "snapshot": Snapshot(
             snapshot_id_of(WHERE),

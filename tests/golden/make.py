@@ -36,6 +36,7 @@ from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     FEATURES,
+    METADATA,
     ZONE_MAPS,
     Lease,
     LogEntry,
@@ -105,6 +106,17 @@ def tiny(folder: Path) -> MemoryStorage:
     repo = create(1, folder)
     with repo.transaction("main", message="a few numbers", metadata={"by": "hand"}) as store:
         zarr.create_array(store, name="x", data=np.arange(4.0), dimension_names=["x"])
+    return repo.storage
+
+
+def described(folder: Path) -> MemoryStorage:
+    """With metadata of its own, of every kind of value."""
+    repo = create(10, folder)
+    repo.set_metadata({"title": "golden", "old": True})
+    with repo.transaction("main", message="a group") as store:
+        zarr.create_group(store)
+    kinds = {"texts": ["a", "ä€𝄞"], "numbers": {"whole": 2**63, "real": -1.5}, "bytes": b"\0\1"}
+    repo.update_metadata({"old": None, "kinds": kinds})
     return repo.storage
 
 
@@ -370,7 +382,7 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         pending=(PendingDeletion(line.put("snapshots", b"nor is this one"), 1),),
         collected=2,
         counters={"collections": 1, "counters of another time": 2},
-        features=tuple(name for name in FEATURES if name != ZONE_MAPS),  # these are in `zones`
+        features=tuple(name for name in FEATURES if name not in (ZONE_MAPS, METADATA)),
     ).with_log(entry)
     storage.create(f"root/{root.version:020d}", root.bare().encode())
     assert storage.cas("current", root.encode(), tagged.token) is not None
@@ -492,7 +504,7 @@ def zones(folder: Path) -> MemoryStorage:
 
 
 MANUAL = {"mode": "manual"}
-MAKERS = (tiny, chunks, arrays, history, pages, protocols, blocks, nodes, zones)
+MAKERS = (tiny, chunks, arrays, history, pages, protocols, blocks, nodes, zones, described)
 
 
 # --- what is expected ------------------------------------------------------------------------
@@ -530,6 +542,7 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
         if "zone-maps" in root["features"]
     }
     more = {"zones": zones} if zones else {}
+    more |= {"metadata": plain(root["metadata"])} if "metadata" in root else {}
     return {"refs": refs, "snapshots": snapshots, "root": told, **more}
 
 

@@ -32,7 +32,18 @@ from zarr_manifests.store import contents_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
-NAMES = ("tiny", "chunks", "arrays", "history", "pages", "protocols", "blocks", "nodes", "zones")
+NAMES = (
+    "tiny",
+    "chunks",
+    "arrays",
+    "history",
+    "pages",
+    "protocols",
+    "blocks",
+    "nodes",
+    "zones",
+    "described",
+)
 MODIFIED_NS = 1_700_000_000_123_000_000
 
 FROZEN = (
@@ -171,6 +182,7 @@ def test_the_independent_reader_finds_what_is_expected(name: str, copies: bool) 
     fields = ("features", "fence", "swept", "epochs", "collected", "counters", "deleted_leases")
     for field in (*fields, "log"):
         assert plain(found.root[field]) == root[field]
+    assert plain(found.root.get("metadata", {})) == expected.get("metadata", {})
     assert plain(found.leases()) == root["leases"]
     assert plain(found.pending()) == root["pending"]
     for branch, fields in root["branches"].items():
@@ -217,6 +229,7 @@ def test_the_package_finds_what_is_expected(name: str, copied: Path) -> None:
     expected = expected_of(name)
     repo = opened(copied)
     assert {*repo.list_branches(), *repo.list_tags()} == expected["refs"].keys()
+    assert plain(repo.metadata) == expected.get("metadata", {})
     heads = repo.list_branches() | repo.list_tags()
     assert heads == {ref: ids[0] for ref, ids in expected["refs"].items()}
     for branch in repo.list_branches():
@@ -320,7 +333,7 @@ def test_it_opens_for_writing(name: str, copied: Path) -> None:
     assert values_of(store, old) == due
     after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
     kept = ("fence", "swept", "epochs", "collected", "counters", "leases", "pending", "pages")
-    kept += ("deleted_leases", "features")
+    kept += ("deleted_leases", "features", "metadata")
     assert [getattr(after, f) for f in kept] == [getattr(before, f) for f in kept]
     own = ("epoch", "floor", "index")
     old_main, new_main = before.branches["main"], after.branches["main"]
@@ -378,6 +391,7 @@ def test_they_have_something_of_everything() -> None:
     assert {len({*sequences}) for sequences in merged} == {0, 1, 2}
     root = {"branches", "tags", "log", "leases", "fence", "swept", "epochs", "pages", "pending"}
     assert root | {"features", "collected", "counters", "deleted_tags", "deleted_leases"} <= fields
+    assert "metadata" in fields
     assert {f"pages {s}" for s in ("branches", "tags", "leases", "pending")} <= fields
     known = {"base", "epoch", "floor", "index", "ahead"}
     assert {f"branch {field}" for field in known} <= fields

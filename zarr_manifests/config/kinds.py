@@ -24,6 +24,8 @@ __all__ = [
     "AlongKind",
     "Entry",
     "Kind",
+    "Labels",
+    "LabelsKind",
     "ListOf",
     "Number",
     "Text",
@@ -213,6 +215,53 @@ class AlongKind(Kind):
 def _is_unicode(text: str) -> bool:
     """Whether the text can be written: half of a surrogate pair cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+type Labels = tuple[tuple[str, str | int | float | bool], ...]
+
+
+class LabelsKind(Kind):
+    """Texts, numbers and booleans by name; a map in YAML, where null removes a name."""
+
+    most: ClassVar = 64
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "maxProperties": 64,
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    }
+
+    def faults(self, value: object) -> Iterator[str]:
+        if not isinstance(value, tuple):
+            yield f": expected names and their values, such as {{host: a}}, got {shown(value)}"
+        elif len(value) > self.most:
+            yield f": {len(value)} names, at most {self.most} are allowed"
+        else:
+            for pair in value:
+                if isinstance(pair, tuple) and len(pair) == 2:
+                    yield from (under(spelled(pair[0]), fault) for fault in self._pair(*pair))
+                else:
+                    yield f": expected (name, value), got {shown(pair)}"
+            names = [pair[0] for pair in value if isinstance(pair, tuple) and len(pair) == 2]
+            yield from (f": {shown(one)} is there twice" for one in names if names.count(one) > 1)
+
+    def _pair(self, name: object, value: object) -> Iterator[str]:
+        if not (isinstance(name, str) and 0 < len(name) <= 255 and _is_unicode(name)):
+            yield f": {shown(name)} is no name of 1 to 255 characters"
+        sound = type(value) in (str, int, float, bool)
+        if isinstance(value, str):
+            sound = _is_unicode(value)
+        elif isinstance(value, int | float):
+            sound = sound and -(2**63) <= value < 2**63  # which no NaN is
+        if not sound:
+            yield f": expected a text, a finite number, true or false, got {shown(value)}"
+
+    def read(self, plain: Any) -> Any:
+        if not isinstance(plain, Mapping):
+            return plain
+        return tuple((name, value) for name, value in plain.items() if value is not None)
+
+    def write(self, value: Any) -> Any:
+        return dict(value)
 
 
 class Entry(Kind):

@@ -14,7 +14,17 @@ from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.cache_options import Cache
-from zarr_manifests.config.kinds import ListOf, Number, Whole, Word, hyphened, spelled, under
+from zarr_manifests.config.kinds import (
+    Labels,
+    LabelsKind,
+    ListOf,
+    Number,
+    Whole,
+    Word,
+    hyphened,
+    spelled,
+    under,
+)
 from zarr_manifests.config.manifest_sets import ChunkManifests
 from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.config.sections import (
@@ -54,6 +64,9 @@ class Commits:
         it touches are packed anew, which costs more then and less when reading.
     attempts : int
         How often a commit that other writers overtake is rebased and swapped again. 1 to 10,000.
+    metadata : tuple of (str, str, int, float or bool), optional
+        Names and values that the metadata of every commit gets; the commit's own values come first.
+        In a mapping and in YAML, a map. Up to 64.
     """
 
     mode: Annotated[
@@ -65,6 +78,9 @@ class Commits:
     attempts: Annotated[
         int, Whole(1, 10_000), "how often a commit that others overtake is tried"
     ] = 100
+    metadata: Annotated[
+        Labels, LabelsKind(), "what the metadata of every commit gets, where it says nothing else"
+    ] = ()
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -294,10 +310,13 @@ class RepositoryConfig:
         return self.commits.attempts
 
     def to_dict(self) -> dict[str, Any]:
-        """The options under their hyphenated names, in sections; no empty list of containers."""
+        """The options under their hyphenated names, in sections; without empty lists."""
         plain = plain_values(self)
-        if not self.virtual_containers:  # so that a root without any stays as small as it is
+        # So that a root without any stays as small as it is.
+        if not self.virtual_containers:
             del plain["virtual-containers"]
+        if not self.commits.metadata:
+            del plain["commits"]["metadata"]
         return plain
 
     def to_yaml(self) -> str:

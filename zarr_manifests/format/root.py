@@ -50,6 +50,7 @@ __all__ = [
     "LOG_TAIL",
     "MARKS_PAGE",
     "MERGE",
+    "METADATA",
     "ROOT_KEY",
     "ZONE_MAPS",
     "Branch",
@@ -78,7 +79,8 @@ MARKS_PAGE: Final = "marks-page"
 HISTORY_PAGES: Final = "history-pages"
 MERGE: Final = "merge"
 ZONE_MAPS: Final = "zone-maps"
-FEATURES: Final = (MARKS_PAGE, MERGE, HISTORY_PAGES, ZONE_MAPS)
+METADATA: Final = "metadata"
+FEATURES: Final = (MARKS_PAGE, MERGE, HISTORY_PAGES, ZONE_MAPS, METADATA)
 """The optional parts of the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
@@ -395,6 +397,8 @@ class Root:
         Counters of the whole repository.
     features : tuple of str
         The optional parts of the format that the repository uses; never fewer than before.
+    metadata : mapping of str to object
+        Metadata of the repository as a whole.
     """
 
     repository_id: str
@@ -417,6 +421,7 @@ class Root:
     collected: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_features(self.features)
@@ -486,8 +491,8 @@ class Root:
 
     @property
     def refs_bytes(self) -> int:
-        """Size of the canonical form without the configuration, which has its own bound."""
-        return len(replace(self.bare(), config=_NO_CONFIG).encode())
+        """Size of the canonical form without configuration and metadata, which have own bounds."""
+        return len(replace(self.bare(), config=_NO_CONFIG, metadata={}).encode())
 
     def bare(self) -> Root:
         """The canonical form, without copies."""
@@ -521,6 +526,8 @@ class Root:
             "collected": self.collected,
             "counters": {name: self.counters[name] for name in sorted(self.counters)},
         }
+        if self.metadata:  # left out if empty: every swap writes the root
+            payload["metadata"] = dict(self.metadata)
         return encode(ObjectKind.ROOT, payload)
 
     @classmethod
@@ -560,6 +567,7 @@ class Root:
             fields.number("collected"),
             fields.counters("counters"),
             features,
+            fields.table("metadata"),
         )
 
 

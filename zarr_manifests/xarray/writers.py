@@ -181,7 +181,10 @@ def write(
     if check not in ("values", "encoding", None):
         raise InvalidArgumentError(f"check must be 'values', 'encoding' or None, not {check!r}")
     _check_append(append_dim, region, on_existing, sort, relocate=relocate)
-    message, metadata = checked_message(message), checked_metadata(metadata)
+    message, metadata = (
+        checked_message(message),
+        checked_metadata({} if metadata is None else metadata),
+    )
     encoding = {name: dict(how) for name, how in (encoding or {}).items()}
     path = (group or "").strip("/")
     append = None

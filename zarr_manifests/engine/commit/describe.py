@@ -36,21 +36,21 @@ def checked_message(message: object) -> str:
     return message
 
 
-def checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metadata as readers will get it, if it is valid."""
-    if not isinstance(metadata, Mapping | None):
+def checked_metadata(metadata: Mapping[str, Any], of: str = "commit") -> dict[str, Any]:
+    """Return the metadata as readers will get it, if it is valid; `of` is for errors."""
+    if not isinstance(metadata, Mapping):
         raise InvalidArgumentError(
-            f"commit metadata is a map of names to values, not a {type(metadata).__name__}"
+            f"{of} metadata is a map of names to values, not a {type(metadata).__name__}"
         )
     try:
         # Nested as deep as it will be stored: not all that packs can be unpacked.
-        ((checked,),) = unpack(pack([[dict(metadata or {})]], default=_plain))
+        ((checked,),) = unpack(pack([[dict(metadata)]], default=_plain))
     except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
         raise InvalidArgumentError(
-            f"commit metadata must be made of strings, numbers, lists and maps: {error}"
+            f"{of} metadata must be made of strings, numbers, lists and maps: {error}"
         ) from error
     if not all(isinstance(name, str) for name in checked):
-        raise InvalidArgumentError("the names in commit metadata must be strings")
+        raise InvalidArgumentError(f"the names in {of} metadata must be strings")
     return dict(checked)
 
 

@@ -418,13 +418,15 @@ class _Clone:
     # --- copying -----------------------------------------------------------------------------
 
     def _changes(self, branches: Mapping[str, Branch]) -> bool:
-        """Whether any of the branches of the clone differs from what it will be."""
+        """Whether a branch or the metadata of the clone differs from what it will be."""
 
         def told(branch: Branch | None) -> Any:
             return None if branch is None else (branch.head.bare(), branch.index, branch.floor)
 
-        there = self.place.branches
-        return any(told(there.get(name)) != told(branch) for name, branch in branches.items())
+        there, mine = self.place.branches, self.place.whole
+        moved = any(told(there.get(name)) != told(branch) for name, branch in branches.items())
+        known = {} if mine is None else mine.metadata
+        return moved or {**known, **self.source.metadata} != known
 
     def _copy(
         self, copier: ObjectCopier, due: Mapping[str, BlobRef], branches: Mapping[str, Branch]

@@ -48,6 +48,7 @@ def begun(
         (LogEntry(version, now_ms, OPERATION, "", "", operation_id).signed(by),),
         fence=version,
         features=source.features,
+        metadata=source.metadata,
     )
 
 
@@ -63,6 +64,7 @@ def continued(
         pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
         deleted_branches=(),
         swept=0,
+        metadata={**root.metadata, **source.metadata},
     )
     for feature in source.features:
         new = new.with_feature(feature)
