@@ -21,6 +21,7 @@ from zarr_manifests.cli import app
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 MATHJAX = re.compile(r"<script data-mkdocs-jupyter-mathjax.*?</script>", re.DOTALL)
+PICTURE = 'src="data:image/png;base64,'
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc\s*=\s*["']?(?:https?:)?//[^\s"'>]*"""
     r"""|<link\b(?=[^>]*\brel\s*=\s*["']?(?:stylesheet|preload|preconnect|icon))[^>]*\bhref\s*=\s*["']?(?:https?:)?//[^\s"'>]*"""
@@ -71,8 +72,16 @@ def verbs() -> str:
     return get_docs_for_click(obj=command, ctx=context, indent=1, name=name)
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """A page without the script that fetches MathJax for notebooks: ours have no formulas."""
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """A page without the script that fetches MathJax for notebooks: ours have no formulas.
+
+    Raises
+    ------
+    PluginError
+        If a notebook has made no picture.
+    """
+    if page.file.src_uri.startswith("notebooks/") and PICTURE not in output:
+        raise PluginError(f"{page.file.src_uri} has no picture")
     return MATHJAX.sub("", output)
 
 

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-import matplotlib.pyplot
 import pytest
 from typer.testing import CliRunner
 
+from notebooks import code_of, run_notebook
 from zarr_manifests.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -139,20 +138,55 @@ def test_pictures_are_those_of_their_scripts(name: str) -> None:
     assert (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8") == drawn
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
-def test_the_cells_of_a_notebook_run(
+def in_spark(notebook: Path) -> bool:
+    return any("zarr_manifests.spark" in cell for cell in code_of(notebook))
+
+
+@pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if not in_spark(n)], ids=name_of)
+def test_the_cells_of_a_notebook_run_and_end_in_a_picture(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert code
-    assert not any(cell.get("outputs") for cell in cells), "outputs are not kept: clear them"
-    namespace: dict[str, object] = {"__name__": "notebook"}
-    for number, source in enumerate(code):
-        exec(compile(source, f"{notebook.name}[{number}]", "exec"), namespace)  # noqa: S102
-    matplotlib.pyplot.close("all")
+    run_notebook(notebook)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if in_spark(n)], ids=name_of)
+def test_the_cells_of_a_notebook_run_with_spark(notebook: Path, tmp_path: Path) -> None:
+    """In a process of its own: a notebook stops the session it starts."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/support/notebooks.py", notebook],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "fault"),
+    [
+        (["1 + 1"], "does not end in a picture"),
+        (["from matplotlib import pyplot as p; p.plot([1, 2])", "2"], "does not end in a picture"),
+        (["from matplotlib import pyplot as p; p.subplots()"], "all one color"),
+        (["from matplotlib import pyplot as p; p.imshow([[5, 5], [5, 5]])"], "all one color"),
+        (["from matplotlib import pyplot as p; p.figure()"], "all one color"),
+        ([], "has no code"),
+        (["from matplotlib import pyplot as p; p.imshow([[5, 6], [5, 5]])"], None),
+    ],
+)
+def test_a_notebook_without_a_picture_fails(
+    cells: list[str], fault: str | None, tmp_path: Path
+) -> None:
+    made = [{"cell_type": "code", "source": [cell], "outputs": []} for cell in cells]
+    notebook = tmp_path / "made.ipynb"
+    notebook.write_text(json.dumps({"cells": made}), encoding="utf-8")
+    if fault is None:
+        run_notebook(notebook)
+    else:
+        with pytest.raises(AssertionError, match=fault):
+            run_notebook(notebook)
 
 
 def prose(page: Path) -> str:
