@@ -1,8 +1,8 @@
-.PHONY: help setup demo test lint docs package servers spark cluster sweep simulate explore bench
+.PHONY: help setup demo test lint docs package servers browser spark cluster sweep simulate explore bench
 
 MINUTES ?= 10
 FIRST ?= 100000
-QUICK = not servers and not spark and not cluster and not simulation and not faults and not benchmarks
+QUICK = not servers and not browser and not spark and not cluster and not simulation and not faults and not benchmarks
 ALL = --hypothesis-profile sweep --examples 2
 
 help:  ## list these commands
@@ -38,7 +38,11 @@ servers: setup  ## run the tests of each server of object stores and of other re
 	    --constraint .ci/constraints.txt --group readers
 	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage tests/serving
 
-spark: setup  ## run the tests that start Spark, as CI does after make servers
+browser: setup  ## look at the pages of zarr-manifests serve in Chromium, as CI does after make servers
+	@.ci/setup-browser
+	.venv/bin/pytest -m browser tests/browser
+
+spark: setup  ## run the tests that start Spark, as CI does after make browser
 	.venv/bin/pytest -m spark $(ALL)
 
 cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark

@@ -246,7 +246,7 @@ def test_setup_is_done_once_and_again_when_a_pin_changes(machine: Machine, tmp_p
 
 
 def test_the_scripts_can_be_run() -> None:
-    names = ("find-python", "run", "setup", "setup-servers")
+    names = ("find-python", "run", "setup", "setup-browser", "setup-servers")
     assert all(os.access(ROOT / ".ci" / name, os.X_OK) for name in names)
 
 

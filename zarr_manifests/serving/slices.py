@@ -177,8 +177,19 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
         )
     axes = _sparse(axes_of(index, array.shape), array.chunks)
     values = _decoded(_read(array, axes), node)
-    shown = [(at, axis) for at, axis in enumerate(axes) if not axis.single]
     names = (node.array and node.array.dimension_names) or (None,) * len(axes)
+    told = [
+        {
+            "axis": at,
+            "name": names[at],
+            "size": axis.size,
+            "start": axis.start,
+            "step": axis.step,
+            "count": axis.count,
+            **_coordinate(opened, contents, node, names[at], axis),
+        }
+        for at, axis in enumerate(axes)
+    ]
     finite = values[np.isfinite(values)]
     attributes = _attributes(node)
     header = {
@@ -186,18 +197,8 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
         "path": absolute(node.path),
         "shape": list(values.shape),
         "at": [axis.start if axis.single else None for axis in axes],
-        "axes": [
-            {
-                "axis": at,
-                "name": names[at],
-                "size": axis.size,
-                "start": axis.start,
-                "step": axis.step,
-                "count": axis.count,
-                **_coordinate(opened, contents, node, names[at], axis),
-            }
-            for at, axis in shown
-        ],
+        "axes": [one for one, axis in zip(told, axes, strict=True) if not axis.single],
+        "fixed": [one for one, axis in zip(told, axes, strict=True) if axis.single],
         "minimum": float(finite.min()) if finite.size else None,
         "maximum": float(finite.max()) if finite.size else None,
         "missing": int(values.size - finite.size),
@@ -300,14 +301,24 @@ def _coordinate(
         return {"values": None, "units": None}
     if axis.chunks(array.chunks[0]) > MOST_CHUNKS:
         return {"values": None, "units": None}
-    stored, attributes = _read(array, [axis]), _attributes(found)
+    whole = SliceAxis(axis.start, axis.step, axis.count, axis.size)
+    stored, attributes = _read(array, [whole]), _attributes(found)
     units = attributes.get("units")
+    named = {name: _text(attributes.get(name)) for name in ("long_name", "positive")}
     times = stored if stored.dtype.kind == "M" else _times(stored, units, attributes)
     if times is not None:
         texts = np.datetime_as_string(times.astype("datetime64[s]")).tolist()
-        return {"values": [None if text == "NaT" else text for text in texts], "units": None}
+        return {
+            "values": [None if text == "NaT" else text for text in texts],
+            "units": None,
+            **named,
+        }
     values = _unpacked(stored, attributes).tolist()
-    return {"values": [v if np.isfinite(v) else None for v in values], "units": _text(units)}
+    return {
+        "values": [v if np.isfinite(v) else None for v in values],
+        "units": _text(units),
+        **named,
+    }
 
 
 def _beside(contents: SessionView, node: Node, name: str | None) -> Node | None:
