@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -600,6 +601,28 @@ def test_looking_costs_a_request_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
         counting.reset()
         write(days(length + 1), counting, on_existing="skip")
         assert {r.op for r in counting.log} <= {"head", "get", "get_tagged", "get_ranges"}
+
+
+def test_an_append_opens_the_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document is parsed once by what looks at the group, and once to write."""
+    storage, both = MemoryStorage(), {name: ("time", [1.0]) for name in "tuv"}
+    write(xr.Dataset(both, {"time": [0]}), storage, encoding={})
+    groups, arrays = Counter[str](), Counter[str]()
+    opened, made = zarr.open_group, zarr.Array.from_dict
+
+    def open_group(*args: Any, **options: Any) -> Any:
+        groups.update(["all"])
+        return opened(*args, **options)
+
+    def from_dict(where: Any, fields: Any) -> Any:
+        arrays.update([where.path])
+        return made(where, fields)
+
+    monkeypatch.setattr(zarr, "open_group", open_group)
+    monkeypatch.setattr(zarr.Array, "from_dict", from_dict)
+    write(xr.Dataset(both, {"time": [1]}), storage, encoding={})
+    assert groups == {"all": 1}
+    assert arrays == dict.fromkeys(["t", "u", "v", "time"], 2)
 
 
 # --- a model ---------------------------------------------------------------------------------

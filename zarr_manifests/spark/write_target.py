@@ -43,6 +43,7 @@ from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.encoding import begin_write, explained, fit_of, fits_of
 from zarr_manifests.xarray.fit import Fit, MisfitError
 from zarr_manifests.xarray.same_labels import SameLabels
+from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.writers import zarr_format_at
 
 __all__ = ["Begun", "Target", "begin"]
@@ -379,7 +380,9 @@ def _append(
         for name in target.names
     }
     coordinate = {} if there is None else {dim: (dim, given[:0])}
-    check_agreement(xr.Dataset({**nothing, **coordinate}), store, target.group, dim)
+    workspace = workspace_of(store)
+    group = StoredGroup(workspace.context, workspace.contents.view, target.group)
+    check_agreement(xr.Dataset({**nothing, **coordinate}), group, dim)
     check: Callable[[Any], None] = _no_check
     # Filled, the region would lose what is there.
     existing: OnExisting = "replace" if options.missing == "keep" else "error"
@@ -394,9 +397,8 @@ def _append(
             xr.Dataset({dim: (dim, given)}), dim, target.group, existing, None, relocate=False
         )
         assert append is not None
-        workspace = workspace_of(store)
         with _own_advice():
-            planned = append.plan(workspace.context, workspace.contents.view)
+            planned = append.plan(group)
         check = partial(append.check, workspace.context, planned)
         given = given[list(planned.appended)]
         length = size + len(given)
@@ -537,7 +539,9 @@ def _create(
     new = {name: one for name, one in new.items() if join(target.group, name) not in nodes}
     if new:
         ds = xr.Dataset(coords=new, attrs=attributes)
-        fits = fits_of(ds, store, how, {})
+        contents = workspace_of(store).contents
+        group = StoredGroup(contents.context, contents.view, target.group)
+        fits = fits_of(ds, group, how, {})
         with explained(ds, fits):
             begin_write(ds, store, how, None, {}, fits, statistics=options.statistics).sync()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -25,11 +24,9 @@ import zarr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.display import fields_of
-from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import split
-from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["check_agreement", "meaning_of_bounds"]
 
@@ -44,20 +41,24 @@ _LISTED: Final = 5
 
 
 def check_agreement(
-    ds: xr.Dataset, store: ManifestStore, group: str, append_dim: Hashable | None
-) -> None:
+    ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None
+) -> frozenset[str]:
     """Refuse a dataset whose values would change their meaning in the group's arrays.
 
     Parameters
     ----------
     ds : Dataset
         The dataset to write.
-    store : ManifestStore
-        The store to write to; its session has no changes yet.
-    group : str
-        Path of the group, which has arrays.
+    group : StoredGroup
+        The group to write to, which has arrays.
     append_dim : hashable, optional
         The dimension to append along.
+
+    Returns
+    -------
+    frozenset of str
+        Names of variables with times that were encoded and decoded here, and are read back as they
+        are: their values need no other check.
 
     Raises
     ------
@@ -66,19 +67,17 @@ def check_agreement(
         values are packed already and the existing ones are not; or if after the append arrays would
         differ in length, or an index coordinate would not match the existing one.
     """
-    contents = contents_of(store)
-    # Looking at this is no read that the commit depends on.
-    snapshot = SessionView(contents.context, contents.view)
-    reader = ManifestStore(snapshot, read_only=True)
-    members = snapshot.members(group)
-    arrays = {split(path)[1]: node for path, node in members.items() if node.array is not None}
+    arrays = group.nodes
     attributes = [_attributes(node) for node in arrays.values()]
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)
+    known = set()
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            stored = _Stored(arrays[name], reader, meaning_of_bounds(name, attributes))
-            _check_variable(name, ds.variables[name], stored, append_dim)
+            stored = _Stored(name, group, meaning_of_bounds(name, attributes))
+            if _check_variable(name, ds.variables[name], stored, append_dim):
+                known.add(name)
+    return frozenset(known)
 
 
 def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -100,13 +99,13 @@ def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str
 class _Stored:
     """An existing array: its attributes, and the array itself, opened on first use."""
 
-    def __init__(self, node: Node, store: ManifestStore, meaning: Mapping[str, Any]) -> None:
-        self._node, self._store = node, store
-        self.attributes: Mapping[str, Any] = {**meaning, **_attributes(node)}
+    def __init__(self, name: str, group: StoredGroup, meaning: Mapping[str, Any]) -> None:
+        self._name, self._group = name, group
+        self.attributes: Mapping[str, Any] = {**meaning, **_attributes(group.nodes[name])}
 
-    @cached_property
+    @property
     def array(self) -> zarr.Array[Any]:
-        return zarr.open_array(self._store, path=self._node.path, mode="r")
+        return self._group.array(self._name)
 
 
 def _attributes(node: Node) -> Mapping[str, Any]:
@@ -143,8 +142,9 @@ def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hasha
 
 def _check_variable(
     name: str, variable: xr.Variable, stored: _Stored, append_dim: Hashable | None
-) -> None:
-    attributes = stored.attributes
+) -> bool:
+    """Whether all values are times that are read back as they are."""
+    attributes, known = stored.attributes, False
     for key in _MEANING:
         there, given = attributes.get(key), variable.attrs.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
@@ -160,9 +160,9 @@ def _check_variable(
                 "xr.decode_cf, or drop the attribute if it means nothing"
             )
     if variable.chunks is not None:
-        return  # xarray itself refuses to encode lazy times in other units
+        return False  # xarray itself refuses to encode lazy times in other units
     if _is_time(variable):
-        _check_times(name, variable, stored)
+        known = _check_times(name, variable, stored)
     elif " since " in str(attributes.get("units")) and "units" not in variable.attrs:
         raise InvalidArgumentError(
             f"{name!r} has no units, and the existing array holds times, in "
@@ -175,6 +175,7 @@ def _check_variable(
             f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
             f"reindex), or drop {name!r} if only its values are wrong"
         )
+    return known
 
 
 def _same_units(one: str, other: str) -> bool:
@@ -199,12 +200,12 @@ def _is_time(variable: xr.Variable) -> bool:
     )
 
 
-def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
-    """Refuse times that would be read back differently."""
+def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> bool:
+    """Refuse times that would be read back differently; whether none is or becomes missing."""
     given, attributes, dtype = np.ravel(variable.values), stored.attributes, stored.array.dtype
     meaning = {key: attributes[key] for key in _MEANING if key in attributes}
     if not given.size:
-        return
+        return False
     if "units" not in meaning:
         raise InvalidArgumentError(
             f"{name!r} has times, and the existing array, of type {dtype}, has no units for "
@@ -224,6 +225,8 @@ def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> None:
             f"requires: {what}. Write the array again, in units that can represent both, such as "
             f"encoding={{{name!r}: {{'units': 'seconds since 1970-01-01'}}}}"
         )
+    marks = any(key in attributes for key in ("_FillValue", "missing_value"))
+    return not marks and not xr.Variable("values", given).isnull().values.any()
 
 
 def _off(read: Any, given: Any) -> npt.NDArray[np.bool_]:

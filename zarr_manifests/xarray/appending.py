@@ -18,10 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-from xarray.backends import ZarrStore
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -40,7 +38,8 @@ from zarr_manifests.planning.conflict.append_labels import (
     plan_append,
 )
 from zarr_manifests.records import dataclass
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.xarray.encoding import encoding_of
+from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["Append"]
 
@@ -102,20 +101,20 @@ class Append:
             )
         return None
 
-    def plan(self, context: ReadContext, view: SnapshotView) -> AppendPlan:
-        """Plan what to do with each row on this snapshot.
+    def plan(self, group: StoredGroup) -> AppendPlan:
+        """Plan what to do with each row on the group of a snapshot.
 
         Raises
         ------
         AlreadyExistsError, InvalidArgumentError
             Like `plan_append`.
         """
-        node = view.nodes.get(join(self.group, self.dim))
+        node = group.nodes.get(self.dim)
         if node is None or not _is_index(node, self.dim):
             given = self.labels.values
             there = given[:0]
         else:
-            there, given = self._decoded(context, view)
+            there, given = self._decoded(group)
         keep = self.sort == "keep"
         return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
 
@@ -129,7 +128,7 @@ class Append:
         """
         path = f"/{join(self.group, self.dim)}"
         try:
-            now = self.plan(context, on)
+            now = self.plan(StoredGroup(context, on, self.group))
         except (AlreadyExistsError, InvalidArgumentError) as error:
             conflict = Conflict(
                 ConflictKind.READ, path, "read", f"with the labels that are there now, {error}"
@@ -199,23 +198,17 @@ class Append:
                 variable.data = variable.chunk({self.dim: blocks}).data
         return part
 
-    def _decoded(
-        self, context: ReadContext, view: SnapshotView
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _decoded(self, group: StoredGroup) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The existing labels, and the given ones as they would be read back, of one type.
 
         These reads are not recorded as reads of the session: `check` compares the labels again.
         """
-        reader = ManifestStore(SessionView(context, view), read_only=True)
-        backend: Any = ZarrStore.open_group(
-            reader, mode="r", group=self.group or None, consolidated=False
-        )
-        raw = backend.open_store_variable(self.dim).load()
+        raw = group.variable(self.dim).load()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `write` itself reports what they warn of
             given = self.labels.copy(deep=False)
-            given.encoding = decode_cf_variable(self.dim, raw).encoding
-            encoded = np.asarray(backend.encode_variable(given, name=self.dim).values)
+            given.encoding = encoding_of(self.dim, raw.dtype, raw.attrs)
+            encoded = np.asarray(group.encoded(self.dim, given).values)
             stored = raw.values
             kinds = {stored.dtype.kind, encoded.dtype.kind}
             if kinds & set("OUT"):

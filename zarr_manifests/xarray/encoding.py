@@ -13,7 +13,7 @@ checked once, when and where they are computed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -21,11 +21,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
+import zarr
 from xarray.backends import ZarrStore
 from xarray.backends.common import ArrayWriter
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import split
@@ -33,8 +33,9 @@ from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
 from zarr_manifests.xarray.fit import Fit, MisfitError
+from zarr_manifests.xarray.stored_group import StoredGroup, arrays_below, open_array
 
-__all__ = ["DatasetWriter", "begin_write", "explained", "fit_of", "fits_of"]
+__all__ = ["DatasetWriter", "begin_write", "encoding_of", "explained", "fit_of", "fits_of"]
 
 type _Unchecked = tuple[Fit, xr.Variable, npt.NDArray[Any]]
 """How a variable is stored, its values, and the values to store."""
@@ -189,6 +190,26 @@ class _Store(ZarrStore):
     fits: Mapping[str, Fit]
     writer: DatasetWriter
 
+    def _fetch_members(self) -> dict[str, Any]:
+        """The arrays of the group, by name."""
+        store, path = self.zarr_group.store, self.zarr_group.path
+        return {
+            name: open_array(store, node.path, self.zarr_group.metadata.zarr_format)
+            for name, node in arrays_below(contents_of(store), path).items()
+        }
+
+    def _open_existing_array(self, *, name: str) -> zarr.Array[Any]:
+        """The array, which was opened with the group."""
+        members: Mapping[str, Any] = self.members
+        array: zarr.Array[Any] = members[name]
+        return array
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Replace the group's attributes, if they differ."""
+        if self.zarr_group.attrs.asdict() != attributes:
+            put: Any = super().set_attributes
+            put(attributes)
+
     def encode(self, variables: Mapping[str, xr.Variable], attributes: Any) -> Any:
         """Encode the variables and attributes; raises `MisfitError` if values do not fit."""
         encode: Any = super().encode
@@ -329,9 +350,10 @@ def _place(
 
 def fits_of(
     ds: xr.Dataset,
-    store: ManifestStore,
+    group: StoredGroup,
     options: Mapping[str, Any],
     encoding: Mapping[Hashable, Mapping[str, Any]],
+    known: Collection[str] = (),
 ) -> dict[str, Fit]:
     """Return how each variable to check is stored, by name.
 
@@ -339,21 +361,25 @@ def fits_of(
     ----------
     ds : Dataset
         The dataset to write.
-    store : ManifestStore
-        The store to write to; its session has no changes yet.
+    group : StoredGroup
+        The group to write to, as it is without the session's changes.
     options : mapping
         The arguments of `Dataset.to_zarr`: `group`, `mode` and `append_dim`.
     encoding : mapping
         Encodings of new variables, by name.
+    known : collection of str
+        Names of variables that need no check.
 
     Returns
     -------
     dict
         Without variables that a write leaves as they are.
     """
-    there = _encodings_there(ds, store, options)
+    there = {} if options["mode"] == "w" else _encodings_there(ds, group)
     fits = {}
     for name, variable in ds.variables.items():
+        if str(name) in known:
+            continue
         if name in there:
             along = options["append_dim"]
             if options["mode"] == "a-" and along is not None and along not in variable.dims:
@@ -368,33 +394,38 @@ def fits_of(
     return fits
 
 
-def _encodings_there(
-    ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any]
-) -> dict[Hashable, dict[str, Any]]:
+def _encodings_there(ds: xr.Dataset, group: StoredGroup) -> dict[Hashable, dict[str, Any]]:
     """How xarray would encode values for existing arrays; this reads no chunks."""
-    contents, group = contents_of(store), options["group"]
-    if options["mode"] == "w" or (group or "") not in contents.view.nodes:
+    if not group.exists:
         return {}
-    # Looking at this is no read that the commit depends on.
-    reader: Any = ManifestStore(SessionView(contents.context, contents.view), read_only=True)
-    opened: Any = ZarrStore.open_group(reader, mode="r", group=group, consolidated=False)
-    names = {str(name): name for name in ds.variables}
-    found: dict[Hashable, dict[str, Any]] = {}
-    arrays = {n: opened.open_store_variable(n) for n in opened.array_keys() if n in names}
+    names = {name: str(name) for name in ds.variables if str(name) in group.nodes}
+    arrays = {name: group.variable(own) for name, own in names.items()}
     attributes = [array.attrs for array in arrays.values()]
+    found: dict[Hashable, dict[str, Any]] = {}
     for name, array in arrays.items():
-        own = _encoding_of(name, array.dtype, array.attrs)
-        found[names[name]] = {**meaning_of_bounds(name, attributes), **own}
+        own = encoding_of(names[name], array.dtype, array.attrs)
+        found[name] = {**meaning_of_bounds(names[name], attributes), **own}
     return found
 
 
-def _encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """How xarray would encode values for an array with these attributes."""
+def encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how xarray would encode values for an array with these attributes.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    stored : dtype
+        The array's type.
+    attributes : mapping
+        The attributes of the array.
+    """
     none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # xarray itself warns when it writes
         decoded = decode_cf_variable(name, none, decode_times=False)
-    return {**attributes, **decoded.encoding, "dtype": stored}
+    how = {**attributes, **decoded.encoding, "dtype": stored}
+    return {key: how[key] for key in _ENCODING if key in how}
 
 
 def fit_of(
@@ -411,5 +442,4 @@ def fit_of(
     attributes : mapping
         The attributes of the array.
     """
-    how = _encoding_of(name, stored, attributes)
-    return Fit(name, given, {}, {key: how[key] for key in _ENCODING if key in how}, stored, False)
+    return Fit(name, given, {}, encoding_of(name, stored, attributes), stored, False)

@@ -37,6 +37,7 @@ from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
 from zarr_manifests.xarray.fit import Fit
+from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
 from zarr_manifests.xarray.virtual_datasets import is_virtual
 
@@ -195,21 +196,24 @@ def write(
     commit = partial(_commit, message=message, metadata=metadata, txn=step)
 
     def into(repository: Repository) -> str:
-        def begin() -> tuple[Session, dict[str, Any], dict[str, Fit]]:
-            """The session to write to, the options, and how each variable to check is stored."""
+        def begin() -> tuple[Session, StoredGroup, dict[str, Any], dict[str, Fit]]:
+            """The session and the group to write to, the options, and how variables are stored."""
             session = repository.writable_session(branch)
             commits_of(session).begin(step)
             if relocate:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
             options = _zarr_options(session.store, path, mode, append_dim, region)
+            contents = contents_of(session.store)
+            there = StoredGroup(contents.context, contents.view, path)
+            known = frozenset[str]()
             if check is not None and options["mode"] != "w":
-                check_agreement(ds, session.store, path, options["append_dim"])
-            fits = fits_of(ds, session.store, options, encoding) if check == "values" else {}
-            return session, options, fits
+                known = check_agreement(ds, there, options["append_dim"])
+            fits = fits_of(ds, there, options, encoding, known) if check == "values" else {}
+            return session, there, options, fits
 
         if append is not None:
             return _append(ds, append, begin, encoding, put, commit)
-        session, options, fits = begin()
+        session, _, options, fits = begin()
         place = dict(region) if isinstance(region, Mapping) else region
         with explained(ds, fits):
             put(ds, session, options, place, encoding, fits)
@@ -226,7 +230,7 @@ def write(
 def _append(
     ds: xr.Dataset,
     append: Append,
-    begin: Callable[[], tuple[Session, dict[str, Any], dict[str, Fit]]],
+    begin: Callable[[], tuple[Session, StoredGroup, dict[str, Any], dict[str, Fit]]],
     encoding: Mapping[Hashable, Mapping[str, Any]],
     put: Callable[..., None],
     commit: Callable[..., str],
@@ -237,10 +241,10 @@ def _append(
     attempts = 0
     while True:
         attempts += 1
-        session, options, fits = begin()
+        session, there, options, fits = begin()
         workspace = workspace_of(session.store)
         context, nodes = workspace.context, workspace.contents.view.nodes
-        before, planned = planned, append.plan(context, workspace.contents.view)
+        before, planned = planned, append.plan(there)
         if conflict is not None and before is not None:
             tried = attempts > context.config.commit_attempts
             if tried or not append.goes_on(before, planned):
