@@ -383,6 +383,21 @@ def test_folders_name_chunks_as_the_array_does(keys: Any, names: list[str]) -> N
         assert links(get(url, "/zarr/main/a")) == names
 
 
+def test_a_chunk_that_was_never_written_is_no_folder_whatever_lies_below() -> None:
+    repo = zm.Repository.create("memory://served-below")
+    keys: Any = {"name": "v2", "separator": "/"}
+    with repo.transaction(message="an array below the key of a chunk") as store:
+        one: dict[str, Any] = {"shape": (2,), "chunks": (1,), "dtype": "i2", "fill_value": 7}
+        array = zarr.create_array(store, name="a", chunk_key_encoding=keys, **one)
+        array[1] = 5
+        store.set_sync("a/0/zarr.json", store.get_sync("a/zarr.json"))
+    with serving(repo) as url:
+        assert get(url, "/zarr/main/a/0").status == 404
+        assert links(get(url, "/zarr/main/a/0/")) == ["zarr.json"]
+        found = zarr.open_array(f"{url}/zarr/main/a", mode="r")
+        np.testing.assert_array_equal(found[:], [7, 5])
+
+
 HOSTILE = ["a b", "ünï", 'q"uote', "<b>&amp;", "http_x", "50%", "#1", "a?b", "c;d", "x:y"]
 
 
