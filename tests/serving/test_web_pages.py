@@ -108,9 +108,12 @@ def test_versions_are_compared_in_both_directions(url: str, sample: Sample) -> N
     assert "Nothing: both versions" in get(url, f"/diff/{old}/{old}").text
 
 
-def test_odd_requests_are_answered_with_what_is_there(url: str) -> None:
+def test_odd_requests_are_answered_with_what_is_there(url: str, sample: Sample) -> None:
     for query in ("rows=1", "rows=x", "rows=-5", "rows=99999999999999999999", "rows=%00"):
         assert get(url, f"/?{query}").status == 200
+    chosen = dict(re.findall(r'name="(old|new)" value="([^"]+)" checked', get(url, "/").text))
+    newest = [info.id for info in sample.repo.ancestry(chosen["new"], limit=2)]
+    assert newest == [chosen["new"], chosen["old"]]
     whole, one = (get(url, f"/?rows={rows}").text.count('class="commit"') for rows in (60, 1))
     assert whole > one == 1
     assert "rows=4" in get(url, "/?rows=1").text
