@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Progress", "expect"]
+__all__ = ["Progress", "expect", "ignore"]
 
 type Progress = Callable[[str, int], None]
 """Called with what is being done, and how many of it are done."""
@@ -27,3 +27,7 @@ def expect(progress: Progress, stage: str, total: int) -> None:
     told = getattr(progress, "expect", None)
     if told is not None:
         told(stage, total)
+
+
+def ignore(stage: str, done: int) -> None:
+    """A `progress` that tells nobody."""

@@ -52,6 +52,7 @@ from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.upkeep.expiry import retention
+from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     Ancestry,
     ArrayStats,
@@ -97,8 +98,6 @@ if TYPE_CHECKING:
     from zarr_manifests.virtual.references import References
 
 __all__ = ["Repository", "graph_of", "repository_of"]
-
-type Progress = Callable[[str, int], None]
 
 _SHOWN_REFS: Final = 20
 _DRAWN_ROWS: Final = 40
@@ -1406,7 +1405,7 @@ class Repository:
         (3, 0)
         """
         return compact.compute_statistics.compute_statistics(
-            self._context, paths, branch, progress or _ignore, run
+            self._context, paths, branch, progress or ignore, run
         )
 
     # --- branches and tags -------------------------------------------------------------------
@@ -1821,7 +1820,7 @@ class Repository:
         from zarr_manifests.importing import import_icechunk
 
         storage = storage_of(location, storage_options)
-        given = history, branches, authorize, progress or _ignore
+        given = history, branches, authorize, progress or ignore
         return import_icechunk(self._context, storage, max_bytes, *given)
 
     def _import(
@@ -1935,7 +1934,7 @@ class Repository:
         """
         storage = storage_of(dest, storage_options)
         return upkeep.clone_repository.clone(
-            self._context, storage, history, branches, progress or _ignore
+            self._context, storage, history, branches, progress or ignore
         )
 
     # --- maintenance -------------------------------------------------------------------------
@@ -1946,6 +1945,7 @@ class Repository:
         mode: str = "major",
         *,
         dry_run: bool = False,
+        progress: Progress | None = None,
         run: Run | None = None,
     ) -> CompactionReport:
         """Bring the deltas of a branch together, as a commit that changes no data.
@@ -1963,6 +1963,8 @@ class Repository:
             merged into the base and packed anew by the configuration of now.
         dry_run : bool
             Estimate what would be written, without fetching or writing anything.
+        progress : callable, optional
+            Called with what is being done, and how many chunk refs are merged.
         run : callable, optional
             Runs the tasks that merge and write leaves of the base: `run(call, items)` gives the
             results in order, as the builtin `map` does. Without it, this process does all of it.
@@ -1990,7 +1992,10 @@ class Repository:
         >>> report.deltas_before, report.deltas_after
         (3, 0)
         """
-        return compact.outcomes.compact(self._context, branch, mode, dry_run=dry_run, run=run)
+        tell = progress or ignore
+        return compact.outcomes.compact(
+            self._context, branch, mode, dry_run=dry_run, run=run, progress=tell
+        )
 
     def repack(
         self,
@@ -2057,7 +2062,7 @@ class Repository:
         >>> report.objects, report.packs, report.chunks
         (2, 1, 1)
         """
-        tell, do = progress or _ignore, run or map
+        tell, do = progress or ignore, run or map
         return compact.repack_chunks.repack_chunks(
             self._context, branch, min_live, dry_run=dry_run, progress=tell, run=do
         )
@@ -2280,7 +2285,7 @@ class Repository:
         """
         grace_ms = milliseconds(grace, "grace")
         return upkeep.collect.collect(
-            self._context, grace_ms, dry_run=dry_run, progress=progress or _ignore, run=run or map
+            self._context, grace_ms, dry_run=dry_run, progress=progress or ignore, run=run or map
         )
 
     def verify(self, *, progress: Progress | None = None, run: Run | None = None) -> VerifyReport:
@@ -2301,7 +2306,7 @@ class Repository:
         >>> repo.verify().ok
         True
         """
-        return upkeep.verify.verify(self._context, progress or _ignore, run or map)
+        return upkeep.verify.verify(self._context, progress or ignore, run or map)
 
 
 def _opened(
@@ -2406,7 +2411,3 @@ def _checked_writer(isolation: str, copies: str, lease: timedelta | float | None
             "does not tell; use copies='merge' with session.fork()"
         )
     return None if lease is None else checked_timeout_ms(lease)
-
-
-def _ignore(stage: str, done: int) -> None:
-    return None

@@ -26,6 +26,7 @@ from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
+from zarr_manifests.progress import ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repository import Repository, repository_of
@@ -148,7 +149,7 @@ def rewrite_chunks(
             message or f"rewrite the chunks of {report.path}",
             per_round,
             run or _on_threads,
-            progress or _ignore,
+            progress or ignore,
         )
 
 
@@ -334,7 +335,3 @@ def _on_threads(call: Callable[[Box], Fork], boxes: Sequence[Box]) -> Iterable[F
     for first in range(0, len(boxes), abreast):
         calls = [partial(call, box) for box in boxes[first : first + abreast]]
         yield from SYSTEM.parallel(calls)
-
-
-def _ignore(stage: str, done: int) -> None:
-    return None

@@ -343,7 +343,7 @@ def test_a_branch_is_reset(url: str) -> None:
     stale = call("reset", url, "trial", "empty", "--expected", main)
     assert stale.exit_code == 1
     assert repo.list_branches()["trial"] == trial
-    done = lines("reset", url, "trial", "empty", "--expected", trial)
+    done = lines("reset", url, "trial", "empty", "--expected", trial[13:25])
     assert done == [f"trial is at {empty}"]
     assert repo.list_branches()["trial"] == empty
     lines("reset", url, "trial", main)  # nothing is dropped

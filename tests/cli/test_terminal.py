@@ -103,6 +103,7 @@ def test_long_verbs_say_how_far_they_are(url: Path, monkeypatch: pytest.MonkeyPa
     elsewhere = url.parent
     for words in (
         ["verify", url],
+        ["compact", url, "--mode", "full"],
         ["statistics", url],
         ["clone", url, elsewhere / "clone"],
         ["export", url, elsewhere / "plain"],
@@ -114,7 +115,7 @@ def test_long_verbs_say_how_far_they_are(url: Path, monkeypatch: pytest.MonkeyPa
         done = CliRunner().invoke(app, [*map(str, words)])
         assert (done.exit_code, done.stderr) == (0, ""), words
         assert all(told.get(stage, 0) <= total for stage, total in expected.items()), words
-        if words[0] in ("verify", "statistics", "clone", "export", "import"):
+        if words[0] in ("verify", "compact", "statistics", "clone", "export", "import"):
             assert [stage for stage, total in expected.items() if 0 < told.get(stage, 0) == total]
         told.clear()
         expected.clear()

@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Merge the deltas of a branch, as a commit that changes no data."""
     repo = open_at(url, option)
-    with progress(f"compacting {branch}"):
-        report = repo.compact(branch, mode.value, dry_run=dry_run)
+    with progress("compacting", "refs") as told:
+        report = repo.compact(branch, mode.value, dry_run=dry_run, progress=told)
     if as_json:
         print_json(report)
         return

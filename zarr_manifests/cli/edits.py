@@ -21,6 +21,7 @@ from zarr_manifests.cli.arguments import (
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console
 from zarr_manifests.plain import plain_text
+from zarr_manifests.versions import is_short_id
 
 __all__ = ["run_cherry_pick", "run_merge", "run_mv", "run_reset", "run_revert"]
 
@@ -131,6 +132,8 @@ def run_reset(
 ) -> None:
     """Move a branch to another version; commits are dropped only with --expected or --force."""
     repo = open_at(url, option)
+    if expected is not None and is_short_id(expected):
+        expected = repo.resolve(expected)
     repo.reset_branch(branch, version, force=force, expected=expected)
     head = repo.list_branches()[branch]
     if as_json:

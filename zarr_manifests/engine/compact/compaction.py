@@ -14,7 +14,7 @@ the boxes of all leaves, where no record says what has been merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 
@@ -65,6 +65,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     opening_is_slow,
 )
 from zarr_manifests.planning.upkeep.digests import needs_digest
+from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
@@ -107,10 +108,12 @@ def compact_branch(
     size_ratio: float | None = None,
     claim: bool = False,
     run: Run | None = None,
+    progress: Progress = ignore,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` overrides the configuration.
 
     With `claim`, running compactions are shut out first. With `run`, its tasks write the leaves.
+    `progress` is told how many refs are merged.
 
     Raises
     ------
@@ -125,7 +128,7 @@ def compact_branch(
 
         def attempt() -> tuple[CompactionReport, BlobRef | None]:
             at = known.pop() if known else context.roots.read()
-            return _compact(context, at, branch, mode, ratio, dry_run=dry_run, run=run)
+            return _compact(context, at, branch, mode, ratio, progress, dry_run=dry_run, run=run)
 
         report, head = opened(attempt)
     return replace(report, bytes_read=report.bytes_read + read.nbytes), head
@@ -137,6 +140,7 @@ def _compact(
     branch: str,
     mode: CompactionMode,
     ratio: float,
+    progress: Progress,
     *,
     dry_run: bool,
     run: Run | None,
@@ -154,7 +158,7 @@ def _compact(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    work = _Work(context, view, keys, mode, ratio, branch, root, run)
+    work = _Work(context, view, keys, mode, ratio, branch, root, run, progress)
     if dry_run:
         return work.estimate(before), None
     done = work.do()
@@ -190,8 +194,9 @@ class _Work:
         branch: str,
         root: Root,
         run: Run | None,
+        progress: Progress,
     ) -> None:
-        self._run = run
+        self._run, self._progress, self._told = run, progress, 0
         self._ratio, self._root, self._tip = ratio, root, root.branches[branch]
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
         self._base = BaseIndex(view.manifests, set_names(view.manifests))
@@ -223,12 +228,17 @@ class _Work:
 
     def estimate(self, before: CompactionReport) -> CompactionReport:
         """Estimate what `do` would do from the read list, without fetching anything."""
-        pending = self._pending()
-        due = {ref.blob.key for ref in self._base}
-        if not self._everything:
-            due = due_manifests(self._base, pending, self._ratio)
-        refs = sum(part.count for key in due for part in self._base[key].parts)
-        return replace(before, manifests_written=len(due), refs_merged=refs)
+        due = self._due(self._pending())
+        return replace(before, manifests_written=len(due), refs_merged=self._refs(due))
+
+    def _due(self, pending: Mapping[bytes, Pending]) -> Collection[str]:
+        """Keys of the manifests that are written anew."""
+        if self._everything:
+            return {ref.blob.key for ref in self._base}
+        return due_manifests(self._base, pending, self._ratio)
+
+    def _refs(self, keys: Collection[str]) -> int:
+        return sum(part.count for key in keys for part in self._base[key].parts)
 
     def _pending(self) -> dict[bytes, Pending]:
         if self._mode is CompactionMode.MINOR:
@@ -303,6 +313,8 @@ class _Work:
             self._ratio,
             everything=self._everything,
         )
+        if self._progress is not ignore:
+            expect(self._progress, "merging refs", self._expected(pending))
         done = repack(
             self._context,
             self._heap,
@@ -324,9 +336,17 @@ class _Work:
         context, heap, keys = self._context, self._heap, self._keys
         if self._run is not None:
             pages = paged_zones(context, self._root, self._tip)
-            return InTasks(context, heap, keys, pages, self._run)
+            return InTasks(context, heap, keys, pages, self._run, self._tell)
         zones = LeafZones.of(context, self._root, self._view, self._tip)
-        return Here(context, heap, keys, self._facts, zones)
+        return Here(context, heap, keys, self._facts, zones, self._tell)
+
+    def _expected(self, pending: Mapping[bytes, Pending]) -> int:
+        """How many refs are merged, at most."""
+        return self._refs(self._due(pending)) + sum(self._rows_by_node().values())
+
+    def _tell(self, refs: int) -> None:
+        self._told += refs
+        self._progress("merging refs", self._told)
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
         """How many of the oldest entries the base fully covers."""

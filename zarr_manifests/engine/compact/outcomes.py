@@ -21,6 +21,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     is_due,
     opening_is_slow,
 )
+from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 
@@ -33,7 +34,13 @@ _OVERDUE: Final = 4
 
 
 def compact(
-    context: Context, branch: str, mode: str, *, dry_run: bool, run: Run | None = None
+    context: Context,
+    branch: str,
+    mode: str,
+    *,
+    dry_run: bool,
+    run: Run | None = None,
+    progress: Progress = ignore,
 ) -> CompactionReport:
     """Compact a branch on request, shutting out running compactions.
 
@@ -59,6 +66,7 @@ def compact(
         dry_run=dry_run,
         claim=True,
         run=run,
+        progress=progress,
     )
     return with_reserve(context.storage, compaction)[0]
 
@@ -72,11 +80,19 @@ def observed_compaction(
     dry_run: bool = False,
     claim: bool = False,
     run: Run | None = None,
+    progress: Progress = ignore,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Like `compact_branch`, with metrics and a log entry."""
     with observed(context, "compaction", branch) as landing:
         found, landing.head = compact_branch(
-            context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim, run=run
+            context,
+            branch,
+            mode,
+            dry_run=dry_run,
+            size_ratio=size_ratio,
+            claim=claim,
+            run=run,
+            progress=progress,
         )
         landing.facts = {
             "mode": str(mode),

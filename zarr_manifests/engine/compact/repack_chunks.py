@@ -67,16 +67,14 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RepackReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 
-__all__ = ["REPACKED", "Progress", "repack_chunks"]
+__all__ = ["REPACKED", "repack_chunks"]
 
-type Progress = Callable[[str, int], None]
-"""Called with a description of the work, and the number of objects done."""
 type _Moved = tuple[bytes, ChunkTable, ChunkTable]
 """Node id, and the rows that move, before and after."""
 

@@ -8,7 +8,7 @@ that runs twice leaves garbage and changes nothing; a manifest is written by one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import Final, Protocol
@@ -96,15 +96,21 @@ class Here:
     in_steps = True
 
     def __init__(
-        self, context: Context, heap: Heap, keys: SessionKeys, facts: NodeFacts, zones: LeafZones
+        self,
+        context: Context,
+        heap: Heap,
+        keys: SessionKeys,
+        facts: NodeFacts,
+        zones: LeafZones,
+        tell: Callable[[int], None] | None = None,
     ) -> None:
         self._context, self._heap, self._keys = context, heap, keys
-        self._facts, self._zones = facts, zones
+        self._facts, self._zones, self._tell = facts, zones, tell
 
     def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
         return _Writer(
-            self._context, self._heap, index, self._facts, self._keys, self._zones
+            self._context, self._heap, index, self._facts, self._keys, self._zones, self._tell
         ).write(planned)
 
 
@@ -120,10 +126,11 @@ class InTasks:
         keys: SessionKeys,
         pages: Mapping[bytes, BlobRef],
         run: Run,
+        tell: Callable[[int], None],
     ) -> None:
         state = freeze_reader(SessionView(context, heap.view))
         self._task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
-        self._run = run
+        self._run, self._tell = run, tell
 
     def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
@@ -140,6 +147,7 @@ class InTasks:
         result, made = Written(), dict[int, ManifestRef]()
         for group, done in zip(groups, self._run(self._task.write, jobs), strict=True):
             made |= zip(group, done.manifests, strict=True)
+            self._tell(sum(planned[number].refs for number in group))
             result.entries += done.entries
             result.copies |= done.copies
             for node_id, pages in done.zones.items():
@@ -218,9 +226,10 @@ class _Writer:
         facts: NodeFacts,
         keys: SessionKeys,
         zones: LeafZones,
+        tell: Callable[[int], None] | None,
     ) -> None:
         self._context, self._heap, self._index = context, heap, index
-        self._facts, self._keys, self._zones = facts, keys, zones
+        self._facts, self._keys, self._zones, self._tell = facts, keys, zones, tell
 
     def write(self, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
@@ -246,6 +255,8 @@ class _Writer:
                 for node_id, pages in made_pages.items():
                     paged.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
                 done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
+            if self._tell is not None:
+                self._tell(sum(leaf.count for _, leaf in batch))
         ordered = [done[i] for i in range(len(planned))]
         refs = [ref for ref, _, _ in ordered]
         named = [

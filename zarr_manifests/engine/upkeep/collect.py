@@ -56,7 +56,7 @@ from zarr_manifests.planning.upkeep.collection import (
     search_start,
     swept_after,
 )
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
@@ -64,10 +64,8 @@ from zarr_manifests.storage import ObjectInfo, Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles
 
-__all__ = ["Progress", "collect", "live_snapshots"]
+__all__ = ["collect", "live_snapshots"]
 
-type Progress = Callable[[str, int], None]
-"""Called with a description of the work, and the number of objects done."""
 
 _ATTEMPTS = 100
 _BATCH = 1_000
