@@ -17,14 +17,13 @@ from zarr_manifests.cli.console import console, progress
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import time_text, totals_text, written_text
+from zarr_manifests.versions import short_ids
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import SnapshotInfo
     from zarr_manifests.repository import Repository
 
 __all__ = ["entry", "ref_names", "run", "snapshot_record"]
-
-_RANDOM_AT, _SHORTEST, _LONGEST = 13, 6, 24
 
 
 def run(
@@ -71,11 +70,11 @@ def run(
     if as_json:
         print_json(*(snapshot_record(info, names) for info in shown))
         return
-    digits = _digits([info.snapshot_id for info in shown])
+    short = short_ids(info.snapshot_id for info in shown)
     show = _line if oneline else entry
     for info in shown:
         refs = names.get(info.snapshot_id, [])
-        out.print(show(info, refs, digits), soft_wrap=True)
+        out.print(show(info, refs, short[info.snapshot_id]), soft_wrap=True)
     if limit and next(history, None) is not None:
         out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))
     if not shown:
@@ -179,21 +178,12 @@ class _Names:
 # --- how they are shown ----------------------------------------------------------------------
 
 
-def _digits(ids: list[str]) -> int:
-    """How many digits of the random part tell these snapshots apart."""
-    parts = [name[_RANDOM_AT : _RANDOM_AT + _LONGEST] for name in ids]
-    for digits in range(_SHORTEST, _LONGEST):
-        if len({part[:digits] for part in parts}) == len(parts):
-            return digits
-    return _LONGEST
-
-
-def entry(info: SnapshotInfo, refs: list[str], digits: int = _SHORTEST) -> Text:
-    """A snapshot in two lines; the digits of its short id are marked."""
-    shown, until = info.snapshot_id, _RANDOM_AT + digits
-    text = Text(shown[:_RANDOM_AT], "yellow")
-    text.append(shown[_RANDOM_AT:until], "bold underline yellow")
-    text.append(shown[until:], "yellow")
+def entry(info: SnapshotInfo, refs: list[str], short: str) -> Text:
+    """A snapshot in two lines; its short id is marked."""
+    before, marked, after = info.snapshot_id.partition(short)
+    text = Text(before, "yellow")
+    text.append(marked, "bold underline yellow")
+    text.append(after, "yellow")
     text.append(f"  {time_text(info.written_at)}  ", "default")
     text.append(info.kind, "cyan")
     if refs:
@@ -204,9 +194,7 @@ def entry(info: SnapshotInfo, refs: list[str], digits: int = _SHORTEST) -> Text:
     return text.append(f"  [{facts}]", "dim") if facts else text
 
 
-def _line(info: SnapshotInfo, refs: list[str], digits: int) -> Text:
-    name = info.snapshot_id
-    short = name if digits == _LONGEST else name[_RANDOM_AT : _RANDOM_AT + digits]
+def _line(info: SnapshotInfo, refs: list[str], short: str) -> Text:
     text = Text().append(short, "yellow")
     if refs:
         text.append(f" ({', '.join(map(plain_text, refs))})", "bold green")

@@ -15,6 +15,7 @@ from zarr_manifests.cli.diff import change_lines, change_record
 from zarr_manifests.cli.log import entry, ref_names, snapshot_record
 from zarr_manifests.errors import HistoryExpiredError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.versions import short_ids
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Change, SnapshotInfo
@@ -41,7 +42,8 @@ def run(
         print_json({**snapshot_record(info, names), "changes": found})
         return
     out = console()
-    out.print(entry(info, names.get(info.snapshot_id, [])), soft_wrap=True)
+    (short,) = short_ids([info.snapshot_id]).values()
+    out.print(entry(info, names.get(info.snapshot_id, []), short), soft_wrap=True)
     facts = columns("", "", whole=("",))
     facts.show_header = False
     facts.columns[0].style = "dim"
