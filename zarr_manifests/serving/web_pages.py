@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+import anyio
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -38,6 +39,8 @@ from zarr_manifests.texts import bytes_text, count_text, time_text, totals_text,
 
 __all__ = ["Pages", "routes"]
 
+_AT_ONCE: Final = 4
+"""Pages made at a time: each may hold the node table of a version, and its changed chunks."""
 _ROWS: Final = 60
 _MOST_ROWS: Final = 1000
 _NODES: Final = 1000
@@ -64,6 +67,7 @@ class Pages:
 
     def __init__(self, served: Served) -> None:
         self._served = served
+        self._few = anyio.CapacityLimiter(_AT_ONCE)
         self._templates = Environment(
             loader=PackageLoader("zarr_manifests.serving"),
             autoescape=True,
@@ -110,7 +114,8 @@ class Pages:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                return await self._served.run(partial(view, request))
+                async with self._few:
+                    return await self._served.run(partial(view, request))
             except ManifestsError as error:
                 status = (await failed(request, error)).status_code
                 return self.error(request, status, str(error))
@@ -119,7 +124,8 @@ class Pages:
 
     def _data(self, view: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            found = await self._served.run(partial(view, request))
+            async with self._few:
+                found = await self._served.run(partial(view, request))
             return JSONResponse(found, headers={"Cache-Control": "no-cache"})
 
         return endpoint
