@@ -526,11 +526,11 @@ ROWS = [
             "s/commit",
             "fused",
             durability=_NO_FSYNC,
-            due={"icechunk": 5.0},
+            due={"icechunk": due},
             in_memory=True,
             most_rounds=rounds,
         )
-        for total, rounds in (("200", 5), ("2000", 3))
+        for total, rounds, due in (("200", 5, 2.0), ("2000", 3, 5.0))
     ),
     Row(
         "commits-10k",
