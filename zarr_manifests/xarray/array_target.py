@@ -73,9 +73,24 @@ class Encoder:
         MisfitError
             If values would be read back differently.
         """
-        given = xr.Variable(self.dims, np.asarray(block), self.attributes, self.encoding)
-        start = [at - first for at, first in zip(place, self.start, strict=True)]
-        return self.fit.encoded(given, start)
+        return self.fit.encoded(self.given(block), self._from_start(place))
+
+    def given(self, block: Any) -> xr.Variable:
+        """The block as a variable, for `Fit.cast`."""
+        return xr.Variable(self.dims, np.asarray(block), self.attributes, self.encoding)
+
+    def check(self, given: xr.Variable, codes: npt.NDArray[Any], place: Sequence[int]) -> None:
+        """Check floats that `Fit.cast` has encoded, to write there in the array.
+
+        Raises
+        ------
+        MisfitError
+            If values would be read back differently.
+        """
+        self.fit.check(given, codes, self._from_start(place))
+
+    def _from_start(self, place: Sequence[int]) -> list[int]:
+        return [at - first for at, first in zip(place, self.start, strict=True)]
 
 
 class ArrayTarget:
@@ -114,9 +129,20 @@ class ArrayTarget:
         return type(self).__name__, self.array.path, id(self)
 
     def __setitem__(self, place: Place, values: Any) -> None:
-        if self.encoder is not None:
-            values = self.encoder.encoded(values, start_of(place, self._meta.shape))
-        self.write(place, values)
+        encoder = self.encoder
+        if encoder is None:
+            self.write(place, values)
+            return
+        start = start_of(place, self._meta.shape)
+        if not (self._measures and encoder.fit.is_checked_by_bounds):
+            self.write(place, encoder.encoded(values, start))
+            return
+        given = encoder.given(values)
+        codes = encoder.fit.cast(given)
+        block, bounds = self.look(place, codes)
+        if bounds is None or not self.tells(bounds, encoder.fit, codes, given):
+            encoder.check(given, codes, start)
+        self.array[place] = block
 
     def write(self, place: Place, values: Any) -> None:
         """Write encoded values, and measure them.
@@ -147,6 +173,11 @@ class ArrayTarget:
             return block, None
         bounds = self._measure(box, whole)
         return block, bounds if whole.shape == block.shape else None
+
+    def tells(self, bounds: Bounds, fit: Fit, codes: npt.NDArray[Any], given: xr.Variable) -> bool:
+        """Whether the bounds of all that is written tell that the given floats fit."""
+        same = codes.dtype == self._dtype
+        return same and fit.is_sure(bounds, self.meaning.missing, given.values)
 
     def _measure(self, box: Box, whole: Any) -> Bounds:
         meaning = self.meaning

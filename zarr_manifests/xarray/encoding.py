@@ -157,9 +157,7 @@ class DatasetWriter(ArrayWriter):
         fit, variable, codes = unchecked
         block, bounds = to.look(place, source)
         self._waiting.append(partial(target.__setitem__, place, block))
-        if bounds is None or codes.dtype != block.dtype:
-            return
-        if fit.is_sure(bounds, to.meaning.missing, variable.values):
+        if bounds is not None and to.tells(bounds, fit, codes, variable):
             del self.unchecked[fit.name]
 
     def write(self) -> None:

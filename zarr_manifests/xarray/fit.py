@@ -155,7 +155,7 @@ class Fit:
         (lo, hi), some = self._sure, bounds.bounded
         if not ((lo <= bounds.low[some]).all() and (bounds.high[some] <= hi).all()):
             return False
-        if not np.isin(self._marks, missing).all():
+        if self._marks and not np.isin(self._marks, missing).all():
             return False
         # Each NaN is stored as a missing value. If there are more of these, others are, too.
         marked = (bounds.missing != bounds.nan).any()

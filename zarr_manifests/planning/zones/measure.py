@@ -252,10 +252,13 @@ def _measured_chunk(chunk: _Values, marks: _Values, room: _Room | None) -> tuple
     """The same of one chunk, in few steps: between other work, each takes long."""
     least: Any = None
     most: Any = None
-    gone = nan = seen = 0
+    gone = nan = seen = empty = 0
     for part in _pieces(chunk, room):
-        low, high, empty = np.minimum.reduce(part), np.maximum.reduce(part), 0
-        if low != low:  # NaN passes on
+        # Where one piece has NaN, so has the next, most likely.
+        low: Any = np.nan if empty else np.minimum.reduce(part)
+        if low == low:
+            high, empty = np.maximum.reduce(part), 0
+        else:  # NaN passes on
             low, high = np.fmin.reduce(part), np.fmax.reduce(part)
             empty = int(np.count_nonzero(np.isnan(part)))
         missing = empty
