@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from zarr_manifests.planning.zones.where import Where, parse_where
 from zarr_manifests.session import Session
 from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan, plan_read
 from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.testing import CountingStorage
@@ -278,8 +279,93 @@ def test_one_variable_is_explained_by_its_plan(
         assert found.reasons == expected.reasons
         assert (found.bytes, found.selected_bytes) == (expected.bytes, expected.selected_bytes)
         assert np.array_equal(found.boxes, expected.boxes)
-    with pytest.raises(AssertionError):
-        explain_pruning(spark, ridges, where="depth > 1 AND other > 1")
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """Variables of three, two and one dimensions; some chunks of the first were never written."""
+    repo = Repository.create(tmp_path_factory.mktemp("repeated") / "repo")
+    cells = np.arange(6 * 8 * 10.0).reshape(6, 8, 10)
+    cells[2:4, 4:] = np.nan
+    ds = xr.Dataset(
+        {"t": (("time", "y", "x"), cells), "area": (("y", "x"), cells[0]), "w": ("y", np.ones(8))},
+        {"x": np.arange(10)},
+    )
+    chunks: Any = {"t": (2, 4, 5), "area": (2, 5), "w": (4,)}
+    zm.write(ds, repo, message="a", encoding={name: {"chunks": n} for name, n in chunks.items()})
+    return repo
+
+
+def by_listing(repo: Repository, options: ReadOptions, boxes: Any) -> tuple[int, int, int]:
+    """All bytes, those that are read, and the chunks that statistics leave out."""
+    planned = plan(repo, options, FACTS)
+    job, source = planned.job, planned.source
+    dims = [column.name for column in job.dimensions]
+    read = {at for lo, hi in boxes.tolist() for at in itertools.product(*map(range, lo, hi))}
+    inside = {*itertools.product(*(axis.chunks.tolist() for axis in job.scan.axes))}
+    columns = {each.column for each in job.where.comparisons} if job.where else set()
+    nbytes = selected = 0
+    stored = set()
+    for column in job.variables:
+        refs = planned.session.chunk_refs(column.name)
+        shape, own = source.stored_chunk_shape(column.name), source.encoded(column.name).dims
+        for coords, length in zip(refs.coords.tolist(), refs.length.tolist(), strict=True):
+            first = {dim: at * n for dim, at, n in zip(own, coords, shape, strict=True)}
+            place = tuple(
+                first.get(dim, 0) // axis.chunk
+                for dim, axis in zip(dims, job.scan.axes, strict=True)
+            )
+            nbytes += length
+            selected += length * (place in read)
+            if column.name in columns:
+                stored.add(place)
+    return nbytes, selected, len((stored & inside) - read)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("place", "options", "most"),
+    [
+        ("ridges", {}, 0),
+        ("ridges", {"variables": "depth"}, 0),
+        ("ridges", {"ranges": {"y": (70, None)}}, 12 + 2),
+        ("ridges", {"where": "depth > 739 AND other < 1518"}, 6 + 1),
+        ("ridges", {"where": "depth > 1000"}, 42),
+        ("ridges", {"where": "other > 9000"}, 0),
+        ("ridges", {"variables": "depth", "where": "depth >= 700", "ranges": {"x": (0, 19)}}, 28),
+        ("ridges", {"where": "depth >= 700", "ranges": {"x": [3, 45], "y": (0, 75)}}, 100),
+        ("repeated", {"broadcast": True}, 0),
+        ("repeated", {"broadcast": True, "where": "t > 250", "ranges": {"x": (6, 9)}}, 100),
+        ("repeated", {"broadcast": True, "where": "area > 70"}, 100),
+    ],
+)
+def test_chunks_are_listed_in_pieces_where_counts_do_not_tell(
+    spark: SparkSession,
+    place: str,
+    options: dict[str, Any],
+    most: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repo: Repository = request.getfixturevalue(place)
+    found = explain_pruning(spark, repo, **options)
+    told = found.bytes, found.selected_bytes, found.left_out["statistics"]
+    assert told == by_listing(repo, ReadOptions(**options), found.boxes)
+    assert found.selected + sum(found.left_out.values()) == found.chunks
+    listed: list[int] = []
+    whole = Session.chunk_refs
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        refs = whole(*args, **kwargs)
+        listed.append(len(refs))
+        return refs
+
+    monkeypatch.setattr(Session, "chunk_refs", counted)
+    monkeypatch.setattr("zarr_manifests.spark.explain._LISTED", 2)
+    again = explain_pruning(spark, repo, **options)
+    assert (again.bytes, again.selected_bytes, again.left_out) == (*told[:2], found.left_out)
+    assert sum(listed) <= most
+    assert max(listed, default=0) <= 2 * 6  # chunks of `depth` in a chunk of `other`
 
 
 @pytest.mark.spark

@@ -7,13 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from functools import reduce
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from pyspark.sql import SparkSession
 
 from zarr_manifests.grid import Box, IndexArray, grid_shape
+from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.spark.job import Job
@@ -21,6 +23,11 @@ from zarr_manifests.spark.plan import PlannedRead, ReadOptions, SparkFacts, plan
 from zarr_manifests.storage import Storage
 
 __all__ = ["explain_pruning"]
+
+type _Mask = npt.NDArray[np.bool_]
+
+_LISTED: Final = 2**20
+"""Chunks of the grid that are listed at a time."""
 
 
 def explain_pruning(
@@ -43,9 +50,9 @@ def explain_pruning(
 ) -> ChunkSelection:
     r"""Tell which chunks a read with these options would read, and why it leaves out the others.
 
-    No chunk of a variable is read. One variable with a where and without ranges is explained by
-    what its planning has counted. Otherwise the snapshot's lists of chunks are read, too, so it may
-    take longer than planning a read.
+    No chunk of a variable is read. What planning or commits have counted is not counted again. For
+    the rest, lists of chunks are read piece by piece: of the chunks that tasks read, and where an
+    array that is compared has unwritten chunks, of those in range.
 
     Parameters
     ----------
@@ -108,30 +115,36 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
     said += [f"{dim} in {given!r}" for dim, given in (ranges or {}).items()]
     where = " AND ".join(said) or "TRUE"
     path = source.group.rstrip("/")
+    known = {array.path: array.total for array in planned.session.totals().arrays}
+    totals = {name: known[f"{path}/{name}"] for name in names}
+    nbytes: int | None = 0
+    for total in totals.values():
+        exact = nbytes is not None and total.nbytes is not None and total.nbytes_exact
+        nbytes = (nbytes or 0) + (total.nbytes or 0) if exact else None
     if not ranges and len(planned.selections) == len(names) == 1:
         (counted,) = planned.selections
-        totals = {array.path: array.total for array in planned.session.totals().arrays}
-        total = totals[counted.path]
         same = counted.dimensions, counted.chunk_shape, counted.selected
-        if (
-            same == (dims, chunk_shape, selected)
-            and total.nbytes_exact
-            and total.nbytes is not None
-        ):
-            return replace(counted, where=where, boxes=boxes, bytes=total.nbytes)
-    numbers = [Box(tuple(lo), tuple(hi)) for lo, hi in boxes.tolist()]
-    read = np.concatenate(
-        [np.empty(0, np.int64), *(box.carried(np.arange(box.size), grid) for box in numbers)]
-    )
-    stored = {name: _stored(planned, name, grid) for name in names}
+        if same == (dims, chunk_shape, selected) and nbytes is not None:
+            return replace(counted, where=where, boxes=boxes, bytes=nbytes)
     compared = [
         name
         for name in names
         if job.where and any(each.column == name for each in job.where.comparisons)
     ]
-    there = [stored[name][0] for name in compared]
-    unread = np.setdiff1d(np.concatenate(there) if there else np.empty(0, np.int64), read)
-    by_statistics = int(_in_range(job, grid.unravel(unread)).sum())
+    left_out = in_range - selected
+    # Nothing is absent of a full array.
+    full = any(
+        len(source.encoded(name).dims) == len(dims)
+        and totals[name].refs_exact
+        and totals[name].refs == _grid_of(planned, name).size
+        for name in compared
+    )
+    split = bool(compared and left_out and not full)
+    every = nbytes is not None and selected == grid.size
+    count = _Listing(planned, names, compared if split else [], boxes, listing=nbytes is None)
+    by_statistics = count.run(grid) if not every else 0
+    if compared and not split:
+        by_statistics = left_out
     return ChunkSelection(
         path=f"{path}/{','.join(names)}",
         where=where,
@@ -143,11 +156,11 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
         left_out={
             "range": grid.size - in_range,
             "statistics": by_statistics,
-            "absence": in_range - selected - by_statistics,
+            "absence": left_out - by_statistics,
         },
         unknown=max((each.unknown for each in planned.selections), default=0),
-        bytes=sum(int(lengths.sum()) for _, lengths in stored.values()),
-        selected_bytes=sum(int(sizes[np.isin(at, read)].sum()) for at, sizes in stored.values()),
+        bytes=count.nbytes if nbytes is None else nbytes,
+        selected_bytes=nbytes if every and nbytes is not None else count.selected_bytes,
         reasons={sql: n for each in planned.selections for sql, n in each.reasons.items()},
         data=tuple(f"{path}/{name}" for name in compared),
     )
@@ -165,25 +178,104 @@ def _chunks_read(job: Job) -> IndexArray:
     return np.stack([parts[:, 0] // chunk, -(-parts[:, 1] // chunk)], axis=1)
 
 
-def _in_range(job: Job, coords: IndexArray) -> npt.NDArray[np.bool_]:
-    """Which of these chunks have cells that coordinates select."""
-    inside = np.ones(len(coords), np.bool_)
-    for number, axis in enumerate(job.scan.axes):
-        inside &= np.isin(coords[:, number], axis.chunks)
-    return inside
+def _grid_of(planned: PlannedRead, name: str) -> Box:
+    """The grid of a variable's own chunks."""
+    shape = planned.source.encoded(name).shape
+    grid = grid_shape(shape, planned.source.stored_chunk_shape(name))
+    return Box((0,) * len(grid), grid)
 
 
-def _stored(planned: PlannedRead, name: str, grid: Box) -> tuple[IndexArray, IndexArray]:
-    """A variable's stored chunks as numbers in the grid of the read, and their bytes.
+class _Listing:
+    """Bytes of the chunks that are read, and how many others are stored, from lists of chunks.
 
-    A chunk of a variable with fewer dimensions counts as the first of those that it is repeated in.
+    Parameters
+    ----------
+    planned : PlannedRead
+        The read.
+    names : list of str
+        Its variables.
+    compared : list of str
+        Those of which it is to be known which chunks are stored.
+    boxes : int64[n, 2, ndim]
+        The chunks that are read.
+    listing : bool
+        Whether all chunks are to be counted.
     """
-    job, source = planned.job, planned.source
-    refs = planned.session.chunk_refs(f"{source.group.rstrip('/')}/{name}")
-    dims = [column.name for column in job.dimensions]
-    coords = np.zeros((len(refs), len(dims)), np.int64)
-    own = zip(source.encoded(name).dims, source.stored_chunk_shape(name), strict=True)
-    for number, (dim, length) in enumerate(own):
-        axis = dims.index(str(dim))
-        coords[:, axis] = refs.coords[:, number] * length // job.scan.axes[axis].chunk
-    return grid.ravel(coords), np.asarray(refs.length, np.int64)
+
+    def __init__(
+        self,
+        planned: PlannedRead,
+        names: Sequence[str],
+        compared: Sequence[str],
+        boxes: IndexArray,
+        *,
+        listing: bool,
+    ) -> None:
+        self._planned, self._names, self._compared = planned, names, compared
+        self._boxes, self._listing = boxes, listing
+        self._chunks = [axis.chunks for axis in planned.job.scan.axes]
+        self.nbytes = self.selected_bytes = 0
+
+    def run(self, grid: Box) -> int:
+        """How many chunks are stored of compared variables, in range and not read."""
+        due = grid
+        if not self._listing:
+            if not len(self._boxes) and not self._compared:
+                return 0
+            lo, hi = self._boxes[:, 0], self._boxes[:, 1]
+            if self._compared:
+                lo, hi = (np.array([[at[end] for at in self._chunks]]) for end in (0, -1))
+                hi += 1
+            due = Box(tuple(lo.min(axis=0).tolist()), tuple(hi.max(axis=0).tolist()))
+        return sum(self._within(region) for region in batches([(due, due.size)], _LISTED))
+
+    def _within(self, region: Box) -> int:
+        read, inside = self._read(region), self._in_range(region)
+        due = self._compared if inside.any() else []
+        stored = np.zeros(region.size, np.bool_)
+        for name in self._names if self._listing or read.any() else due:
+            index, sizes = self._stored(name, region)
+            self.nbytes += int(sizes.sum())
+            self.selected_bytes += int(sizes[read[index]].sum())
+            if name in due:
+                stored[index] = True
+        return int((stored & inside & ~read).sum())
+
+    def _read(self, region: Box) -> _Mask:
+        """Which chunks of the region are read."""
+        lo = np.maximum(self._boxes[:, 0], region.lo) - region.lo
+        hi = np.minimum(self._boxes[:, 1], region.hi) - region.lo
+        near = (lo < hi).all(axis=1)
+        found = np.zeros(region.shape, np.bool_)
+        for start, stop in zip(lo[near].tolist(), hi[near].tolist(), strict=True):
+            found[tuple(map(slice, start, stop))] = True
+        return found.ravel()
+
+    def _in_range(self, region: Box) -> _Mask:
+        """Which chunks of the region have cells that coordinates select."""
+        axes = zip(self._chunks, region.lo, region.hi, strict=True)
+        masks = [np.isin(np.arange(lo, hi), chunks) for chunks, lo, hi in axes]
+        return np.asarray(reduce(np.logical_and.outer, masks, np.ones((), np.bool_))).ravel()
+
+    def _stored(self, name: str, region: Box) -> tuple[IndexArray, IndexArray]:
+        """A variable's stored chunks in a region of the read's grid, and their bytes.
+
+        A chunk of a variable with fewer dimensions counts as the first of those that it is
+        repeated in.
+        """
+        job, source = self._planned.job, self._planned.source
+        dims = [column.name for column in job.dimensions]
+        own, bounds = [], []
+        sides = zip(source.encoded(name).dims, source.stored_chunk_shape(name), strict=True)
+        for most, (dim, length) in zip(_grid_of(self._planned, name).hi, sides, strict=True):
+            axis = dims.index(str(dim))
+            chunk = job.scan.axes[axis].chunk
+            own.append((axis, chunk, length))
+            stop = -(-region.hi[axis] * chunk // length)
+            bounds.append((min(region.lo[axis] * chunk // length, most), min(stop, most)))
+        refs = self._planned.session.chunk_refs(f"{source.group.rstrip('/')}/{name}", bounds)
+        coords = np.zeros((len(refs), len(dims)), np.int64)
+        for number, (axis, chunk, length) in enumerate(own):
+            coords[:, axis] = refs.coords[:, number] * length // chunk
+        here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
+        return region.ravel(coords[here]), np.asarray(refs.length, np.int64)[here]
