@@ -405,6 +405,7 @@ def test_a_chunk_of_an_array_that_was_cut_off_and_written_again_is_merged(repo: 
         array = zarr.open_array(store, path="b")
         array.resize((2,))
         array.resize((4,))
+    put(repo, "side", slice(2, 4), 9, "b")
     put(repo, "side", slice(2, 4), 1, "b")
     put(repo, "main", CHUNKS[0], 4)
     repo.merge("side")

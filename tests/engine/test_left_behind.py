@@ -234,6 +234,21 @@ def test_what_has_taken_chunks_from_what_is_gone_is_refused(repo: Repository, cl
         repo.create_tag("back", left)
 
 
+def test_what_comes_after_something_old_is_refused(repo: Repository, clock: Clock) -> None:
+    """Also where this process still has all of it in memory."""
+    first = repo.resolve("main")
+    with repo.transaction(message="an old group, without chunks") as store:
+        zarr.create_group(store, path="old")
+    clock.wait(30)
+    with repo.transaction(message="a young group") as store:
+        zarr.create_group(store, path="young")
+    left = repo.resolve("main")
+    repo.reset_branch("main", first, force=True)
+    repo.garbage_collect(DAY)
+    with pytest.raises(SnapshotExpiredError, match="deletes parts of it"):
+        repo.create_tag("back", left)
+
+
 def test_a_base_that_was_written_anew_still_refers_to_what_an_ancestor_has(
     repo: Repository, clock: Clock
 ) -> None:
