@@ -59,7 +59,7 @@ def open_page(chromium: Browser, site: str) -> Iterator[Callable[..., Page]]:
     def opened(path: str = "/", **options: Any) -> Page:
         contexts.append(chromium.new_context(viewport={"width": 1200, "height": 900}, **options))
         page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(120_000)  # the machine may be busy
         page.on("console", lambda message: troubles.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
         page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss()))
