@@ -184,6 +184,8 @@ def test_info_adds_up(url: str) -> None:
     ]
     assert any("fill half of it [" in line for line in shown)
     assert any("max-delta-count: 50" in line for line in shown)
+    kinds = [line.split()[0] for line in shown if line]
+    assert kinds.index("branch") < kinds.index("tag") < kinds.index("config")
 
 
 def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
