@@ -23,8 +23,8 @@ import pytest
 
 from inside import context_of
 from zarr_manifests import Repository, Session
+from zarr_manifests.engine.compact import compaction, write_leaves
 from zarr_manifests.engine.compact import merge_leaves as repack
-from zarr_manifests.engine.compact import write_leaves
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.errors import InvalidArgumentError
@@ -310,7 +310,8 @@ class World:
 
         repack.STEP_REFS = int(rng.choice([10, 4_000_000]))
         rows = 7 if repack.STEP_REFS == 10 else 2_000_000
-        repack.BATCH_ROWS = pending.BATCH_ROWS = write_leaves.BATCH_ROWS = rows
+        pending.BATCH_ROWS = write_leaves.BATCH_ROWS = compaction._PLANNED_ROWS = rows
+        pending._PIECE_ROWS = min(rows, 250_000)
         write_leaves._TASK_REFS = rows
         runtime = replace(SYSTEM, checkpoint=hook)
         repository = Repository.open(self.storage, config, runtime=runtime)
@@ -417,8 +418,10 @@ def contents(session: Session) -> dict[str, bytes]:
 def test_any_commits_and_compactions(
     run: Run | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (repack, pending, write_leaves):
+    for module in (pending, write_leaves):
         monkeypatch.setattr(module, "BATCH_ROWS", module.BATCH_ROWS)
+    monkeypatch.setattr(compaction, "_PLANNED_ROWS", compaction._PLANNED_ROWS)
+    monkeypatch.setattr(pending, "_PIECE_ROWS", pending._PIECE_ROWS)
     monkeypatch.setattr(repack, "STEP_REFS", repack.STEP_REFS)
     monkeypatch.setattr(write_leaves, "_TASK_REFS", write_leaves._TASK_REFS)
     world = World(seed, run)
@@ -475,7 +478,7 @@ def test_memory_depends_on_what_is_worked_on_at_a_time(
     mode: Literal["major", "full"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not on how many refs there are, pending or in one array of the base."""
-    for module in (repack, pending, write_leaves):
+    for module in (pending, write_leaves):
         monkeypatch.setattr(module, "BATCH_ROWS", 20_000)
     monkeypatch.setattr(repack, "STEP_REFS", 40_000)
     refs = 400_000

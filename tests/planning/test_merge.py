@@ -317,7 +317,7 @@ def test_split_tables_hold_the_same_in_boxes_that_do_not_overlap(
     table = fold(built(leaves), overlay)  # its box may be wider than its rows are
     if table is None:
         return
-    parts = split(table, most_rows)
+    parts = [*split(table, most_rows)]
     assert [len(part) for part in parts if not 0 < len(part) <= most_rows] == []
     found: Model = {}
     for part in parts:
@@ -332,7 +332,20 @@ def test_split_tables_hold_the_same_in_boxes_that_do_not_overlap(
 
 def test_a_table_that_fits_is_left_alone() -> None:
     table = ChunkTable.of({(i,): UNSET for i in range(5)})
-    assert split(table, 5) == [table]
+    assert [*split(table, 5)] == [table]
+
+
+def test_a_table_is_split_without_the_coordinates_of_all_rows() -> None:
+    n = 200_000
+    index, same = np.arange(n) * 2, np.broadcast_to(np.int64(0), (n,))
+    columns = (same,) * 6  # all of them unset
+    table = ChunkTable(Box((0, 0), (1000, 400)), index, *columns, (), b"")
+    tracemalloc.start()
+    rows = [len(part) for part in split(table, 1000)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(rows), sum(rows)) == (200, n)
+    assert peak < 2 * n  # bytes; coordinates take 16 a row
 
 
 def test_a_table_is_cut_along_the_first_axis_where_that_is_enough() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.pending import Heap
+from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.engine.snapshot.totals import counts_of_base, ref_counts, sums_after
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.blobs import BlobRef
@@ -73,6 +74,8 @@ from zarr_manifests.runtime import Run
 __all__ = ["compact_branch"]
 
 _ATTEMPTS = 10
+_PLANNED_ROWS: Final = BATCH_ROWS // 4
+"""Rows whose coordinates are read at a time where tasks write leaves: a driver has little room."""
 
 
 @dataclass(slots=True)
@@ -303,7 +306,8 @@ class _Work:
     def _repack(self) -> tuple[tuple[ManifestRef, ...], Mapping[str, bytes]]:
         pending = self._pending()
         outside = {node_id for node_id, mine in pending.items() if mine.outside}
-        self._heap = Heap(self._view, self._base, outside, self._context.meter)
+        rows = None if self._run is None else _PLANNED_ROWS
+        self._heap = Heap(self._view, self._base, outside, self._context.meter, rows)
         self._merges = due_changes(
             self._context,
             self._heap,

@@ -26,7 +26,7 @@ from zarr_manifests.engine.compact.write_leaves import LeafWriter, Written, leaf
 from zarr_manifests.engine.compact.zone_index import NewPages
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
+from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
@@ -359,7 +359,7 @@ def _cut(
     none = np.empty((0, len(layout.cell)), np.int64)
     first = none if merge is None else merge.cells_at(due.rows)
     held = [(part.box, part.count) for part, _ in due.leaves] + outside.held
-    for region in batches(held, BATCH_ROWS, layout.cell):
+    for region in batches(held, heap.rows, layout.cell):
         near = [leaf for leaf in index.placed_in(due.node_id, region) if due.replaces(leaf)]
         cells = {tuple(at) for at in (_inside(first, region) // layout.cell).tolist()}
         if not near and not cells:

@@ -66,7 +66,7 @@ def roll_up(
         if merged.truncated is not None:
             truncated[node_id] = merged.truncated
         if merged.table is not None:
-            parts[node_id] = split(merged.table, LEAF_ROWS)
+            parts[node_id] = [*split(merged.table, LEAF_ROWS)]
     encoded = {
         node_id: Manifest.of([(node_id, table) for table in tables])
         for node_id, tables in parts.items()

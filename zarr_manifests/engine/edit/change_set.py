@@ -45,6 +45,7 @@ from zarr_manifests.planning.tables.merge import (
     in_c_order,
     inside,
     merge_layers,
+    owned,
     pick,
     select,
     split,
@@ -481,7 +482,7 @@ def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
     parts: list[ChunkTable] = []
     for group in groups:
         merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
-        parts += [] if merged is None else split(merged, LEAF_ROWS)
+        parts += [] if merged is None else map(owned, split(merged, LEAF_ROWS))
     return parts
 
 

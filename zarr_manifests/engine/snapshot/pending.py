@@ -30,6 +30,8 @@ __all__ = ["BATCH_ROWS", "Heap", "Outside"]
 
 BATCH_ROWS: Final = 2_000_000
 """Rows that are worked on at a time, about."""
+_PIECE_ROWS: Final = 250_000
+"""Rows whose coordinates are in memory at once: these take several times as much as the rows."""
 
 
 class Outside:
@@ -106,6 +108,8 @@ class Heap:
         Nodes that may have chunks outside all leaves.
     meter : Meter
         Counts the refs that are merged.
+    rows : int, optional
+        Rows to work on at a time, about; by default `BATCH_ROWS`.
 
     Attributes
     ----------
@@ -114,10 +118,15 @@ class Heap:
     """
 
     def __init__(
-        self, view: SnapshotView, base: BaseIndex, outside: Collection[bytes], meter: Meter
+        self,
+        view: SnapshotView,
+        base: BaseIndex,
+        outside: Collection[bytes],
+        meter: Meter,
+        rows: int | None = None,
     ) -> None:
-        self.view = view
-        self.recent = RecentTables(BATCH_ROWS)
+        self.view, self.rows = view, rows or BATCH_ROWS
+        self.recent = RecentTables(self.rows)
         self._meter = meter
         self._base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}
@@ -148,7 +157,7 @@ class Heap:
 
     def _tables_outside(self, node_id: bytes) -> Iterator[ChunkTable]:
         held = [(part.box, part.count) for part in self.view.live_parts(node_id) if part.count]
-        for region in batches(held, 2 * BATCH_ROWS):
+        for region in batches(held, 2 * self.rows):
             lo, hi = np.asarray(region.lo, np.int64), np.asarray(region.hi, np.int64)
             leaves = self._base.overlapping(node_id, lo, hi)
             if sum(leaf.box.shared_size(region) for leaf, _ in leaves) >= region.size:
@@ -157,7 +166,8 @@ class Heap:
             table = stack.after(0).table
             if table is None:
                 continue
-            table = select(table, table.kind != RefKind.UNSET)
-            if leaves:
-                table = select(table, self._base.locate(node_id, table.coords()) < 0)
-            yield from split(table, BATCH_ROWS) if len(table) else ()
+            for part in split(select(table, table.kind != RefKind.UNSET), _PIECE_ROWS):
+                if leaves:
+                    part = select(part, self._base.locate(node_id, part.coords()) < 0)
+                if len(part):
+                    yield part

@@ -8,7 +8,7 @@ newer than a leaf are merged into it, inside its box.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final
@@ -247,35 +247,30 @@ def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
     return ChunkTable(table.box, at, kind, source, *columns, table.sources, b"", virtual)
 
 
-def split(table: ChunkTable, most_rows: int) -> list[ChunkTable]:
+def split(table: ChunkTable, most_rows: int) -> Iterator[ChunkTable]:
     """Split the table into tables of at most `most_rows` rows, in boxes that do not overlap.
 
     It is split along the first axis, and along the next one where a single step has too many rows.
-    So an append along the first axis only touches the last table.
+    So an append along the first axis only touches the last table. Columns are slices.
     """
-    done: list[ChunkTable] = []
-    due = [table]
+    whole, linear = table.box, table.linear_index()
+    due = [(0, len(table), whole)]
     while due:
-        rest = due.pop()
-        if len(rest) <= most_rows:
-            done.append(rest)
+        start, stop, box = due.pop()
+        if stop - start <= most_rows:
+            part = start, stop
+            yield table if part == (0, len(table)) else take(table, np.arange(*part), box)
             continue
-        coords = rest.coords()
+        rows = np.array([start, start + most_rows, stop - 1])
+        first, middle, last = whole.unravel(linear[rows]).tolist()
         # Rows are in C order: they ascend on the first axis on which the first and last differ.
         # (The box may be wider than they are, and cutting it there would leave them together.)
-        axis = int(np.flatnonzero(coords[0] != coords[-1])[0])
-        at = int(coords[most_rows, axis])
-        if at == int(coords[0, axis]):
-            at += 1
-        rows = int(np.searchsorted(coords[:, axis], at))
-        lo, hi = rest.box.lo, rest.box.hi
-        below = Box(lo, (*hi[:axis], at, *hi[axis + 1 :]))
-        above = Box((*lo[:axis], at, *lo[axis + 1 :]), hi)
-        due += [
-            _gather([rest], box, box.ravel(coords[which]), np.arange(len(rest))[which])
-            for box, which in ((above, slice(rows, None)), (below, slice(rows)))
-        ]
-    return done
+        axis = next(i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b)
+        at = max(middle[axis], first[axis] + 1)
+        row = int(linear.searchsorted(whole.ravel_one((*first[:axis], at, *whole.lo[axis + 1 :]))))
+        below = Box(box.lo, (*box.hi[:axis], at, *box.hi[axis + 1 :]))
+        above = Box((*box.lo[:axis], at, *box.lo[axis + 1 :]), box.hi)
+        due += [(row, stop, above), (start, row, below)]
 
 
 def in_c_order(table: ChunkTable) -> list[ChunkTable]:
