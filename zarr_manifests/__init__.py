@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from zarr_manifests.store import ManifestStore
     from zarr_manifests.tuning import tune_zarr
     from zarr_manifests.virtual.containers import VirtualContainer
-    from zarr_manifests.xarray import write
+    from zarr_manifests.xarray import to_session, write
 
 __all__ = [
     "Amount",
@@ -110,6 +110,7 @@ __all__ = [
     "VirtualContainer",
     "errors",
     "rewrite_chunks",
+    "to_session",
     "tune_zarr",
     "write",
 ]
@@ -130,6 +131,7 @@ _HOMES: Final = {
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
     "rewrite_chunks": "rewriting",
+    "to_session": "xarray",
     "tune_zarr": "tuning",
     "write": "xarray",
 }

@@ -21,11 +21,12 @@ from zarr_manifests.engine.commit.merging import Merging
 from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
 from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
-from zarr_manifests.engine.commit.request import CommitRequest, TipCheck
+from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.detach import attach, detach
 from zarr_manifests.engine.edit.pin import SessionWriter
+from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.history.leases import checked_timeout_ms
 from zarr_manifests.engine.snapshot.context import Context
@@ -76,6 +77,10 @@ class SessionCommits:
         if not isinstance(dim, str) or not dim:
             raise InvalidArgumentError(f"{dim!r} is not the name of a dimension")
         self._relocating = Relocating(dim, rewrite_appends) if relocate else None
+
+    def relocates(self, dim: object) -> bool:
+        """Whether appends along the dimension land behind those of others."""
+        return self._relocating is not None and self._relocating.dim == dim
 
     def commit(
         self,
@@ -144,6 +149,11 @@ class SessionCommits:
         lease_ms = None if lease is None else checked_timeout_ms(lease)
         with self.writer.workspace.lock:
             self.writer.check_open()
+            if self.writer.workspace.tip_checks:
+                raise InvalidArgumentError(
+                    "the session has an append whose labels are compared again when it commits, "
+                    "which another process cannot do: commit here, or append after resuming"
+                )
             dim = None if self._relocating is None else self._relocating.dim
             return detach(self.writer, lease_ms, serializable=self._serializable, append_dim=dim)
 
@@ -255,6 +265,8 @@ class SessionCommits:
                     "again at the session's snapshot, then commit"
                 )
             if tip.head.key != workspace.contents.view.ref.key:
+                if workspace.tip_checks:
+                    workspace.check_tip(context.open_branch(tip))
                 if self._relocating is not None:
                     workspace.flush()
                 changes = workspace.contents.changes

@@ -10,7 +10,7 @@ from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import AlreadyExistsError, ManifestsError
 from zarr_manifests.ids import object_key
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import workspace_of
 
@@ -63,7 +63,7 @@ def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
         return False
 
 
-def let_others_open(session: Session) -> None:
+def let_others_open(session: Session | Fork) -> None:
     """Let other processes open forks of a session, though there may be no repository yet."""
     workspace = workspace_of(session.store)
     if isinstance(workspace.storage, Unmade):  # they need the objects that it holds back

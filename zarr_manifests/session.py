@@ -68,6 +68,7 @@ __all__ = [
     "Status",
     "chunk_map_of",
     "commits_of",
+    "merge_own",
 ]
 
 _SHOWN_LINES: Final = 10
@@ -1194,6 +1195,12 @@ class Session:
         writer = self._writable().writer
         writer.check_open()
         return writer.workspace
+
+
+def merge_own(target: Session | Fork, states: Sequence[ForkState]) -> None:
+    """Merge forks that the package itself made; the caller's own copies still have to be merged."""
+    owners = target._owners if isinstance(target, Fork) else commits_of(target).writer.copies.owners
+    merge_forks(workspace_of(target.store), owners, states)
 
 
 def _states(forks: Sequence[Fork | ManifestStore]) -> list[ForkState]:

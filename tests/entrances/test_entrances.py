@@ -367,7 +367,19 @@ BY_ENTRANCE = {
     ("RewriteReport", "chunks"): Values((((2, 3), (4, 1)), ((), ())), (), (5,)),
     ("RewriteReport", "shards"): Values(((None, None), ((2,), None), (None, (4,))), (), (5,)),
     ("RewriteReport", "reads_per_chunk"): Values((1.0, 3.5, 0.0), (), (None,)),
-    ("write", "scheduler"): Values((None, "threads", "synchronous"), ("nope",), (5,)),
+    **{
+        (call, "scheduler"): Values((None, "threads", "synchronous"), ("nope",), (5,))
+        for call in ("write", "to_session")
+    },
+    ("to_session", "session"): Values(
+        (
+            *SESSIONS,
+            Made("a fork", lambda w: w.writing().fork()),
+            Made("a fork of a fork", lambda w: w.writing().fork().fork()),
+        ),
+        (),
+        (None, 5, "main", Made("a store", lambda w: w.writing().store)),
+    ),
     ("write_dataset", "options"): Values(
         ({}, {"branch": "main"}), ({"mode": "x"},), ({"nope": 1}, {"branch": 5})
     ),
@@ -385,13 +397,22 @@ BY_ENTRANCE = {
     ("IngestProgress", "seconds"): Values((0.5, 0.0)),
     ("write", "vds"): NAMES["ds"],
     ("write", "validate"): values.TEXT.plus("auto", "etag", "modified", "none"),
-    ("write", "region"): Values((None, {"time": slice(0, 1)}), values.REGIONS, (5, [1], 1.5)),
+    **{
+        (call, "region"): Values((None, {"time": slice(0, 1)}), values.REGIONS, (5, [1], 1.5))
+        for call in ("write", "to_session")
+    },
     ("write_dataframe", "region"): NAMES["ranges"],
     ("foreach_batch", "region"): NAMES["ranges"],
-    ("write", "on_existing"): values.TEXT.plus("error", "skip", "replace"),
-    ("write", "sort"): values.TEXT.plus("refuse", "keep"),
-    ("write", "check"): values.TEXT.plus("values", "encoding", None),
-    ("write", "mode"): values.TEXT.plus(None, "w", "a", "a-", "r+", "w-"),
+    **{
+        (call, name): values.TEXT.plus(*words)
+        for call in ("write", "to_session")
+        for name, words in (
+            ("on_existing", ("error", "skip", "replace")),
+            ("sort", ("refuse", "keep")),
+            ("check", ("values", "encoding", None)),
+            ("mode", (None, "w", "a", "a-", "r+", "w-")),
+        )
+    },
     ("initialized_chunks", "region"): NAMES["box"],
     ("changed_cells", "paths"): Values(
         ("a", ["a"], ("/a", "absent"), ()), (*values.TEXT.extreme, ["\ud800"]), (None, 5, [None])
@@ -518,7 +539,9 @@ def _drawn(data: st.DataObject, entrance: Entrance) -> tuple[dict[str, Any], boo
 
 
 ALSO: dict[str, tuple[tuple[type[Exception], ...], str]] = {
-    "write": ((ValueError,), "xarray's own, as its documentation says"),
+    **dict.fromkeys(
+        ("write", "to_session"), ((ValueError,), "xarray's own, as its documentation says")
+    ),
     "rewrite_chunks": ((ValueError,), "Zarr's own, as its documentation says"),
     "getsize": ((FileNotFoundError,), "Zarr's word for an absent key"),
     **dict.fromkeys(

@@ -362,6 +362,18 @@ _DATASETS = (
     Made("Dataset(named 5)", lambda _: xr.Dataset({5: ("y", [1])})),
     Made("Dataset(named None)", lambda _: xr.Dataset({None: ("y", [1])})),
 )
+_TREES = (
+    Made("DataArray()", lambda _: xr.DataArray(1)),
+    Made("DataArray(named time)", lambda _: xr.DataArray([4], {"time": [4]}, name="time")),
+    Made("DataArray(named 5)", lambda _: xr.DataArray([1], dims="y", name=5)),
+    Made("DataTree()", lambda _: xr.DataTree()),
+    Made("DataTree(empty nodes)", lambda _: xr.DataTree.from_dict({"/a/b": None, "/g": None})),
+    Made("DataTree(over an array)", lambda _: xr.DataTree.from_dict({"/a": _later()})),
+    *(
+        Made(f"DataTree({name!r})", lambda _, name=name: xr.DataTree(children={name: _node()}))
+        for name in ("", ".", "..", "zarr.json", "\ud800", "a\0b")
+    ),
+)
 _ENCODINGS = (
     *({"t": {}}, {"zz": {}}, {"t": None}, {"t": 5}, {None: {}}, {"t": {"dtype": "int16"}}),
     *({"t": {"dtype": "nope"}}, {"t": {"chunks": (0, 0)}}, {"t": {"chunks": (2**70, 1)}}),
@@ -609,9 +621,11 @@ BY_NAME = {
         (
             Made("the next times", lambda _: _later()),
             Made("a new variable", lambda _: xr.Dataset({"n": ("y", np.arange(3))})),
+            Made("an array", lambda _: _later().t),
+            Made("a tree", lambda _: xr.DataTree.from_dict({"/": _later(), "/new": _later()})),
         ),
-        _DATASETS,
-        (None, 5, {"t": [1]}, np.arange(3), xr.DataArray([1])),
+        (*_DATASETS, *_TREES),
+        (None, 5, {"t": [1]}, np.arange(3)),
     ),
     "encoding": Values((None, {}), _ENCODINGS, (5, "x", [1], [("t", {})])),
     "filename_or_obj": PLACE.plus(*_HERE),
@@ -669,6 +683,10 @@ BY_NAME = {
 def _later() -> xr.Dataset:
     values = np.ones((1, 3), "f4")
     return xr.Dataset({"t": (("time", "x"), values)}, {"time": [4]})
+
+
+def _node() -> xr.DataTree:
+    return xr.DataTree(xr.Dataset({"n": ("y", [1])}))
 
 
 class _Rows:

@@ -356,7 +356,7 @@ WRONG = {
     "region and w": ({"region": "auto", "mode": "w"}, InvalidArgumentError, "region goes with"),
     "again": ({}, AlreadyExistsError, "append_dim to append"),
     "again, w-": ({"mode": "w-"}, AlreadyExistsError, "append_dim to append"),
-    "array": ({"ds": winds().u}, InvalidArgumentError, "to_dataset"),
+    "array": ({"ds": winds().u.values}, InvalidArgumentError, "a DataArray or a DataTree"),
     "nothing there": ({"region": "auto", "group": "g"}, NotFoundError, "group '/g'"),
     "credentials": ({"location": "s3://me:secret@bucket"}, InvalidArgumentError, "refused"),
 }

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -42,9 +41,9 @@ from zarr_manifests.xarray.appending import Append
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.encoding import begin_write, explained, fit_of, fits_of
 from zarr_manifests.xarray.fit import Fit, MisfitError
+from zarr_manifests.xarray.putting import zarr_format_at
 from zarr_manifests.xarray.same_labels import SameLabels
 from zarr_manifests.xarray.stored_group import StoredGroup
-from zarr_manifests.xarray.writers import zarr_format_at
 
 __all__ = ["Begun", "Target", "begin"]
 
@@ -381,7 +380,7 @@ def _append(
     }
     coordinate = {} if there is None else {dim: (dim, given[:0])}
     workspace = workspace_of(store)
-    group = StoredGroup(workspace.context, workspace.contents.view, target.group)
+    group = StoredGroup.of(store, target.group)
     check_agreement(xr.Dataset({**nothing, **coordinate}), group, dim)
     check: Callable[[Any], None] = _no_check
     # Filled, the region would lose what is there.
@@ -393,13 +392,11 @@ def _append(
         _check_labels(dim, there, given)
         if len(there) > 1 and there[0] > there[-1]:
             given = given[::-1]
-        append = Append.of(
-            xr.Dataset({dim: (dim, given)}), dim, target.group, existing, None, relocate=False
-        )
+        append = Append.of(xr.Dataset({dim: (dim, given)}), dim, target.group, existing, None)
         assert append is not None
         with _own_advice():
             planned = append.plan(group)
-        check = partial(append.check, workspace.context, planned)
+        check = append.tip_check(workspace.contents, planned, relocate=False)
         given = given[list(planned.appended)]
         length = size + len(given)
         first = min((run.start for run in planned.replaced), default=size)
@@ -539,8 +536,7 @@ def _create(
     new = {name: one for name, one in new.items() if join(target.group, name) not in nodes}
     if new:
         ds = xr.Dataset(coords=new, attrs=attributes)
-        contents = workspace_of(store).contents
-        group = StoredGroup(contents.context, contents.view, target.group)
+        group = StoredGroup.of(store, target.group)
         fits = fits_of(ds, group, how, {})
         with explained(ds, fits):
             begin_write(ds, store, how, None, {}, fits, statistics=options.statistics).sync()

@@ -50,7 +50,7 @@ def check_agreement(
     ds : Dataset
         The dataset to write.
     group : StoredGroup
-        The group to write to, which has arrays.
+        The group to write to.
     append_dim : hashable, optional
         The dimension to append along.
 

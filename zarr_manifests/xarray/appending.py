@@ -1,8 +1,8 @@
 """Appends that compare labels: which rows to skip, to write over, and to append.
 
-An append is planned from the index coordinate of one snapshot (`planning.conflict.append_labels`).
-`plan` reads it, and `check` plans again on the tip that a commit is about to land on. If the plan
-differs, the commit is a conflict, and `write` starts over there.
+An append is planned from the index coordinate in a session (`planning.conflict.append_labels`).
+`plan` reads it, and `tip_check` plans again on the tip that a commit is about to land on. If the
+plan differs, the commit is a conflict, and `write` starts over there.
 
 Invariant: labels are compared as they would be read back. Given labels are encoded like the
 existing array and decoded together with its labels, so that a label that was rounded when it was
@@ -12,14 +12,17 @@ stored is found again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 from xarray.conventions import decode_cf_variable
 
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -43,6 +46,8 @@ from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["Append"]
 
+_CHANGED: Final = "the labels that are there have changed"
+
 
 @dataclass(frozen=True)
 class Append:
@@ -60,8 +65,6 @@ class Append:
         What to do with labels that exist already.
     sort : {"keep"} or None
         Whether rows may be appended that leave the labels unsorted.
-    relocate : bool
-        Whether rows may be put behind those that others append in the meantime.
     """
 
     dim: str
@@ -69,7 +72,6 @@ class Append:
     labels: xr.Variable
     on_existing: OnExisting
     sort: Literal["keep"] | None
-    relocate: bool
 
     @classmethod
     def of(
@@ -79,8 +81,6 @@ class Append:
         group: str,
         on_existing: OnExisting,
         sort: Literal["keep"] | None,
-        *,
-        relocate: bool,
     ) -> Append | None:
         """Return the append of a dataset; None if it has no index coordinate to compare.
 
@@ -92,75 +92,85 @@ class Append:
         labels = ds.variables.get(dim)
         if labels is not None and labels.dims == (dim,):
             given = labels.copy(deep=False).load()  # without loading the caller's dataset
-            return cls(str(dim), group, given, on_existing, sort, relocate)
+            return cls(str(dim), group, given, on_existing, sort)
         if on_existing != "error":
             raise InvalidArgumentError(
                 f"on_existing={on_existing!r} compares the labels of {dim!r} with the existing "
-                f"ones, and the dataset has no coordinate of that name; add one, such as by "
-                f"ds.assign_coords({dim}=...), or leave out on_existing"
+                f"ones, and the dataset for group '/{group}' has no coordinate of that name; add "
+                f"one, such as by ds.assign_coords({dim}=...), or leave out on_existing"
             )
         return None
 
     def plan(self, group: StoredGroup) -> AppendPlan:
-        """Plan what to do with each row on the group of a snapshot.
+        """Plan what to do with each row on this group.
 
         Raises
         ------
         AlreadyExistsError, InvalidArgumentError
             Like `plan_append`.
         """
-        node = group.nodes.get(self.dim)
-        if node is None or not _is_index(node, self.dim):
-            given = self.labels.values
-            there = given[:0]
-        else:
-            there, given = self._decoded(group)
+        there, given = self._labels(group)
         keep = self.sort == "keep"
         return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
 
-    def check(self, context: ReadContext, planned: AppendPlan, on: SnapshotView) -> None:
-        """Refuse a tip on which the plan would differ.
+    def tip_check(self, contents: SessionView, planned: AppendPlan, *, relocate: bool) -> TipCheck:
+        """What refuses a tip on which a plan would differ that was made on these contents.
 
-        Raises
-        ------
-        ConflictError
-            If it differs.
+        If the session itself has changed the labels before, every change of others is refused.
+        With `relocate`, rows may be put behind those that others append in the meantime.
         """
-        path = f"/{join(self.group, self.dim)}"
-        try:
-            now = self.plan(StoredGroup(context, on, self.group))
-        except (AlreadyExistsError, InvalidArgumentError) as error:
-            conflict = Conflict(
-                ConflictKind.READ, path, "read", f"with the labels that are there now, {error}"
+        path, changes = join(self.group, self.dim), contents.changes
+        stored = contents.view.nodes.get(path)
+        touched = stored is not None and stored.node_id in changes.touched()
+        if touched or path in changes.nodes:
+            before, _ = self._labels(self._stored(contents.context, contents.view))
+            return partial(self._check_same, contents.context, before)
+        return partial(self._check_plan, contents.context, planned, relocate)
+
+    def _check_same(self, context: ReadContext, before: npt.NDArray[Any], on: SnapshotView) -> None:
+        now, _ = self._labels(self._stored(context, on))
+        if not np.array_equal(now, before):
+            raise self._conflict(
+                ConflictKind.READ, "read", "the labels that are there have changed"
             )
-        else:
-            moved = now.start != planned.start and bool(planned.appended)
-            if (now.appended, now.replaced) != (planned.appended, planned.replaced):
-                conflict = Conflict(
-                    ConflictKind.READ, path, "read", "the labels that are there have changed"
-                )
-            elif moved and not self.relocate:
-                conflict = Conflict(
-                    ConflictKind.APPEND, path, "growth", f"both commits append along {self.dim!r}"
-                )
-            else:
-                return
-        raise ConflictError(
+
+    def _check_plan(
+        self, context: ReadContext, planned: AppendPlan, relocate: bool, on: SnapshotView
+    ) -> None:
+        try:
+            now = self.plan(self._stored(context, on))
+        except (AlreadyExistsError, InvalidArgumentError) as error:
+            reason = f"with the labels that are there now, {error}"
+            raise self._conflict(ConflictKind.READ, "read", reason) from None
+        moved = now.start != planned.start and bool(planned.appended)
+        if (now.appended, now.replaced) != (planned.appended, planned.replaced):
+            raise self._conflict(
+                ConflictKind.READ, "read", "the labels that are there have changed"
+            )
+        if moved and not relocate:
+            reason = f"both commits append along {self.dim!r}"
+            raise self._conflict(ConflictKind.APPEND, "growth", reason)
+
+    def _stored(self, context: ReadContext, view: SnapshotView) -> StoredGroup:
+        return StoredGroup(SessionView(context, view), self.group)
+
+    def _conflict(self, kind: ConflictKind, component: str, reason: str) -> ConflictError:
+        return ConflictError(
             f"other commits came first and changed arrays along {self.dim!r}; nothing was "
             "committed. Write again, on top of the newest snapshot",
-            [conflict],
+            [Conflict(kind, f"/{join(self.group, self.dim)}", component, reason)],
         )
 
-    def goes_on(self, before: AppendPlan, now: AppendPlan) -> bool:
+    def goes_on(self, before: AppendPlan, now: AppendPlan, *, relocate: bool) -> bool:
         """Whether to write again with a new plan after a conflict.
 
         Skipped and replaced rows keep their places whatever came first. Appended rows go behind it
         only if `relocate` allows it.
         """
-        return self.on_existing != "error" or (self.relocate and before.start != now.start)
+        return self.on_existing != "error" or (relocate and before.start != now.start)
 
     def parts(
-        self, ds: xr.Dataset, planned: AppendPlan, nodes: Mapping[str, Node]
+        self, ds: xr.Dataset, planned: AppendPlan, contents: SessionView
     ) -> Iterator[tuple[xr.Dataset, slice | None, Sequence[int]]]:
         """Yield the parts to write, where they go, and which rows they are.
 
@@ -171,13 +181,13 @@ class Append:
             values = ds.drop_vars([*fixed, self.dim])
             if values.variables:
                 stop = run.start + len(run.rows)
-                part = self._rows(values, run.rows, run.start, nodes)
+                part = self._rows(values, run.rows, run.start, contents)
                 yield part, slice(run.start, stop), run.rows
         if planned.appended or planned.replaced or not ds.sizes[self.dim]:
-            yield self._rows(ds, planned.appended, planned.start, nodes), None, planned.appended
+            yield self._rows(ds, planned.appended, planned.start, contents), None, planned.appended
 
     def _rows(
-        self, ds: xr.Dataset, rows: Sequence[int], start: int, nodes: Mapping[str, Node]
+        self, ds: xr.Dataset, rows: Sequence[int], start: int, contents: SessionView
     ) -> xr.Dataset:
         """Select rows and rechunk, so that each chunk from `start` on is within one dask block."""
         first = rows[0] if rows else 0
@@ -186,7 +196,7 @@ class Append:
             return ds
         part = ds.isel({self.dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
         for name, variable in part.variables.items():
-            node = nodes.get(join(self.group, str(name)))
+            node = contents.node(join(self.group, str(name)))
             if variable.chunks is None or node is None or node.array is None:
                 continue
             names = node.array.dimension_names or ()
@@ -198,11 +208,11 @@ class Append:
                 variable.data = variable.chunk({self.dim: blocks}).data
         return part
 
-    def _decoded(self, group: StoredGroup) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The existing labels, and the given ones as they would be read back, of one type.
-
-        These reads are not recorded as reads of the session: `check` compares the labels again.
-        """
+    def _labels(self, group: StoredGroup) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The existing labels, and the given ones as they would be read back, of one type."""
+        node = group.nodes.get(self.dim)
+        if node is None or not _is_index(node, self.dim):
+            return self.labels.values[:0], self.labels.values
         raw = group.variable(self.dim).load()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `write` itself reports what they warn of

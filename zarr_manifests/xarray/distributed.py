@@ -25,7 +25,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.making import let_others_open
-from zarr_manifests.session import Fork, Session
+from zarr_manifests.session import Fork, Session, merge_own
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
@@ -50,7 +50,7 @@ def computed_elsewhere(ds: xr.Dataset, scheduler: Any = None) -> bool:
 
 def write_elsewhere(
     ds: xr.Dataset,
-    session: Session,
+    session: Session | Fork,
     options: Mapping[str, Any],
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
@@ -69,7 +69,7 @@ def write_elsewhere(
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)
     written = _write_blocks(origin, writer, scheduler, statistics=statistics)
-    session.merge(*(_fork_with(origin, copy_id, own) for copy_id, own in written))
+    merge_own(session, [_fork_with(origin, copy_id, own) for copy_id, own in written])
     writer.record()
 
 
@@ -155,7 +155,7 @@ def _write_block(
     return state.copy_id, state.after.since(origin.before)
 
 
-def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> Fork:
+def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> ForkState:
     """The fork as it was after the block was written, with chunks of the block's array only."""
     changed = own.touched()
     kept = {node: refs for node, refs in origin.before.chunks.items() if node in changed}
@@ -173,4 +173,4 @@ def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> Fork:
             after.tables[node_id] = (*after.tables.get(node_id, ()), *tables)
         if node_id in own.chunks:
             after.chunks[node_id] = {**after.chunks.get(node_id, {}), **own.chunks[node_id]}
-    return Fork(replace(origin, copy_id=copy_id, before=before, after=after))
+    return replace(origin, copy_id=copy_id, before=before, after=after)

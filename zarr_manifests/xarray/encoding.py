@@ -360,7 +360,7 @@ def fits_of(
     ds : Dataset
         The dataset to write.
     group : StoredGroup
-        The group to write to, as it is without the session's changes.
+        The group to write to.
     options : mapping
         The arguments of `Dataset.to_zarr`: `group`, `mode` and `append_dim`.
     encoding : mapping

@@ -1,4 +1,4 @@
-"""A group of a snapshot that a dataset is written to, opened once for all that looks at it.
+"""A group that a dataset is written to, opened once for all that looks at it.
 
 Where Zarr opens a group, it fetches and parses the documents of all its arrays, in several turns of
 its event loop. Here a document is parsed where its array is first asked for, without the loop.
@@ -17,27 +17,21 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
 from zarr_manifests.bulk import use_bulk
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, contents_of
 
 __all__ = ["StoredGroup", "arrays_below", "open_array"]
 
 
 class StoredGroup:
-    """A group of a snapshot, as Zarr and xarray see it.
-
-    What is read here is no read of a session, so its commit can still be rebased onto others'.
+    """A group of a snapshot or a session, as Zarr and xarray see it.
 
     Parameters
     ----------
-    context : ReadContext
-        What reads the repository.
-    view : SnapshotView
-        The snapshot.
+    contents : SessionView
+        What to read.
     path : str
         Path of the group.
 
@@ -47,12 +41,19 @@ class StoredGroup:
         The group's arrays by name.
     """
 
-    def __init__(self, context: ReadContext, view: SnapshotView, path: str) -> None:
-        contents = SessionView(context, view)
+    def __init__(self, contents: SessionView, path: str) -> None:
         self.nodes = arrays_below(contents, path)
         self._path, self._group = path, contents.node(path)
         self._store = ManifestStore(contents, read_only=True)
         self._arrays: dict[str, zarr.Array[Any]] = {}
+
+    @classmethod
+    def of(cls, store: ManifestStore, path: str) -> StoredGroup:
+        """A group of a session's store, uncommitted changes included.
+
+        What is read here is no read of the session, so its commit can still be rebased.
+        """
+        return cls(unrecorded(contents_of(store)), path)
 
     @property
     def exists(self) -> bool:

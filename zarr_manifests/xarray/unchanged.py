@@ -5,11 +5,12 @@ A differing checksum shows most changes; bytes are compared only if the checksum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from zarr_manifests.engine.edit.change_set import same_bytes
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.chunk_table import StoredRef, Unset
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 
 __all__ = ["changes_nothing", "drop_unchanged"]
@@ -25,12 +26,14 @@ def changes_nothing(workspace: Workspace) -> bool:
     )
 
 
-def drop_unchanged(workspace: Workspace) -> None:
-    """Drop written chunks that the snapshot has already, except those set in bulk."""
+def drop_unchanged(workspace: Workspace, nodes: Iterable[Node]) -> None:
+    """Drop written chunks of these nodes that the snapshot has already, unless set in bulk."""
+    own = {node.node_id for node in nodes}
     same = [
         (node_id, coords)
         for node_id, coords, new in workspace.contents.changes.refs()
-        if _looks_same(workspace, node_id, coords, new)
+        if node_id in own
+        and _looks_same(workspace, node_id, coords, new)
         and _is_same(workspace, node_id, coords, new)
     ]
     with workspace.lock:

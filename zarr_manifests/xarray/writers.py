@@ -1,73 +1,45 @@
-"""`write`: writing a dataset to a repository in one commit.
-
-If dask computes in threads of this process, its tasks write to the session's own store. Otherwise
-`distributed` writes the dataset to forks.
-"""
+"""`write` and `to_session`: datasets go to a repository in one commit, or into an open session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from functools import partial
-from typing import Any, Final, Literal
-
-import xarray as xr
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
-from zarr_manifests.engine.commit.request import TipCheck
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    InvalidArgumentError,
-    ManifestsError,
-    NotFoundError,
-)
-from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.keys import V3_DOCUMENT, join
+from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.making import write_into
-from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
+from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session, commits_of
+from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.store import ManifestStore, contents_of, workspace_of
-from zarr_manifests.xarray.agreement import check_agreement
-from zarr_manifests.xarray.appending import Append
+from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.backend import Location
-from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
-from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
-from zarr_manifests.xarray.fit import Fit
-from zarr_manifests.xarray.stored_group import StoredGroup
-from zarr_manifests.xarray.unchanged import changes_nothing, drop_unchanged
-from zarr_manifests.xarray.virtual_datasets import is_virtual
+from zarr_manifests.xarray.parts import DatasetPart, Encodings, Given, Region, WriteMode, parts_of
+from zarr_manifests.xarray.putting import Check, PreparedPart, check_checks, prepare, put
+from zarr_manifests.xarray.unchanged import changes_nothing
 
-__all__ = ["write", "zarr_format_at"]
-
-type _Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
-type _WriteMode = Literal["w", "w-", "a", "a-", "r+"]
-
-_MODES: Final = ("w", "w-", "a", "a-", "r+")
-_ON_EXISTING: Final = ("error", "skip", "replace")
-_LISTED: Final = 20
+__all__ = ["to_session", "write"]
 
 
 def write(
-    ds: xr.Dataset,
+    ds: Given,
     location: Location,
     *,
     message: str,
     branch: str = "main",
     group: str | None = None,
-    mode: _WriteMode | None = None,
+    mode: WriteMode | None = None,
     append_dim: Hashable | None = None,
-    region: _Region | None = None,
-    encoding: Mapping[Hashable, Mapping[str, Any]] | None = None,
+    region: Region | None = None,
+    encoding: Encodings | None = None,
     metadata: Mapping[str, Any] | None = None,
     config: RepositoryConfig | Mapping[str, Any] | None = None,
     relocate: bool = False,
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
-    check: Literal["values", "encoding"] | None = "values",
+    check: Check = "values",
     statistics: bool = True,
     txn: Txn | tuple[str, int] | None = None,
     scheduler: Any = None,
@@ -75,14 +47,16 @@ def write(
 ) -> str:
     """Write a dataset to a repository in one commit; make the repository if necessary.
 
-    If anything fails, nothing is committed and no repository is made.
+    If anything fails, nothing is committed and no repository is made. To write several datasets in
+    one commit, use `to_session`.
 
     Parameters
     ----------
-    ds : Dataset
-        The dataset. It may be lazy, even if it is read from the same repository, and its dask
+    ds : Dataset, DataArray or DataTree
+        What to write. It may be lazy, even if it is read from the same repository, and its dask
         arrays may be computed in threads, processes or on a distributed cluster that reaches the
-        storage. Each chunk must lie within one dask block.
+        storage. Each chunk must lie within one dask block. A `DataArray` is stored under the name
+        that `DataArray.to_zarr` gives it. Of a `DataTree`, each node goes to a group of its own.
     location : str, path, Storage or Repository
         Where the repository is, or is to be made.
     message : str
@@ -96,11 +70,13 @@ def write(
         existing variables and adds others. By default nothing existing is overwritten, unless
         `append_dim` or `region` says where.
     append_dim : hashable, optional
-        Append along this dimension; if the group has no data yet, it is created.
+        Append along this dimension; if the group has no data yet, it is created. Nodes of a tree
+        without the dimension are written over.
     region : mapping or "auto", optional
-        Write to this part of the existing arrays, as in `Dataset.to_zarr`.
+        Write to this part of the existing arrays, as in `Dataset.to_zarr`. All nodes of a tree that
+        have variables need the dimensions.
     encoding : mapping, optional
-        Encodings of new variables, by name.
+        Encodings of new variables, by name. Of a tree, these by path of the node.
     metadata : mapping, optional
         Stored with the commit: strings, numbers, lists and maps.
     config : RepositoryConfig or mapping, optional
@@ -177,47 +153,57 @@ def write(
 
     >>> zm.write(more, "memory://write-example", **how) == second
     True
+
+    A tree with a group for each model:
+
+    >>> tree = xr.DataTree.from_dict({"/": ds.drop_vars("t"), "/era5": ds, "/gfs": ds + 1})
+    >>> _ = zm.write(tree, "memory://write-tree-example", message="two models")
+    >>> read = xr.open_datatree("memory://write-tree-example", engine="zarr_manifests")
+    >>> read["gfs/t"].values
+    array([2., 3.])
     """
-    _check_arguments(ds, location, mode, append_dim, region, encoding, config)
-    if check not in ("values", "encoding", None):
-        raise InvalidArgumentError(f"check must be 'values', 'encoding' or None, not {check!r}")
-    _check_append(append_dim, region, on_existing, sort, relocate=relocate)
-    message, metadata = (
-        checked_message(message),
-        checked_metadata({} if metadata is None else metadata),
+    check_checks(check)
+    parts = parts_of(
+        ds,
+        group=group,
+        mode=mode,
+        append_dim=append_dim,
+        region=region,
+        encoding=encoding,
+        on_existing=on_existing,
+        sort=sort,
     )
-    encoding = {name: dict(how) for name, how in (encoding or {}).items()}
-    path = (group or "").strip("/")
-    append = None
-    if append_dim is not None and region is None:
-        append = Append.of(ds, append_dim, path, on_existing, sort, relocate=relocate)
+    if append_dim is None and relocate:
+        raise InvalidArgumentError("relocate goes with append_dim: it only moves appends")
+    if config is not None and isinstance(location, Repository):
+        raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
+    message = checked_message(message)
+    metadata = checked_metadata({} if metadata is None else metadata)
     step = txn_of(txn)
-    put = partial(_write, statistics=statistics, scheduler=scheduler)
-    commit = partial(_commit, message=message, metadata=metadata, txn=step)
 
     def into(repository: Repository) -> str:
-        def begin() -> tuple[Session, StoredGroup, dict[str, Any], dict[str, Fit]]:
-            """The session and the group to write to, the options, and how variables are stored."""
+        tried: list[PreparedPart] = []
+        conflict: ConflictError | None = None
+        attempts = 0
+        while True:
+            attempts += 1
             session = repository.writable_session(branch)
             commits_of(session).begin(step)
             if relocate:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
-            options = _zarr_options(session.store, path, mode, append_dim, region)
-            contents = contents_of(session.store)
-            there = StoredGroup(contents.context, contents.view, path)
-            known = frozenset[str]()
-            if check is not None and options["mode"] != "w":
-                known = check_agreement(ds, there, options["append_dim"])
-            fits = fits_of(ds, there, options, encoding, known) if check == "values" else {}
-            return session, there, options, fits
-
-        if append is not None:
-            return _append(ds, append, begin, encoding, put, commit)
-        session, _, options, fits = begin()
-        place = dict(region) if isinstance(region, Mapping) else region
-        with explained(ds, fits):
-            put(ds, session, options, place, encoding, fits)
-        return commit(session)
+            due = _prepared(parts, session, check)
+            if conflict is not None:
+                most = workspace_of(session.store).context.config.commit_attempts
+                if attempts > most or not _goes_on(tried, due, relocate=relocate):
+                    raise conflict
+            for each in due:
+                put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
+            try:
+                return _commit(session, message, metadata, step)
+            except ConflictError as error:
+                if all(part.append is None for part in parts):
+                    raise
+                tried, conflict = due, error
 
     if isinstance(location, Repository):
         refuse_options("a repository", storage_options)
@@ -227,199 +213,119 @@ def write(
     return write_into(storage, config, into, make=not only_there)
 
 
-def _append(
-    ds: xr.Dataset,
-    append: Append,
-    begin: Callable[[], tuple[Session, StoredGroup, dict[str, Any], dict[str, Fit]]],
-    encoding: Mapping[Hashable, Mapping[str, Any]],
-    put: Callable[..., None],
-    commit: Callable[..., str],
-) -> str:
-    """Plan, write and commit an append; repeat if others have changed what the plan is based on."""
-    planned: AppendPlan | None = None
-    conflict: ConflictError | None = None
-    attempts = 0
-    while True:
-        attempts += 1
-        session, there, options, fits = begin()
-        workspace = workspace_of(session.store)
-        context, nodes = workspace.context, workspace.contents.view.nodes
-        before, planned = planned, append.plan(there)
-        if conflict is not None and before is not None:
-            tried = attempts > context.config.commit_attempts
-            if tried or not append.goes_on(before, planned):
-                raise conflict
-        new = {k: how for k, how in encoding.items() if join(append.group, str(k)) not in nodes}
-        for part, at, rows in append.parts(ds, planned, nodes):
-            over = {} if at is None else {"mode": "a", "append_dim": None}
-            place = None if at is None else {append.dim: at}
-            with explained(ds, fits, {append.dim: rows}):
-                how = {**options, **over}
-                put(part, session, how, place, new, fits)
-        if planned.replaced:
-            drop_unchanged(workspace)
-        try:
-            return commit(session, check_tip=partial(append.check, context, planned))
-        except ConflictError as error:
-            conflict = error
+def to_session(
+    ds: Given,
+    session: Session | Fork,
+    *,
+    group: str | None = None,
+    mode: WriteMode | None = None,
+    append_dim: Hashable | None = None,
+    region: Region | None = None,
+    encoding: Encodings | None = None,
+    on_existing: OnExisting = "error",
+    sort: Literal["keep"] | None = None,
+    check: Check = "values",
+    statistics: bool = True,
+    scheduler: Any = None,
+) -> None:
+    """Write a dataset into an open session, which you commit: several datasets, one commit.
+
+    Everything that `write` checks is checked against what the session has, uncommitted changes
+    included. If the call fails, parts of the dataset may be in the session:
+    `Session.discard_changes` drops them, with all other changes.
+
+    Parameters
+    ----------
+    ds : Dataset, DataArray or DataTree
+        What to write, as for `write`. Dask arrays are computed in threads, processes or on a
+        cluster; what other processes write is merged before the call returns.
+    session : Session or Fork
+        A writable session; or a fork of one, in a worker, which cannot append.
+    group, mode, append_dim, region, encoding, on_existing, sort, check, statistics, scheduler
+        As for `write`. Rows are appended behind those that others append in the meantime if
+        `Session.relocate_appends` was called before.
+
+    Raises
+    ------
+    InvalidArgumentError, AlreadyExistsError, NotFoundError, ValueError
+        As for `write`; also if `session` is a fork and `append_dim` is given.
+    ReadOnlyError
+        If the session is read-only.
+    SessionClosedError
+        If the session is closed.
+    ConflictError
+        If two tasks wrote to the same chunk. The commit raises it if others have committed to the
+        same chunks, metadata or labels in the meantime.
+
+    Examples
+    --------
+    >>> import xarray as xr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://to-session-example")
+    >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
+    >>> with repo.writable_session() as session:
+    ...     zm.to_session(ds, session, group="era5")
+    ...     zm.to_session(ds.assign_coords(time=[2, 3]), session, group="era5", append_dim="time")
+    ...     zm.to_session(ds + 1, session, group="gfs")
+    ...     _ = session.commit("two models")
+    >>> xr.open_datatree(repo, engine="zarr_manifests")["era5/t"].values
+    array([1., 2., 1., 2.])
+    """
+    if not isinstance(session, Session | Fork):
+        raise InvalidArgumentError(
+            "to_session writes to a session, such as repo.writable_session(), or to a fork, not to "
+            f"a {type(session).__name__}; zarr_manifests.write takes a repository"
+        )
+    check_checks(check)
+    parts = parts_of(
+        ds,
+        group=group,
+        mode=mode,
+        append_dim=append_dim,
+        region=region,
+        encoding=encoding,
+        on_existing=on_existing,
+        sort=sort,
+    )
+    if isinstance(session, Fork):
+        if append_dim is not None:
+            raise InvalidArgumentError(
+                "a fork cannot append: append in its session, then write regions to forks"
+            )
+        relocate = False
+    else:
+        commits = commits_of(session)
+        commits.writer.check_open()
+        relocate = commits.relocates(append_dim)
+    for each in _prepared(parts, session, check):
+        put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
 
 
-def _commit(
-    session: Session,
-    message: str,
-    metadata: Mapping[str, Any],
-    txn: Txn | None,
-    check_tip: TipCheck | None = None,
-) -> str:
+def _prepared(
+    parts: Sequence[DatasetPart], session: Session | Fork, check: Check
+) -> list[PreparedPart]:
+    store = session.store
+    return [found for part in parts if (found := prepare(part, store, check)) is not None]
+
+
+def _goes_on(tried: Sequence[PreparedPart], due: Sequence[PreparedPart], *, relocate: bool) -> bool:
+    """Whether a write that met a conflict is made again."""
+    before = {each.part.group: each.planned for each in tried}
+    return any(
+        each.part.append.goes_on(was, each.planned, relocate=relocate)
+        for each in due
+        if each.part.append is not None
+        and each.planned is not None
+        and (was := before.get(each.part.group)) is not None
+    )
+
+
+def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Txn | None) -> str:
     """Commit and return the snapshot's id; the session's own if there is nothing to commit."""
-    if changes_nothing(workspace_of(session.store)):
+    workspace = workspace_of(session.store)
+    if changes_nothing(workspace):
         if txn is None:
             return session.snapshot_id
+        checks = workspace.tip_checks
         session.discard_changes()  # an empty commit, with its mark
-    return commits_of(session).commit(message, metadata, check_tip=check_tip, txn=txn)
-
-
-def _check_arguments(
-    ds: object,
-    location: object,
-    mode: object,
-    append_dim: object,
-    region: object,
-    encoding: Mapping[Hashable, Mapping[str, Any]] | None,
-    config: object,
-) -> None:
-    if isinstance(ds, xr.Dataset) and any(map(is_virtual, ds.variables.values())):
-        raise InvalidArgumentError(
-            "the dataset has references of VirtualiZarr in place of data: write it with "
-            "zarr_manifests.virtual.write"
-        )
-    if not isinstance(ds, xr.Dataset):
-        hint = "; use its to_dataset(name=...)" if isinstance(ds, xr.DataArray) else ""
-        raise InvalidArgumentError(f"write takes a Dataset, not a {type(ds).__name__}{hint}")
-    if mode is not None and mode not in _MODES:
-        raise InvalidArgumentError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
-    if append_dim is not None:
-        if append_dim not in ds.dims:
-            listed = ", ".join(map(str, ds.dims)) or "none"
-            raise InvalidArgumentError(
-                f"append_dim {append_dim!r} is not a dimension of the dataset; there are: {listed}"
-            )
-        if mode not in (None, "a", "a-"):
-            raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
-    if region is not None and mode not in (None, "a", "a-", "r+"):
-        raise InvalidArgumentError(f"region goes with mode 'r+', 'a' or 'a-', not {mode!r}")
-    unknown = [name for name in encoding or () if name not in ds.variables]
-    if unknown:
-        listed = ", ".join(map(str, list(ds.variables)[:_LISTED])) or "none"
-        raise InvalidArgumentError(
-            f"encoding names {unknown[0]!r}, which is not a variable of the dataset; there are: "
-            f"{listed}"
-        )
-    for name, how in (encoding or {}).items():
-        if not isinstance(how, Mapping):
-            raise InvalidArgumentError(f"the encoding of {name!r} is a mapping, not {how!r}")
-    if config is not None and isinstance(location, Repository):
-        raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
-
-
-def _check_append(
-    append_dim: Hashable | None,
-    region: _Region | None,
-    on_existing: object,
-    sort: object,
-    *,
-    relocate: bool,
-) -> None:
-    if on_existing not in _ON_EXISTING:
-        listed = ", ".join(_ON_EXISTING)
-        raise InvalidArgumentError(f"on_existing must be one of {listed}, not {on_existing!r}")
-    if sort not in (None, "keep"):
-        raise InvalidArgumentError(f"sort must be 'keep' or None, not {sort!r}")
-    if append_dim is None and relocate:
-        raise InvalidArgumentError("relocate goes with append_dim: it only moves appends")
-    if append_dim is None and (on_existing != "error" or sort is not None):
-        raise InvalidArgumentError("on_existing and sort go with append_dim")
-    if region is not None and on_existing != "error":
-        raise InvalidArgumentError(
-            f"on_existing={on_existing!r} finds the places of rows itself; leave out region"
-        )
-
-
-def _zarr_options(
-    store: ManifestStore,
-    path: str,
-    mode: _WriteMode | None,
-    append_dim: Hashable | None,
-    region: _Region | None,
-) -> dict[str, Any]:
-    """Arguments for xarray's Zarr backend, depending on what exists already."""
-    url = contents_of(store).context.storage.url
-    arrays = sorted(
-        node_path.rpartition("/")[2]
-        for node_path, node in contents_of(store).members(path).items()
-        if node.kind is NodeKind.ARRAY
-    )
-    if region is not None and not arrays:
-        raise NotFoundError(
-            f"group '/{path}' of {url} has no arrays that a region could be part of; "
-            "write without region first"
-        )
-    if arrays and mode in (None, "w-") and append_dim is None and region is None:
-        raise AlreadyExistsError(
-            f"group '/{path}' of {url} has data already ({', '.join(arrays[:_LISTED])}): give "
-            "append_dim to append, region to write to a part, mode='a' to add or write over "
-            "variables, or mode='w' to replace the group"
-        )
-    if append_dim is not None and not arrays:
-        mode, append_dim = "a", None
-    default = "r+" if region is not None and append_dim is None else "a"
-    return {
-        "group": path or None,
-        "mode": mode or default,
-        "append_dim": append_dim,
-        "zarr_format": zarr_format_at(store, path, replaced=mode == "w"),
-    }
-
-
-def zarr_format_at(store: ManifestStore, path: str, *, replaced: bool) -> int:
-    """The format of the group or its nearest parent; nodes of different formats do not mix."""
-    if replaced and not path:
-        return 3
-    contents = contents_of(store)
-    nearest = None if replaced else contents.node(path)
-    nearest = nearest or next(contents.above(path), None)
-    return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
-
-
-def _write(
-    ds: xr.Dataset,
-    session: Session,
-    options: Mapping[str, Any],
-    region: _Region | None,
-    encoding: Mapping[Hashable, Mapping[str, Any]],
-    fits: Mapping[str, Fit],
-    *,
-    statistics: bool,
-    scheduler: Any,
-) -> None:
-    how = options, region, encoding, fits
-    try:
-        if computed_elsewhere(ds, scheduler):
-            write_elsewhere(ds, session, *how, statistics=statistics, scheduler=scheduler)
-        else:
-            writer = begin_write(ds, session.store, *how, statistics=statistics)
-            writer.sync(chunkmanager_store_kwargs={"scheduler": scheduler})
-    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
-        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
-            raise
-        raise InvalidArgumentError(
-            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
-        ) from error
-    except ValueError as error:
-        if "unexpected encoding parameters" not in str(error):
-            raise
-        raise InvalidArgumentError(
-            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
-            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
-            "and calendar where the values are of a kind for it"
-        ) from error
+        workspace.tip_checks = checks
+    return commits_of(session).commit(message, metadata, txn=txn)

@@ -255,8 +255,11 @@ class _Landing:
     def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
         """The opened tip, and the commit as it is on top of it."""
         context, keys, request = self.context, self.keys, self.request
-        if request.check_tip is not None:
-            request.check_tip(context.open_branch(tip))
+        if request.check_tip is not None or self.workspace.tip_checks:
+            on = context.open_branch(tip)
+            self.workspace.check_tip(on)
+            if request.check_tip is not None:
+                request.check_tip(on)
         moved = relocate_changes(
             self.workspace, self.changes, tip, request.relocating, request.rebasing
         )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zarr_manifests.engine.commit.rebase import Rebasing
 from zarr_manifests.engine.commit.relocate import Relocating
+from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
 from zarr_manifests.records import dataclass
 
-__all__ = ["CommitRequest", "TipCheck"]
-
-type TipCheck = Callable[[SnapshotView], None]
-"""Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
+__all__ = ["CommitRequest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,8 @@ class CommitRequest:
     relocating : Relocating, optional
         Whether to put its appends behind those of others.
     check_tip : callable, optional
-        Checks a tip that has moved before the commit is put on top of it.
+        Checks a tip that has moved before the commit is put on top of it, besides the workspace's
+        own checks.
     amends : SnapshotView, optional
         The branch's head, which the commit replaces.
     source : str, optional

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from operator import lt
 from typing import Final, NamedTuple
 
@@ -38,10 +39,11 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import ArrayMeta, directory, document_path, join, no_array, split
+from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key"]
+__all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key", "unrecorded"]
 
 type Entry = InlineRef | NativeRef | VirtualRef
 """The value at a key; a document is given as inline bytes."""
@@ -504,6 +506,14 @@ def _paths_of(key: str) -> Iterator[str]:
     while end > 0:
         end = max(key.rfind("/", 0, end), 0)
         yield key[:end]
+
+
+def unrecorded(contents: SessionView) -> SessionView:
+    """The same contents, whose reads are not recorded: no commit depends on them."""
+    with contents.lock:
+        found = SessionView(contents.context, contents.view, contents.keys)
+        found.rebase(contents.view, replace(contents.changes, reads=Reads()))
+        return found
 
 
 def check_key(key: str) -> None:

@@ -38,7 +38,10 @@ from zarr_manifests.ids import crc32c, crc32c_of_each
 from zarr_manifests.keys import document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
-__all__ = ["Workspace"]
+__all__ = ["TipCheck", "Workspace"]
+
+type TipCheck = Callable[[SnapshotView], None]
+"""Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
 
 
 class Workspace:
@@ -71,6 +74,8 @@ class Workspace:
         The session's open token, if its copies report what they change (`reporting_copies`).
     frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
+    tip_checks : list of TipCheck
+        What a tip has to pass before the changes are put on top of it.
     closed : str or None
         Why the workspace takes no more writes; None if it does.
     """
@@ -118,6 +123,12 @@ class Workspace:
         self._noticeable_in: int | None = None
         self.pickled = False
         self.frozen: ChangeSet | None = None
+        self.tip_checks: list[TipCheck] = []
+
+    def check_tip(self, tip: SnapshotView) -> None:
+        """Raise `ConflictError` if the changes must not be put on top of this tip."""
+        for check in self.tip_checks:
+            check(tip)
 
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
         """Replace the snapshot and the changes; new objects keep using the session's keys."""

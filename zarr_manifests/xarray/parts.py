@@ -1,0 +1,226 @@
+"""What a write puts into a session: datasets, each with the group that it goes to.
+
+A `DataArray` is a dataset of one variable, under the names that `DataArray.to_zarr` gives it, so
+that `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset for each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import xarray as xr
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.planning.conflict.append_labels import OnExisting
+from zarr_manifests.records import dataclass
+from zarr_manifests.xarray.appending import Append
+from zarr_manifests.xarray.virtual_datasets import is_virtual
+
+__all__ = ["DatasetPart", "Encodings", "Given", "Region", "WriteMode", "parts_of"]
+
+type Given = xr.Dataset | xr.DataArray | xr.DataTree
+type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
+type WriteMode = Literal["w", "w-", "a", "a-", "r+"]
+type Encodings = Mapping[Hashable, Mapping[str, Any]]
+"""Encodings by name of the variable; of a tree, these by path of the node."""
+
+_MODES: Final = ("w", "w-", "a", "a-", "r+")
+_ON_EXISTING: Final = ("error", "skip", "replace")
+_LISTED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetPart:
+    """A dataset, and how it goes to its group.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset.
+    group : str
+        Path of the group, without slashes around it.
+    mode, append_dim, region, encoding
+        As in `write`, for this dataset.
+    append : Append, optional
+        The append, if its labels are compared.
+    top : str
+        Path of the group that all parts are in.
+    only_group : bool
+        Whether it is a node of a tree without variables and attributes.
+    """
+
+    ds: xr.Dataset
+    group: str
+    mode: WriteMode | None
+    append_dim: Hashable | None
+    region: Region | None
+    encoding: Encodings
+    append: Append | None
+    top: str
+    only_group: bool = False
+
+
+def parts_of(
+    given: Given,
+    *,
+    group: str | None,
+    mode: WriteMode | None,
+    append_dim: Hashable | None,
+    region: Region | None,
+    encoding: Encodings | None,
+    on_existing: OnExisting,
+    sort: Literal["keep"] | None,
+) -> list[DatasetPart]:
+    """Return the datasets to write, groups before what is in them.
+
+    Takes arguments of `write`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the arguments contradict each other, or have unknown names.
+    """
+    _check_options(mode, append_dim, region, on_existing, sort)
+    top, found = (group or "").strip("/"), []
+    datasets = _datasets(given, encoding or {})
+    _check_dimension(append_dim, [ds for _, ds, _ in datasets])
+    for path, ds, own in datasets:
+        at = f"{top}/{path}".strip("/") if path else top
+        part = DatasetPart(ds, at, mode, append_dim, region, _encoding(ds, own), None, top)
+        if isinstance(given, xr.DataTree):
+            node = _of_tree(part)
+            if node is None:
+                continue
+            part = node
+        if part.append_dim is not None and region is None:
+            append = Append.of(ds, part.append_dim, at, on_existing, sort)
+            part = replace(part, append=append)
+        found.append(part)
+    if not found:
+        raise InvalidArgumentError("the tree has no variables to write to a region")
+    return found
+
+
+def _check_dimension(append_dim: Hashable | None, datasets: Sequence[xr.Dataset]) -> None:
+    dims = {dim: None for ds in datasets for dim in ds.dims}
+    if append_dim is not None and append_dim not in dims:
+        listed = ", ".join(map(str, dims)) or "none"
+        raise InvalidArgumentError(
+            f"append_dim {append_dim!r} is not a dimension of the dataset; there are: {listed}"
+        )
+
+
+def _check_options(
+    mode: object,
+    append_dim: Hashable | None,
+    region: Region | None,
+    on_existing: object,
+    sort: object,
+) -> None:
+    if mode is not None and mode not in _MODES:
+        raise InvalidArgumentError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
+    if append_dim is not None and mode not in (None, "a", "a-"):
+        raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
+    if region is not None and mode not in (None, "a", "a-", "r+"):
+        raise InvalidArgumentError(f"region goes with mode 'r+', 'a' or 'a-', not {mode!r}")
+    if on_existing not in _ON_EXISTING:
+        listed = ", ".join(_ON_EXISTING)
+        raise InvalidArgumentError(f"on_existing must be one of {listed}, not {on_existing!r}")
+    if sort not in (None, "keep"):
+        raise InvalidArgumentError(f"sort must be 'keep' or None, not {sort!r}")
+    if append_dim is None and (on_existing != "error" or sort is not None):
+        raise InvalidArgumentError("on_existing and sort go with append_dim")
+    if region is not None and on_existing != "error":
+        raise InvalidArgumentError(
+            f"on_existing={on_existing!r} finds the places of rows itself; leave out region"
+        )
+
+
+def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, Encodings]]:
+    """The datasets, the paths of their groups, and the encodings of their variables."""
+    if isinstance(given, xr.DataTree):
+        known: dict[str, Any] = {f"/{str(path).strip('/')}": how for path, how in encoding.items()}
+        unknown = known.keys() - {node.path for node in given.subtree}
+        if unknown:
+            listed = ", ".join(node.path for node in [*given.subtree][:_LISTED])
+            raise InvalidArgumentError(
+                f"encoding names {min(unknown)!r}, which is not a node of the tree: of a tree it "
+                f"is {{path: {{variable: ...}}}}. There are: {listed}"
+            )
+        for path, node in given.subtree_with_keys:
+            if node is not given and {"", ".", ".."}.intersection(path.split("/")):
+                raise InvalidArgumentError(f"a group cannot have the path {path!r} of a node")
+        return [
+            (
+                "" if node is given else path,
+                node.to_dataset(inherit=node is given),
+                known.get(node.path) or {},
+            )
+            for path, node in given.subtree_with_keys
+        ]
+    if isinstance(given, xr.DataArray):
+        return [("", _dataset_of(given), encoding)]
+    if not isinstance(given, xr.Dataset):
+        raise InvalidArgumentError(
+            f"what is written is a Dataset, a DataArray or a DataTree, not a {type(given).__name__}"
+        )
+    return [("", given, encoding)]
+
+
+def _dataset_of(array: xr.DataArray) -> xr.Dataset:
+    from xarray.backends.api import DATAARRAY_NAME, DATAARRAY_VARIABLE
+
+    if array.name is not None and array.name not in (*array.coords, *array.dims):
+        return array.to_dataset()
+    ds = array.to_dataset(name=DATAARRAY_VARIABLE)
+    if array.name is not None:
+        ds.attrs[DATAARRAY_NAME] = array.name
+    return ds
+
+
+def _encoding(ds: xr.Dataset, encoding: Encodings) -> Encodings:
+    """The encodings, checked."""
+    if any(map(is_virtual, ds.variables.values())):
+        raise InvalidArgumentError(
+            "the dataset has references of VirtualiZarr in place of data: write it with "
+            "zarr_manifests.virtual.write"
+        )
+    unknown = [name for name in encoding if name not in ds.variables]
+    if unknown:
+        listed = ", ".join(map(str, list(ds.variables)[:_LISTED])) or "none"
+        raise InvalidArgumentError(
+            f"encoding names {unknown[0]!r}, which is not a variable of the dataset; there are: "
+            f"{listed}"
+        )
+    for name, how in encoding.items():
+        if not isinstance(how, Mapping):
+            raise InvalidArgumentError(f"the encoding of {name!r} is a mapping, not {how!r}")
+    return {name: dict(how) for name, how in encoding.items()}
+
+
+def _of_tree(part: DatasetPart) -> DatasetPart | None:
+    """How a node of a tree is written; None if nothing of it is.
+
+    An append leaves nodes without the dimension in their places, and a region is written to all
+    nodes that have variables.
+    """
+    ds, region = part.ds, part.region
+    if region is not None:
+        missing = [] if region == "auto" else [dim for dim in region if dim not in ds.dims]
+        if ds.variables and missing:
+            raise InvalidArgumentError(
+                f"region names {missing[0]!r}, which is not a dimension of the tree's node "
+                f"'/{part.group}': write the nodes that have it one by one, as "
+                "tree['node'].to_dataset() with group='node'"
+            )
+        return part if ds.variables else None
+    if part.append_dim is not None and part.append_dim not in ds.dims:
+        if part.mode == "a-":
+            raise InvalidArgumentError(
+                f"the tree's node '/{part.group}' has no dimension {part.append_dim!r}, so that "
+                "mode='a-' would write nothing of it: leave out mode, or the node"
+            )
+        part = replace(part, mode="a", append_dim=None)
+    return replace(part, only_group=not ds.variables and not ds.attrs and part.mode != "w")
