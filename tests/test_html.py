@@ -19,7 +19,7 @@ import zarr
 from zarr_manifests import Repository, reports
 from zarr_manifests.errors import Conflict
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.markup import folded, page, size_text, table
+from zarr_manifests.markup import cell, folded, page, size_text, table
 from zarr_manifests.storage import MemoryStorage
 
 EVIL = "<script>alert('&\")</script>\x1b[2J\u202e\n</style></details>"
@@ -205,6 +205,11 @@ def test_html_takes_its_colors_from_the_page() -> None:
     assert not re.search(r"(?<![-\w])color:\s*(#|rgb|black|white)", style)  # text inherits
     assert "style=" not in html
     assert html.count("<details") == html.count("<summary") == 1
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    values = np.int64(5_000), np.bool_(True), np.float32(0.5), np.zeros((), np.int8)
+    assert [cell("count", value) for value in values] == ["5,000", "yes", "0.5", "0"]
 
 
 def test_sizes_are_said_twice_where_they_are_long() -> None:

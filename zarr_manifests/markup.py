@@ -126,6 +126,8 @@ def cell(name: str, value: Any) -> str:
     """A value as text, short enough for a table; numbers of bytes say also how much that is."""
     if value is None:
         return "none"
+    if hasattr(value, "tolist") and not value.ndim:  # a number of NumPy
+        value = value.tolist()
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

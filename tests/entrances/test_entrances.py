@@ -97,7 +97,7 @@ NOT_CALLED = {
             *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
             *("Change", "ChunkSelection", "ChunkStatistics", "CloneReport", "CollectionReport"),
             *("CompactionReport", "Diff", "ExpiryReport", "ExportReport", "IndexReport"),
-            "LoggedOperation",
+            *("Ancestry", "LoggedOperation"),
             *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
             *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo"),
             *(
@@ -217,6 +217,7 @@ OWNERS: dict[str, tuple[Any, ...]] = {
     "ChunkSelection": (
         Made("a selection", lambda w: w.repository.readonly_session().chunks_where("v", "v > 1")),
     ),
+    "Diff": (Made("a difference", lambda w: w.repository.diff("main", "main")),),
     "PreloadReport": (
         Made("a report", lambda w: w.repository.readonly_session().preload_report()),
     ),
