@@ -1,5 +1,8 @@
 """Settings for every test."""
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -21,3 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--examples", type=int, default=1, help="calls of a public entrance, for each parameter"
     )
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_stays_open() -> Iterator[None]:
+    """Close what a test has drawn: matplotlib warns when many figures are open."""
+    yield
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.close("all")
