@@ -38,7 +38,6 @@ from zarr_manifests.xarray.array_target import ArrayTarget
 
 __all__ = ["rewrite_chunks"]
 
-_KEEP: Final = "keep"
 _DONE: Final = "boxes-done"
 
 

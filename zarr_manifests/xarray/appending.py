@@ -130,9 +130,7 @@ class Append:
     def _check_same(self, context: ReadContext, before: npt.NDArray[Any], on: SnapshotView) -> None:
         now, _ = self._labels(self._stored(context, on))
         if not np.array_equal(now, before):
-            raise self._conflict(
-                ConflictKind.READ, "read", "the labels that are there have changed"
-            )
+            raise self._conflict(ConflictKind.READ, "read", _CHANGED)
 
     def _check_plan(
         self, context: ReadContext, planned: AppendPlan, relocate: bool, on: SnapshotView
@@ -144,9 +142,7 @@ class Append:
             raise self._conflict(ConflictKind.READ, "read", reason) from None
         moved = now.start != planned.start and bool(planned.appended)
         if (now.appended, now.replaced) != (planned.appended, planned.replaced):
-            raise self._conflict(
-                ConflictKind.READ, "read", "the labels that are there have changed"
-            )
+            raise self._conflict(ConflictKind.READ, "read", _CHANGED)
         if moved and not relocate:
             reason = f"both commits append along {self.dim!r}"
             raise self._conflict(ConflictKind.APPEND, "growth", reason)
