@@ -22,7 +22,7 @@ from zarr_manifests.serving.http_ranges import RangeError, part_of
 from zarr_manifests.serving.served import Served
 from zarr_manifests.serving.values import PIECE_BYTES, Value
 
-__all__ = ["answer", "caching", "failed", "lasting", "not_modified"]
+__all__ = ["answer", "caching", "failed", "lasting", "not_modified", "status_of"]
 
 _SENT_BYTES: Final = 256 * 1024
 _SENDING_S: Final = 120
@@ -83,10 +83,8 @@ class _ValueResponse(Response):
             await super().__call__(scope, receive, send)
             return
         run, value = self._served.run, self._value
-        is_small, is_whole = (
-            value.length <= PIECE_BYTES,
-            (self._start, self._end) == (0, value.length),
-        )
+        is_small = value.length <= PIECE_BYTES
+        is_whole = (self._start, self._end) == (0, value.length)
         async with self._served.room.hold(min(value.length, PIECE_BYTES)):
             # What is read in one piece is checked by that. All errors come before the status.
             if is_small != is_whole:
@@ -112,21 +110,21 @@ async def _send_all(send: Send, data: bytes) -> None:
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-def _refused(error: Exception, status: int) -> Response:
-    """The error as plain text."""
-    return PlainTextResponse(f"{error}\n", status, {"Cache-Control": "no-store"})
+def status_of(error: ManifestsError) -> int:
+    """The status of an error: "not found" only for what was never written."""
+    match error:
+        case SnapshotExpiredError():
+            return 410
+        case StorageError() | NotARepositoryError():
+            return 503
+        case NotFoundError():
+            return 404
+        case InvalidArgumentError():
+            return 400
+    return 500
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """The answer to a request that failed: "not found" only for what was never written."""
+    """The answer to a request that failed: the error as plain text."""
     assert isinstance(error, ManifestsError)
-    match error:
-        case SnapshotExpiredError():
-            return _refused(error, 410)
-        case StorageError() | NotARepositoryError():
-            return _refused(error, 503)
-        case NotFoundError():
-            return _refused(error, 404)
-        case InvalidArgumentError():
-            return _refused(error, 400)
-    return _refused(error, 500)
+    return PlainTextResponse(f"{error}\n", status_of(error), {"Cache-Control": "no-store"})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["WHOLE", "RangeError", "part_of"]
+__all__ = ["RangeError", "part_of"]
 
-WHOLE: Final = None
 _RANGE: Final = re.compile(r"bytes[ \t]*=[ \t]*([0-9]*)-([0-9]*)[ \t]*", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS: Final = 18
 
@@ -36,7 +35,7 @@ def part_of(header: str | None, total: int) -> tuple[int, int] | None:
     """
     found = None if header is None else _RANGE.fullmatch(header)
     if found is None or found.groups() == ("", ""):
-        return WHOLE
+        return None
     first, last = found.groups()
     if not first:
         length = min(_number(last), total)
@@ -46,7 +45,7 @@ def part_of(header: str | None, total: int) -> tuple[int, int] | None:
     start, end = _number(first), total if not last else _number(last) + 1
     if end <= start:
         if last:
-            return WHOLE  # such a range is malformed
+            return None  # such a range is malformed
         raise RangeError
     if start >= total:
         raise RangeError

@@ -21,7 +21,7 @@ from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
 
-__all__ = ["Kept", "OpenSnapshot", "Room", "Served", "in_url", "version_of"]
+__all__ = ["Kept", "OpenSnapshot", "Room", "Served", "version_of"]
 
 _THREADS: Final = 32
 _ROOM_BYTES: Final = 256 * 1024**2
@@ -42,18 +42,6 @@ def version_of(text: str) -> str:
     moment = _TIME.search(text)
     start, end = moment.span() if moment else (len(text), len(text))
     return text[:start].replace(":", "/") + text[start:end] + text[end:].replace(":", "/")
-
-
-def in_url(version: str) -> str:
-    """The name of a branch or tag as a part of a URL.
-
-    Examples
-    --------
-    >>> from zarr_manifests.serving.served import in_url
-    >>> in_url("fix/winds")
-    'fix:winds'
-    """
-    return version.replace("/", ":")
 
 
 @dataclass(frozen=True, slots=True)

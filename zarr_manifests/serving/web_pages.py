@@ -30,7 +30,7 @@ from zarr_manifests.picturing.chunk_map import ChunkMap
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import Diff, SnapshotInfo, Totals, moved_tops
 from zarr_manifests.repository import Repository, graph_of
-from zarr_manifests.serving.answers import failed
+from zarr_manifests.serving.answers import status_of
 from zarr_manifests.serving.chunk_cells import cell_table, chunk_json, side_for
 from zarr_manifests.serving.history_graph import HistoryGraph
 from zarr_manifests.serving.served import OpenSnapshot, Served
@@ -117,8 +117,7 @@ class Pages:
                 async with self._few:
                     return await self._served.run(partial(view, request))
             except ManifestsError as error:
-                status = (await failed(request, error)).status_code
-                return self.error(request, status, str(error))
+                return self.error(request, status_of(error), str(error))
 
         return endpoint
 
