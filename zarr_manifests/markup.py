@@ -17,7 +17,7 @@ from typing import Any, Final
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text, time_text
 
-__all__ = ["cell", "facts", "folded", "page", "report", "size_text", "table"]
+__all__ = ["cell", "facts", "folded", "html_text", "page", "report", "size_text", "table"]
 
 _MOST_ROWS: Final = 200
 _OPEN_ROWS: Final = 12
@@ -59,13 +59,13 @@ _STYLE: Final = (
 def page(title: str, *parts: str) -> str:
     """What a notebook shows of a value: a title, and parts that are HTML already."""
     inner = "".join(parts)
-    return f'{_STYLE}<div class="zm"><div class="zm-title">{_text(title)}</div>{inner}</div>'
+    return f'{_STYLE}<div class="zm"><div class="zm-title">{html_text(title)}</div>{inner}</div>'
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> str:
     """A table of names and values."""
     rows = "".join(
-        f'<tr><td class="zm-dim">{_text(name)}</td><td>{_text(value)}</td></tr>'
+        f'<tr><td class="zm-dim">{html_text(name)}</td><td>{html_text(value)}</td></tr>'
         for name, value in lines
     )
     return f'<table class="zm-table"><tbody>{rows}</tbody></table>' if rows else ""
@@ -81,10 +81,11 @@ def table(
     """A table of the first lines of text, which says how many more there are."""
     if not lines:
         return ""
-    head = "".join(f"<th>{_text(name)}</th>" for name in header)
+    head = "".join(f"<th>{html_text(name)}</th>" for name in header)
     head = f"<thead><tr>{head}</tr></thead>" if head else ""
     body = "".join(
-        f"<tr>{''.join(f'<td>{_text(text)}</td>' for text in line)}</tr>" for line in lines[:most]
+        f"<tr>{''.join(f'<td>{html_text(text)}</td>' for text in line)}</tr>"
+        for line in lines[:most]
     )
     kind = "zm-table zm-mono" if mono else "zm-table"
     return f'<table class="{kind}">{head}<tbody>{body}</tbody></table>{_more(lines, most)}'
@@ -94,7 +95,7 @@ def folded(title: str, inner: str, *, is_open: bool = False) -> str:
     """A part that the reader opens and closes; `inner` is HTML already."""
     shown = " open" if is_open else ""
     return (
-        f'<details class="zm-part"{shown}><summary>{_text(title)}</summary>{inner}</details>'
+        f'<details class="zm-part"{shown}><summary>{html_text(title)}</summary>{inner}</details>'
         if inner
         else ""
     )
@@ -147,6 +148,18 @@ def cell(name: str, value: Any) -> str:
     if isinstance(value, tuple | list):
         return _cut(", ".join(cell(name, one) for one in value))
     return _cut(str(value))
+
+
+def html_text(value: str) -> str:
+    r"""Any text as HTML that shows it: without tags, and with control characters written out.
+
+    Examples
+    --------
+    >>> from zarr_manifests.markup import html_text
+    >>> html_text("<b>\x1b[2J")
+    '&lt;b&gt;\\x1b[2J'
+    """
+    return escape(plain_text(value))
 
 
 def size_text(nbytes: int) -> str:
@@ -212,8 +225,3 @@ def _words(name: str) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
-
-
-def _text(value: str) -> str:
-    """Any text, harmless."""
-    return escape(plain_text(value))

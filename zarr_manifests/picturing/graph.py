@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any, Final
 
-from zarr_manifests.markup import cell, facts, table
+from zarr_manifests.markup import cell, facts, html_text, table
 from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import time_text
 
 __all__ = ["COLORS", "graph_html", "graph_svg", "short_id"]
@@ -61,7 +59,7 @@ def short_id(snapshot_id: str) -> str:
 
 def _summary(row: GraphRow[Any]) -> str:
     first, last = row.commits[0], row.commits[-1]
-    names = "".join(f'<span class="zm-chip">{_text(name)}</span>' for name in row.names)
+    names = "".join(f'<span class="zm-chip">{html_text(name)}</span>' for name in row.names)
     if len(row.commits) > 1:
         since, until = last.written_at, first.written_at
         text = f"{len(row.commits):,} commits, {since:%Y-%m-%d} to {until:%Y-%m-%d}"
@@ -69,8 +67,8 @@ def _summary(row: GraphRow[Any]) -> str:
     message = first.message if len(first.message) <= _MOST_MESSAGE else first.message[:119] + "…"
     about = f"{first.written_at:%Y-%m-%d %H:%M}, {first.kind}"
     return (
-        f"<code>{_text(short_id(first.id))}</code> {_text(message)}{names} "
-        f'<span class="zm-dim">{_text(about)}</span>'
+        f"<code>{html_text(short_id(first.id))}</code> {html_text(message)}{names} "
+        f'<span class="zm-dim">{html_text(about)}</span>'
     )
 
 
@@ -103,7 +101,3 @@ def _x(lane: int) -> float:
 
 def _color(lane: int) -> str:
     return COLORS[lane % len(COLORS)]
-
-
-def _text(value: str) -> str:
-    return escape(plain_text(value))

@@ -16,7 +16,7 @@ from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_GROUP, ArrayMeta, directory
-from zarr_manifests.plain import plain_text
+from zarr_manifests.markup import html_text
 from zarr_manifests.serving.served import OpenSnapshot
 
 __all__ = ["folder", "folder_page"]
@@ -105,16 +105,12 @@ def folder_page(url: str, names: Sequence[str]) -> str:
         The names in it.
     """
     # Relative links: fsspec puts them below the URL that it asked for, whatever stands before it.
-    links = "\n".join(f'<li><a href="{_link(name)}">{_shown(name)}</a></li>' for name in names)
+    links = "\n".join(f'<li><a href="{_link(name)}">{html_text(name)}</a></li>' for name in names)
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        f'<base href="{escape(url)}"><title>{_shown(url)}</title></head>\n'
-        f"<body><h1>{_shown(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
+        f'<base href="{escape(url)}"><title>{html_text(url)}</title></head>\n'
+        f"<body><h1>{html_text(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
     )
-
-
-def _shown(text: str) -> str:
-    return escape(plain_text(text))
 
 
 def _link(name: str) -> str:
