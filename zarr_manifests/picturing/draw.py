@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
-from zarr_manifests.picturing.graph import COLORS, short_id
+from zarr_manifests.picturing.graph import lane_color, short_id
 from zarr_manifests.picturing.lanes import GraphRow, width_of
 from zarr_manifests.plain import plain_text
 
@@ -47,7 +47,7 @@ def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
     for at, row in enumerate(rows):
         for pieces, top in ((row.above, at - 0.5), (row.below, float(at))):
             for a, b in pieces:
-                axes.plot([a, b], [top, top + 0.5], color=_color(max(a, b)), lw=1.8, zorder=1)
+                axes.plot([a, b], [top, top + 0.5], color=lane_color(max(a, b)), lw=1.8, zorder=1)
     for at, row in enumerate(rows):
         _draw_commit(axes, at, row)
         _write_row(axes, at, row, width_of(rows))
@@ -66,7 +66,7 @@ def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
 
 
 def _draw_commit(axes: Axes, at: int, row: GraphRow[Any]) -> None:
-    color: Any = {"color": _color(row.lane), "zorder": 2}
+    color: Any = {"color": lane_color(row.lane), "zorder": 2}
     if len(row.commits) > 1:  # beads on the line
         axes.scatter([row.lane] * 3, at + np.array([-0.22, 0, 0.22]), 9, **color)
     else:
@@ -241,10 +241,6 @@ def _label_axes(axes: Axes, folding: Folding, dimensions: Sequence[str | None]) 
 def _unit(nbytes: float) -> tuple[int, str]:
     """The unit of bytes in which a number is short, and how many bytes that is."""
     return next(((n, name) for n, name in _UNITS if nbytes >= n), _UNITS[-1])
-
-
-def _color(lane: int) -> str:
-    return COLORS[lane % len(COLORS)]
 
 
 def _short(text: str, most: int) -> str:

@@ -9,9 +9,9 @@ from zarr_manifests.markup import cell, facts, html_text, table
 from zarr_manifests.picturing.lanes import GraphRow, width_of
 from zarr_manifests.texts import time_text
 
-__all__ = ["COLORS", "graph_html", "graph_svg", "short_id"]
+__all__ = ["graph_html", "graph_svg", "lane_color", "short_id"]
 
-COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Of lanes: told apart with any color vision, on white and on black."""
 _STEP_PX: Final = 14
 _HEIGHT_PX: Final = 24
@@ -30,7 +30,7 @@ def graph_svg(row: GraphRow[Any], width: int) -> str:
     pieces += [_line(a, middle, b, float(_HEIGHT_PX), max(a, b)) for a, b in row.below]
     ends = dict.fromkeys(b for _, b in row.below)
     pieces += [_line(b, float(_HEIGHT_PX), b, float(_LONG_PX), b) for b in ends]
-    color, x = _color(row.lane), _x(row.lane)
+    color, x = lane_color(row.lane), _x(row.lane)
     if len(row.commits) == 1:
         pieces.append(f'<circle cx="{x}" cy="{middle}" r="4.5" fill="{color}"/>')
     else:  # beads on the line
@@ -52,6 +52,11 @@ def graph_html(rows: Sequence[GraphRow[Any]]) -> str:
     )
 
 
+def lane_color(lane: int) -> str:
+    """The color of a lane."""
+    return _COLORS[lane % len(_COLORS)]
+
+
 def short_id(snapshot_id: str) -> str:
     """The first digits of the random part, by which a snapshot can be named."""
     return snapshot_id.partition("-")[2][:8]
@@ -64,7 +69,9 @@ def _summary(row: GraphRow[Any]) -> str:
         since, until = last.written_at, first.written_at
         text = f"{len(row.commits):,} commits, {since:%Y-%m-%d} to {until:%Y-%m-%d}"
         return f'<span class="zm-dim">{text}</span>'
-    message = first.message if len(first.message) <= _MOST_MESSAGE else first.message[:119] + "…"
+    message = first.message
+    if len(message) > _MOST_MESSAGE:
+        message = f"{message[: _MOST_MESSAGE - 1]}…"
     about = f"{first.written_at:%Y-%m-%d %H:%M}, {first.kind}"
     return (
         f"<code>{html_text(short_id(first.id))}</code> {html_text(message)}{names} "
@@ -92,12 +99,8 @@ def _details(row: GraphRow[Any]) -> str:
 
 def _line(a: int, top: float, b: int, bottom: float, lane: int) -> str:
     ends = f'x1="{_x(a)}" y1="{top}" x2="{_x(b)}" y2="{bottom}"'
-    return f'<line {ends} stroke="{_color(lane)}" stroke-width="2"/>'
+    return f'<line {ends} stroke="{lane_color(lane)}" stroke-width="2"/>'
 
 
 def _x(lane: int) -> float:
     return _STEP_PX * (lane + 0.5)
-
-
-def _color(lane: int) -> str:
-    return COLORS[lane % len(COLORS)]
