@@ -157,7 +157,9 @@ def run(plan: Plan, target: Session | Fork, maker: int = 0) -> list[Fork]:
             groups.append((fork, group))
     up: list[Fork] = []
     for fork, group in groups:
-        if isinstance(target, Fork) and fork.is_passed_on:
+        # A second merge elsewhere must not meet a chunk that was written again in between.
+        again = fork.again and len(group) == 1
+        if isinstance(target, Fork) and (fork.hands_up or again):
             up += group
         if isinstance(target, Session) or not fork.hands_up:
             target.merge(*reversed(group))
