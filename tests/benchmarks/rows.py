@@ -565,7 +565,7 @@ ROWS = [
             _TWO,
             sizes,
             unit,
-            "default",
+            "bulk" if name.endswith("bulk") else "default",
             durability="as the server promises",
             cache="nothing known",
             due={"icechunk": due},
@@ -596,13 +596,25 @@ ROWS = [
                 {"times the bytes": 1.15},
             ),
             (
-                "readers",
-                "eight readers of the same array",
-                sharing,
-                {**_FAR_CHUNKS, "chunks": (250, 100, 10)},
+                "random-bulk",
+                "a tenth of the chunks, at random",
+                sampling,
+                _FAR_CHUNKS,
                 "s/chunk",
-                1 / 0.4,
-                {},
+                1 / 0.8,
+                {"times the bytes": 1.15},
+            ),
+            *(
+                (
+                    name,
+                    "eight readers of the same array",
+                    sharing,
+                    {**_FAR_CHUNKS, "chunks": (250, 100, 10)},
+                    "s/chunk",
+                    1 / 0.4,
+                    {},
+                )
+                for name in ("readers", "readers-bulk")
             ),
         )
     ),
