@@ -94,6 +94,57 @@ def test_values_and_coordinates_are_those_that_xarray_reads(
     assert header["at"] == [None, 3, 599]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "attributes", "expected"),
+    [
+        ("i1", [1, -2, -1], {"_Unsigned": "true", "_FillValue": -1}, [1, 254, None]),
+        ("i1", [1, -2, -1], {"_Unsigned": "true", "_FillValue": 255}, [1, 254, None]),
+        ("u1", [1, 254, 255], {"_Unsigned": "false", "_FillValue": 255}, [1, -2, None]),
+        ("f4", [1, 1e20, 3], {"_FillValue": 1e20}, [1, None, 3]),
+        ("f4", [1, -999, -9], {"missing_value": [-999.0, -9]}, [1, None, None]),
+        ("i2", [1, 2, 3], {"scale_factor": [0.5], "add_offset": [1]}, [1.5, 2, 2.5]),
+        ("u8", [1, 2, 2**64 - 1], {"_FillValue": 2**64 - 1}, [1, 2, None]),
+        ("i2", [1, 2, 3], {"_FillValue": [10**40, "x"], "scale_factor": "x"}, [1, 2, 3]),
+        ("f8", [1, 2, 1e300], {"_FillValue": "x", "scale_factor": []}, [1, 2, 1e300]),
+    ],
+)
+def test_values_are_those_that_their_attributes_say(
+    dtype: str, stored: list[Any], attributes: dict[str, Any], expected: list[Any]
+) -> None:
+    found = slices._unpacked(np.array(stored, dtype), attributes)
+    assert [None if np.isnan(one) else one for one in found.tolist()] == expected
+
+
+def test_a_fill_value_of_format_2_is_missing_as_in_xarray() -> None:
+    repo = zm.Repository.create("memory://served-slices-fill")
+    packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -32768}
+    with repo.transaction() as store:
+        ds = xr.Dataset({"t": ("x", [1.5, np.nan, 3.0])})
+        ds.to_zarr(store, zarr_format=2, consolidated=False, encoding={"t": packed})
+    with serving(repo) as url:
+        header, values = fetched(url, "/slice/main/t")
+    np.testing.assert_array_equal(values, [1.5, np.nan, 3.0])
+    assert header["missing"] == 1
+
+
+@pytest.mark.parametrize(
+    ("units", "calendar", "expected"),
+    [
+        ("days since 2026-01-01", "standard", "2026-01-03"),
+        ("days since 0001-01-01", "proleptic_gregorian", "0001-01-03"),
+        ("days since 0001-01-01", "standard", None),
+        ("days since 2026-01-01", ["standard"], None),
+        ("days since 2026-01-01", "noleap", None),
+        ("days since now", "standard", None),
+    ],
+)
+def test_times_are_only_those_of_a_known_calendar(
+    units: str, calendar: Any, expected: str | None
+) -> None:
+    found = slices._times(np.array([2.0]), units, {"calendar": calendar})
+    assert (None if found is None else str(found[0].astype("M8[D]"))) == expected
+
+
 def test_without_an_index_it_is_the_last_two_axes(url: str, ds: xr.Dataset) -> None:
     header, values = fetched(url, "/slice/main/t")
     assert header["missing"] == 5 * 4, "every second of seven columns"

@@ -22,7 +22,7 @@ from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import absolute, directory, split
+from zarr_manifests.keys import V2_ARRAY, absolute, directory, split
 from zarr_manifests.records import dataclass
 from zarr_manifests.serving.served import OpenSnapshot
 
@@ -35,13 +35,16 @@ _PART: Final = re.compile(
     r"(-?[0-9]{1,18})|(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::([0-9]{1,18}))?", re.ASCII
 )
 _SINCE: Final = re.compile(
-    r"(day|hour|minute|second|millisecond|microsecond)s? since (.+)", re.ASCII
+    r"(day|hour|minute|second|millisecond|microsecond)s? since ([0-9].*)", re.ASCII
 )
 _MICROSECONDS: Final = {
     "day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000,
     "millisecond": 1000, "microsecond": 1,
 }  # fmt: skip
-_CALENDARS: Final = {"standard", "gregorian", "proleptic_gregorian"}
+_CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
+_GREGORIAN: Final = np.datetime64("1582-10-15", "us")
+"""NumPy counts days before it otherwise than the standard calendar, which was Julian then."""
+_MOST_FILLS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,27 +242,35 @@ def _read(array: Any, axes: Sequence[SliceAxis]) -> npt.NDArray[Any]:
 
 
 def _attributes(node: Node) -> Mapping[str, Any]:
-    found = fields_of(node).get("attributes")
-    return found if isinstance(found, dict) else {}
+    given = fields_of(node).get("attributes")
+    found: dict[str, Any] = given if isinstance(given, dict) else {}
+    if V2_ARRAY in node.documents:  # there, xarray keeps it beside the attributes
+        found = {"_FillValue": json.loads(node.documents[V2_ARRAY]).get("fill_value"), **found}
+    return found
 
 
 def _decoded(stored: npt.NDArray[Any], node: Node) -> npt.NDArray[np.float32]:
     """The values that are stored, unpacked; NaN where they are missing."""
-    return _unpacked(stored, _attributes(node)).astype(np.float32)
+    values = _unpacked(stored, _attributes(node))
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def _unpacked(stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    if stored.dtype.kind in "iu" and attributes.get("_Unsigned") in ("true", "false"):
-        kind = "u" if attributes["_Unsigned"] == "true" else "i"
-        stored = stored.view(f"{stored.dtype.byteorder}{kind}{stored.dtype.itemsize}")
     missing = np.zeros(stored.shape, np.bool_)
     if stored.dtype.kind in "mM":
         missing |= np.isnat(stored)
         stored = stored.astype("i8")
-    for name in ("_FillValue", "missing_value"):
-        for value in np.atleast_1d(_numbers(attributes.get(name))):
-            missing |= stored == value
+    fills = [f for name in ("_FillValue", "missing_value") for f in _fills(attributes.get(name))]
+    # A fill value is of the stored type, or of the one that `_Unsigned` makes of it.
+    readings = [stored]
+    if stored.dtype.kind in "iu" and attributes.get("_Unsigned") in ("true", "false"):
+        kind = "u" if attributes["_Unsigned"] == "true" else "i"
+        stored = stored.view(f"{stored.dtype.byteorder}{kind}{stored.dtype.itemsize}")
+        readings.append(stored)
     with np.errstate(all="ignore"):
+        for reading, value in product(readings, fills[:_MOST_FILLS]):
+            missing |= reading == value  # in the type of the array, as 1e20 may have no float32
         values = stored.astype(np.float64)
         values *= _number(attributes.get("scale_factor"), 1.0)
         values += _number(attributes.get("add_offset"), 0.0)
@@ -267,18 +278,24 @@ def _unpacked(stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.ND
     return values
 
 
-def _numbers(value: Any) -> Any:
-    """A fill value; xarray writes those of floats as the base64 of eight bytes."""
+def _fills(value: Any) -> list[int | float]:
+    """Fill values, one or a list; xarray writes those of floats as the base64 of eight bytes."""
     if isinstance(value, str):
         try:
-            return struct.unpack("<d", base64.b64decode(value, validate=True))[0]
+            return list(struct.unpack("<d", base64.b64decode(value, validate=True)))
         except (ValueError, struct.error):
             return []
-    return value if _is_number(value) else []
+    return [one for one in _listed(value) if _is_number(one)]
 
 
 def _number(value: Any, default: float) -> float:
-    return float(value) if _is_number(value) else default
+    """A number, or the only one of a list, as other formats have attributes."""
+    numbers = _listed(value)
+    return float(numbers[0]) if len(numbers) == 1 and _is_number(numbers[0]) else default
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _is_number(value: Any) -> bool:
@@ -342,6 +359,8 @@ def _times(
     try:
         start = np.datetime64(found[2].strip().removesuffix("Z").removesuffix("UTC").strip(), "us")
     except ValueError:
+        return None
+    if start < _GREGORIAN and attributes.get("calendar") != "proleptic_gregorian":
         return None
     offset = _unpacked(stored, attributes) * _MICROSECONDS[found[1]]
     far = ~(np.abs(offset) < 2.0**62)
