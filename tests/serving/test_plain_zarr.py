@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import google_crc32c
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 import zarr_manifests as zm
 from served import Answer, get, serving
@@ -265,6 +267,41 @@ def test_only_what_an_id_names_is_kept_for_ever(repo: zm.Repository, url: str) -
         assert get(url, f"/zarr/{head}/{path}").headers["cache-control"] == IMMUTABLE, path
         for version in ("main", "v:1", "main~1", head[13:21]):
             assert get(url, f"/zarr/{version}/{path}").headers["cache-control"] == "no-cache"
+
+
+def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
+    data, chunk = tmp_path / "a.bin", bytes(range(8))
+    data.write_bytes(chunk)
+    repo = zm.Repository.create("memory://served-elsewhere", virtual_containers={"raw": tmp_path})
+    with repo.transaction(message="a reference that says only what the whole chunk is") as store:
+        one: dict[str, Any] = {"shape": (8,), "chunks": (8,), "dtype": "u1", "compressors": None}
+        for name, checksum in (("checked", google_crc32c.value(chunk)), ("unchecked", -1)):
+            zarr.create_array(store, name=name, **one)
+            where: Any = ["virtual://raw/a.bin"], [0], [0], [8]
+            store.set_virtual_refs(name, [[0]], *where, checksums=[checksum])
+    snapshot = repo.resolve("main")
+    part = {"Range": "bytes=2-4"}
+    with serving(repo) as url:
+        for path in ("zarr/{}/checked/c/0", "zarr/{}/unchecked/c/0", "slice/{}/unchecked"):
+            answer = get(url, f"/{path.format(snapshot)}")
+            assert (answer.status, answer.headers["cache-control"]) == (200, "no-cache"), path
+            assert "etag" not in answer.headers
+        assert get(url, f"/zarr/{snapshot}/checked/c/0", **part).body == chunk[2:5]
+        data.write_bytes(b"differs!")
+        assert get(url, f"/zarr/{snapshot}/checked/c/0", **part).status == 500
+
+
+def test_attributes_of_format_2_that_are_no_json_are_no_error_of_the_server() -> None:
+    repo = zm.Repository.create("memory://served-odd-attributes")
+    with repo.transaction() as store:
+        root = zarr.create_group(store, zarr_format=2)
+        root.create_array("a", shape=(2,), dtype="f4")
+        root.create_group("sound")
+        store.set_sync("a/.zattrs", CPUBuffer.from_bytes(b"no JSON"))
+    with serving(repo) as url:
+        assert get(url, "/zarr/main/.zmetadata").status == 404
+        assert get(url, "/zarr/main/sound/.zmetadata").status == 200
+        assert get(url, "/zarr/main/a/.zattrs").body == b"no JSON"
 
 
 def test_head_says_what_get_would(url: str) -> None:

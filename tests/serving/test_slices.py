@@ -13,6 +13,7 @@ import xarray as xr
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 import zarr_manifests as zm
 from served import get, serving
@@ -195,6 +196,24 @@ def test_at_most_so_many_values_and_chunks_are_read(
 def test_what_is_no_slice_is_refused(url: str, query: str, status: int) -> None:
     assert get(url, f"/slice/main/{query}").status == status
     assert get(url, f"/slice/gone/{query}").status == 410
+
+
+@pytest.mark.parametrize(("kind", "codec"), [("weird", "bytes"), ("int8", "nope")])
+def test_an_array_that_cannot_be_decoded_is_refused(kind: str, codec: str) -> None:
+    repo = zm.Repository.create(f"memory://served-slices-{kind}")
+    with repo.transaction() as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i1")
+        document = json.loads(stored(store, "a/zarr.json"))
+        document |= {"data_type": kind, "codecs": [{"name": codec}]}
+        store.set_sync("a/zarr.json", CPUBuffer.from_bytes(json.dumps(document).encode()))
+    with serving(repo) as url:
+        answer = get(url, "/slice/main/a")
+    assert answer.status == 400
+    assert answer.text.startswith("/a cannot be decoded: ")
+
+
+def stored(store: Any, key: str) -> bytes:
+    return bytes(store.get_sync(key).to_bytes())
 
 
 def test_a_slice_of_an_id_is_kept_for_ever(url: str) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any, Final
 
@@ -20,9 +21,10 @@ import zarr
 
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, absolute, directory, split
+from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
 from zarr_manifests.serving.served import OpenSnapshot
 
@@ -173,13 +175,16 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
     """
     contents = opened.contents
     node = contents.guarded(lambda: contents.array_at(path))
-    array: Any = zarr.open_array(opened.session.store, path=node.path, mode="r")
+    with _decoding(node):
+        array: Any = zarr.open_array(opened.session.store, path=node.path, mode="r")
     if array.dtype.kind not in "biufmM":
         raise InvalidArgumentError(
             f"{absolute(node.path)} holds {array.dtype}, which are no numbers"
         )
     axes = _sparse(axes_of(index, array.shape), array.chunks)
-    values = _decoded(_read(array, axes), node)
+    with _decoding(node):
+        stored = _read(array, axes)
+    values = _decoded(stored, node)
     names = (node.array and node.array.dimension_names) or (None,) * len(axes)
     told = [
         {
@@ -209,6 +214,19 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
         "long_name": _text(attributes.get("long_name")),
     }
     return Slice(header, values)
+
+
+@contextmanager
+def _decoding(node: Node) -> Iterator[None]:
+    """Refuses arrays of a data type or with codecs that are not known here."""
+    try:
+        yield
+    except ManifestsError:  # which are built-in errors, too
+        raise
+    except (ValueError, TypeError, LookupError, NotImplementedError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"{absolute(node.path)} cannot be decoded: {plain_text(error)}"
+        ) from error
 
 
 def _sparse(axes: Sequence[SliceAxis], chunks: Sequence[int]) -> list[SliceAxis]:
@@ -313,13 +331,16 @@ def _coordinate(
     found = _beside(contents, node, name)
     if found is None or found.array is None or found.array.shape != (axis.size,):
         return {"values": None, "units": None}
-    array: Any = zarr.open_array(opened.session.store, path=found.path, mode="r")
+    with _decoding(found):
+        array: Any = zarr.open_array(opened.session.store, path=found.path, mode="r")
     if array.dtype.kind not in "iufM":
         return {"values": None, "units": None}
     if axis.chunks(array.chunks[0]) > MOST_CHUNKS:
         return {"values": None, "units": None}
     whole = SliceAxis(axis.start, axis.step, axis.count, axis.size)
-    stored, attributes = _read(array, [whole]), _attributes(found)
+    with _decoding(found):
+        stored = _read(array, [whole])
+    attributes = _attributes(found)
     units = attributes.get("units")
     named = {name: _text(attributes.get(name)) for name in ("long_name", "positive")}
     times = stored if stored.dtype.kind == "M" else _times(stored, units, attributes)

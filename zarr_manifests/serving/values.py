@@ -110,7 +110,11 @@ class ServedValues:
                 size = sum(len(d) for one in nodes.values() for d in one.documents.values())
                 if size > _MOST_CONSOLIDATED:
                     return None  # readers find the members by the links of folders
-                document = _plain(dict(consolidated(nodes, path))[key], "application/json")
+                try:
+                    data = dict(consolidated(nodes, path))[key]
+                except (ValueError, RecursionError):  # attributes of format 2 may be anything
+                    return None
+                document = _plain(data, "application/json")
                 self._documents.put(name_of, document, document.length)
         return document
 
@@ -154,7 +158,7 @@ def _etag(ref: NativeRef | VirtualRef) -> str | None:
     if isinstance(ref, NativeRef):
         return etag_of(repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode())
     source = ref.source
-    if ref.crc32c is None and not source.is_dated:
+    if not source.is_dated:  # a checksum is of the whole: parts of the file may change unnoticed
         return None
     file = source.location, source.etag, source.modified_ms, source.nbytes
     return etag_of(repr((*file, ref.offset, ref.length, ref.crc32c)).encode())
