@@ -83,6 +83,12 @@ def test_a_token_is_asked_for_everywhere_and_shown_nowhere(
     assert base64.b64encode(f":{TOKEN}".encode()).decode() not in caplog.text
 
 
+def test_a_token_may_end_with_any_letter(repo: zm.Repository) -> None:
+    with serving(repo, token="voilà") as url:  # its last byte is a space of Latin-1
+        for given in ("Bearer voilà".encode().decode("latin-1"), basic("", "voilà")):
+            assert get(url, "/zarr/main/a/c/0", Authorization=given).status == 200
+
+
 @pytest.mark.parametrize("token", ["", "  "])
 def test_an_empty_token_is_no_token(repo: zm.Repository, token: str) -> None:
     with pytest.raises(InvalidArgumentError, match="token is empty"):

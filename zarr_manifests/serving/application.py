@@ -160,7 +160,7 @@ def _digest(token: bytes) -> bytes:
 def _given(request: HTTPConnection) -> bytes:
     """The digest of the token that the request gives."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    data = given.strip().encode("latin-1")
+    data = given.strip(" \t").encode("latin-1")  # a token in UTF-8 may end with other white space
     if scheme.lower() == "basic":
         try:
             data = base64.b64decode(data, validate=True).partition(b":")[2]
