@@ -444,3 +444,27 @@ def test_what_is_no_data_of_xarray_is_refused(repo: zm.Repository) -> None:
     for wrong in (None, 5, {"t": [1]}, np.arange(3)):
         with pytest.raises(InvalidArgumentError, match="Dataset, a DataArray or a DataTree"):
             zm.write(wrong, repo, message="wrong")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_names_with_slashes_are_encoded_like_others(lazy: bool) -> None:
+    values = np.linspace(0.0, 1.0, 10)
+    ds = xr.Dataset({"a/b": ("x", values), "b": ("x", values + 1)})
+    how = {"dtype": "i2", "scale_factor": 0.001, "_FillValue": -1, "chunks": (5,)}
+    storage = MemoryStorage("names-with-slashes")
+    encoding = {"a/b": how, "b": {**how, "add_offset": 1.0}}
+    given = ds.chunk(x=5) if lazy else ds
+    zm.write(given, storage, message="write", mode="w", encoding=encoding)
+    inner = xr.open_dataset(storage, engine="zarr_manifests", group="a")
+    outer = xr.open_dataset(storage, engine="zarr_manifests")
+    np.testing.assert_allclose(inner["b"], values, atol=6e-4)
+    np.testing.assert_allclose(outer["b"], values + 1, atol=6e-4)
+
+
+def test_attributes_of_another_type_are_written() -> None:
+    storage = MemoryStorage("attributes-of-another-type")
+    ds = xr.Dataset({"t": ("x", [1.0])}, attrs={"version": 1, "final": True})
+    zm.write(ds, storage, message="write")
+    zm.write(ds.assign_attrs(version=1.0, final=1), storage, message="again", mode="a")
+    found = xr.open_dataset(storage, engine="zarr_manifests").attrs
+    assert [*map(repr, found.values())] == ["1.0", "1"]

@@ -12,6 +12,7 @@ checked once, when and where they are computed.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,6 @@ from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.keys import split
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
@@ -125,9 +125,9 @@ class DatasetWriter(ArrayWriter):
     targets: list[ArrayTarget]
     regions: list[Any]
     unchecked: dict[str, _Unchecked]
-    """By name: variables whose bounds may tell that they fit."""
+    """By path: variables whose bounds may tell that they fit."""
     encoders: dict[str, Encoder]
-    """By name: what encodes the blocks of dask arrays."""
+    """By path: what encodes the blocks of dask arrays."""
 
     def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -139,8 +139,7 @@ class DatasetWriter(ArrayWriter):
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Keep the source for `write`, or for `sync` if dask computes it."""
-        name = split(target.path)[1]
-        encoder = self.encoders.get(name)
+        encoder = self.encoders.get(target.path)
         if encoder is not None:
             encoder = encoder.begun_at(start_of(region, target.shape))
         to = ArrayTarget(target, self._workspace, statistics=self._statistics, encoder=encoder)
@@ -150,7 +149,7 @@ class DatasetWriter(ArrayWriter):
             add(source, to, region)
             return
         place = region or ...
-        unchecked = self.unchecked.get(name)
+        unchecked = self.unchecked.get(target.path)
         if unchecked is None:
             self._waiting.append(partial(to.write, place, source))
             return
@@ -158,7 +157,7 @@ class DatasetWriter(ArrayWriter):
         block, bounds = to.look(place, source)
         self._waiting.append(partial(target.__setitem__, place, block))
         if bounds is not None and to.tells(bounds, fit, codes, variable):
-            del self.unchecked[fit.name]
+            del self.unchecked[target.path]
 
     def write(self) -> None:
         """Write the values in memory; raises `MisfitError` before, if some do not fit."""
@@ -203,8 +202,12 @@ class _Store(ZarrStore):
         return array
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Replace the group's attributes, if they differ."""
-        if self.zarr_group.attrs.asdict() != attributes:
+        """Replace the group's attributes, if they differ as JSON: 1 and 1.0 do."""
+        there, given = (
+            json.dumps(each, sort_keys=True, default=repr)
+            for each in (self.zarr_group.attrs.asdict(), attributes)
+        )
+        if there != given:
             put: Any = super().set_attributes
             put(attributes)
 
@@ -237,14 +240,15 @@ class _Store(ZarrStore):
     def _data(self, variable: xr.Variable, fit: Fit, dtype: np.dtype[Any]) -> Any:
         """The encoded values; dask's blocks are encoded when they are written."""
         kept = {key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}
+        path = (self.zarr_group.store_path / fit.name).path  # names may have slashes
         if variable.chunks is not None:
-            self.writer.encoders[fit.name] = Encoder(fit, variable.dims, variable.attrs, kept)
+            self.writer.encoders[path] = Encoder(fit, variable.dims, variable.attrs, kept)
             return _declared(variable.data, dtype)
         given = xr.Variable(variable.dims, variable.values, variable.attrs, kept)
         if not fit.is_checked_by_bounds:
             return fit.encoded(given)
         codes = fit.cast(given)
-        self.writer.unchecked[fit.name] = fit, given, codes
+        self.writer.unchecked[path] = fit, given, codes
         return codes
 
 
