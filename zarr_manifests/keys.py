@@ -230,12 +230,16 @@ class ArrayMeta:
         How chunk coordinates become keys.
     dimension_names : tuple of (str or None), optional
         Names of the axes, as in the document.
+    checks_itself : bool
+        Whether a codec, or the index of a shard, ends with its own CRC-32C. The CRC-32C of such
+        bytes is a constant, so different chunks of one length may have the same checksum.
     """
 
     shape: Coords
     chunk_shape: Coords
     chunk_keys: ChunkKeys
     dimension_names: tuple[str | None, ...] | None = None
+    checks_itself: bool = field(default=False, repr=False, compare=False)
     grid: Box = field(init=False, repr=False, compare=False)
     """All chunk coordinates of the array."""
 
@@ -379,7 +383,9 @@ def _parse_v2_array(document: bytes, attributes: bytes | None) -> ArrayMeta | No
             return None
         shape, chunks = tuple(fields["shape"]), tuple(fields["chunks"])
         separator = fields.get("dimension_separator", ".")
-        return _array(shape, chunks, "v2", separator, _v2_dimensions(attributes, len(shape)))
+        names = _v2_dimensions(attributes, len(shape))
+        checked = _has_crc32c([fields.get("compressor"), fields.get("filters")])
+        return _array(shape, chunks, "v2", separator, names, checked)
     except _MALFORMED:
         return None
 
@@ -409,20 +415,39 @@ def _parse_array(fields: Any) -> ArrayMeta | None:
         names = tuple(names)
         if len(names) != len(shape) or not all(n is None or isinstance(n, str) for n in names):
             return None
-    return _array(shape, chunks, kind, separator, names)
+    return _array(shape, chunks, kind, separator, names, _has_crc32c(fields.get("codecs")))
+
+
+def _has_crc32c(codecs: Any) -> bool:
+    """Whether one of the codecs, or of those inside them, is called `crc32c`."""
+    if isinstance(codecs, dict):
+        codecs = [*codecs.values()]
+    if isinstance(codecs, list):
+        return any(map(_has_crc32c, codecs))
+    return isinstance(codecs, str) and codecs.rpartition(".")[2] == "crc32c"
 
 
 def _array(
-    shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
+    shape: Coords,
+    chunks: Coords,
+    kind: Any,
+    separator: Any,
+    names: tuple[str | None, ...] | None,
+    checked: bool,
 ) -> ArrayMeta | None:
     """The array; None if a value is invalid."""
     numbers = {*map(type, shape), *map(type, chunks)} <= _INTEGER  # `True` and `1.0` equal integers
-    return _array_of(shape, chunks, kind, separator, names) if numbers else None
+    return _array_of(shape, chunks, kind, separator, names, checked) if numbers else None
 
 
 @lru_cache(maxsize=1024)  # arrays of a dataset are often alike
 def _array_of(
-    shape: Coords, chunks: Coords, kind: Any, separator: Any, names: tuple[str | None, ...] | None
+    shape: Coords,
+    chunks: Coords,
+    kind: Any,
+    separator: Any,
+    names: tuple[str | None, ...] | None,
+    checked: bool,
 ) -> ArrayMeta | None:
     if (
         kind not in ("default", "v2")
@@ -434,4 +459,4 @@ def _array_of(
         or math.prod(grid_shape(shape, chunks)) >= MAX_BOX_CHUNKS
     ):
         return None
-    return ArrayMeta(shape, chunks, ChunkKeys(kind, separator), names)
+    return ArrayMeta(shape, chunks, ChunkKeys(kind, separator), names, checked)

@@ -21,7 +21,7 @@ from zarr_manifests.engine.history.ancestry import find_in_history
 from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of
 from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
-from zarr_manifests.engine.history.net_changes import net_changes
+from zarr_manifests.engine.history.net_changes import net_changes, same_chunks
 from zarr_manifests.engine.history.refs import BranchMovedError
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -35,7 +35,7 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
-from zarr_manifests.planning.tables.merge import agree, narrower, unset_at, without
+from zarr_manifests.planning.tables.merge import narrower, unset_at, without
 from zarr_manifests.records import dataclass
 
 __all__ = ["Merging", "plan_merge"]
@@ -243,7 +243,7 @@ def _leave_out_detours(
         again = box.unravel(places[counts > 1])
         if len(again):
             was, now = base.chunks_at(node_id, again), source.chunks_at(node_id, again)
-            left = without(table, again[agree(was, now, again)])
+            left = without(table, again[same_chunks(context, source, node_id, was, now, again)])
             changes.chunks.pop(node_id, None)
             changes.tables.pop(node_id, None)
             if len(left):

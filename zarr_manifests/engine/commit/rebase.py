@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
+from zarr_manifests.engine.history.net_changes import same_chunks
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
@@ -32,7 +33,6 @@ from zarr_manifests.planning.conflict.disjoint import apart
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import (
     Layer,
-    agree,
     merge_layers,
     select,
     shared_rows,
@@ -275,7 +275,7 @@ def _onto(
     ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(tables))
     on = context.open_branch(tip)
     if rebasing.net:
-        theirs = _without_detours(view, on, theirs, ours)
+        theirs = _without_detours(context, view, on, theirs, ours)
     moved = rebase(
         ours,
         theirs,
@@ -295,7 +295,7 @@ def _onto(
 
 
 def _without_detours(
-    view: SnapshotView, on: SnapshotView, theirs: Changes, ours: Changes
+    context: ReadContext, view: SnapshotView, on: SnapshotView, theirs: Changes, ours: Changes
 ) -> Changes:
     """Others' changes without the chunks that are in the end as they were, as far as it matters."""
     nodes = dict(theirs.nodes)
@@ -309,7 +309,8 @@ def _without_detours(
         if not len(both):
             continue
         was, now = view.chunks_at(node_id, both), on.chunks_at(node_id, both)
-        left = without(change.chunks, both[agree(was, now, both)])
+        same = same_chunks(context, on, node_id, was, now, both)
+        left = without(change.chunks, both[same])
         nodes[node_id] = replace(change, chunks=left if len(left) else None)
     return Changes(nodes)
 

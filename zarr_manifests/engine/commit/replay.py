@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, find_in_history, floor_below
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
+from zarr_manifests.engine.history.net_changes import same_chunks
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -106,7 +108,7 @@ def patch(
     nodes, conflicts = decide_nodes(paths, old.nodes, new.nodes, here.nodes)
     _tell_groups_apart(context, nodes, here)
     result = {path: node for path, node in {**here.nodes, **nodes}.items() if node is not None}
-    states = _States(_State.of(old), _State.of(new), _State.of(here), _by_id(result))
+    states = _States(context, _State.of(old), _State.of(new), _State.of(here), _by_id(result))
     changes = ChangeSet(nodes)
     for node_id, coords in _touched(states, footprint_of(context, commit, delta), delta).items():
         conflicts += _patch_chunks(changes, node_id, coords, states)
@@ -164,6 +166,7 @@ class _State:
 class _States:
     """The snapshots before and after the commit (swapped to revert it), and the one to change."""
 
+    context: ReadContext
     before: _State
     after: _State
     here: _State
@@ -265,7 +268,8 @@ def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArr
         here = before = states.here.at(node_id, touched)
         if states.before.view is not states.here.view:
             before = states.before.at(node_id, touched)
-        left, fits = ~agree(here, to, touched), agree(here, before, touched)
+        same = partial(same_chunks, states.context, states.here.view, node_id, here)
+        left, fits = ~same(to, touched), same(before, touched)
     if then is not None and then.array is not None:
         fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
     return touched[left], touched[left & ~fits]

@@ -14,12 +14,13 @@ import os
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, cast
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, same_bytes
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.foreign_refs import check_refs
 from zarr_manifests.engine.edit.merge_forks import Merge, Owners
-from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
 from zarr_manifests.engine.edit.reporting_copies import Reported, read_reports
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -245,7 +246,7 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
     with workspace.lock:
         reported = read_reports(workspace.storage, workspace.keys, workspace.runtime)
         nodes = {node.node_id: node for node in workspace.contents.nodes().values()}
-        _check_one_writer_each(reported, nodes)
+        _check_one_writer_each(workspace.contents, reported, nodes)
         before = (workspace.frozen or ChangeSet()).copy()
         after = before.copy()
         for (node_id, coords), refs in reported.items():
@@ -264,12 +265,14 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
         _merge(workspace, owners, [(before, after, workspace.keys.lineage_prefix)])
 
 
-def _check_one_writer_each(reported: Reported, nodes: Mapping[bytes, Node]) -> None:
+def _check_one_writer_each(
+    contents: SessionView, reported: Reported, nodes: Mapping[bytes, Node]
+) -> None:
     """Refuse chunks that two copies changed differently."""
     differ: dict[bytes, list[Coords]] = {}
     for (node_id, coords), refs in reported.items():
         first, *others = refs.values()
-        if not all(same_bytes(first, ref) for ref in others):
+        if not all(same_chunk(contents, nodes.get(node_id), first, ref) for ref in others):
             differ.setdefault(node_id, []).append(coords)
     if differ:
         reason = "written with different bytes by two copies of the session's store"
@@ -294,7 +297,9 @@ def _merge(
     with workspace.lock:
         if any(has.tables for _, has, _ in changed):
             workspace.flush()  # a table of refs has no room for staged chunks, except inline
-        trial = Merge(workspace.contents.changes.copy(), workspace.contents.view.nodes, owners)
+        contents = workspace.contents
+        same = partial(same_chunk, contents)
+        trial = Merge(contents.changes.copy(), contents.view.nodes, owners, same)
         for began, has, copy_id in changed:
             # The session reads what the copies spilled.
             spill = workspace.contents.changes.spill

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below, same_bytes
+from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
 from zarr_manifests.engine.objects.spill import Rows, resident
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
@@ -99,6 +99,8 @@ class Merge:
         The nodes of the snapshot that the session and its forks started from.
     owners : Owners
         What was merged earlier.
+    same : callable
+        Whether two refs to a chunk of a node have the same bytes.
     """
 
     def __init__(
@@ -106,8 +108,9 @@ class Merge:
         mine: ChangeSet,
         stored: Mapping[str, Node],
         owners: Owners,
+        same: Callable[[Node | None, StoredRef, StoredRef], bool],
     ) -> None:
-        self.mine = mine
+        self.mine, self._same = mine, same
         self.owners = owners.copy()
         self._stored = stored
 
@@ -314,13 +317,14 @@ class Merge:
                     Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(sorted(refs)[:20]))
                 )
                 continue
-            twice = []
+            twice, path = [], paths[node_id]
+            node = self._node(theirs, path) or self._node(self.mine, path)
             for coords, ref in refs.items():
                 ours, was = self.mine.get(node_id, coords), before.get(node_id, coords)
                 if (
                     ours != was
                     and self._owner(node_id, coords) != (copy_id, ours)
-                    and not same_bytes(ours, ref)
+                    and (ours is None or not self._same(node, ours, ref))
                 ):
                     twice.append(coords)
             if twice:

@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.config import RepositoryConfig
-from zarr_manifests.engine.edit.change_set import same_bytes
-from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
 from zarr_manifests.engine.edit.packs import Packs, StagedRef
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef
@@ -320,7 +319,7 @@ class NodeEdits:
                 continue
             array, coords = chunk
             here = self._contents.ref(array, coords)
-            if here is not None and not same_bytes(here, ref):
+            if here is not None and not same_chunk(self._contents, array, here, ref):
                 reason = "written with different bytes by two writers of the same session"
                 conflicts.append(
                     Conflict(ConflictKind.CHUNK, f"/{array.path}", "chunks", reason, (coords,))

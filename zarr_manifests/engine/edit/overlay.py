@@ -21,7 +21,7 @@ from dataclasses import replace
 from operator import lt
 from typing import Final, NamedTuple
 
-from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.history.follow import Follower, collected, expired
 from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.snapshot.context import ReadContext
@@ -33,6 +33,7 @@ from zarr_manifests.format.chunk_table import (
     ChunkTable,
     InlineRef,
     NativeRef,
+    StoredRef,
     Unset,
     VirtualRef,
 )
@@ -43,7 +44,7 @@ from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key", "unrecorded"]
+__all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key", "same_chunk", "unrecorded"]
 
 type Entry = InlineRef | NativeRef | VirtualRef
 """The value at a key; a document is given as inline bytes."""
@@ -514,6 +515,21 @@ def unrecorded(contents: SessionView) -> SessionView:
         found = SessionView(contents.context, contents.view, contents.keys)
         found.rebase(contents.view, replace(contents.changes, reads=Reads()))
         return found
+
+
+def same_chunk(contents: SessionView, node: Node | None, one: StoredRef, other: StoredRef) -> bool:
+    """Whether both have the same bytes, which are read where checksums cannot tell.
+
+    Virtual chunks then have to be the same range of the same file.
+    """
+    if one == other or not same_bytes(one, other):
+        return one == other
+    if node is None or node.array is None or not node.array.checks_itself:
+        return True
+    if isinstance(one, Unset | VirtualRef) or isinstance(other, Unset | VirtualRef):
+        return False
+    read = contents.reader.read
+    return read(one, 0, one.length) == read(other, 0, other.length)
 
 
 def check_key(key: str) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
 from zarr_manifests.engine.history.merge_base import parted
+from zarr_manifests.engine.objects.chunks import ChunkReader
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
@@ -24,7 +26,7 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.tables.merge import agree, inside, pick, unset_at
 
-__all__ = ["net_changes"]
+__all__ = ["net_changes", "same_chunks"]
 
 _NOBODY: Final = bytes(COMMIT_ID_BYTES)
 
@@ -51,7 +53,7 @@ def net_changes(context: ReadContext, root: Root, old: SnapshotView, new: Snapsh
             truncated[node_id] = array.grid.hi
             coords = coords[inside(coords, array.grid.hi)]
         if len(coords):
-            tables += [(node_id, t) for t in _differing(old, new, node_id, coords)]
+            tables += [(node_id, t) for t in _differing(context, old, new, node_id, coords)]
     for node_id in sorted(now.keys() - was.keys()):
         table = new.chunks(node_id)
         tables += [] if table is None or not len(table) else [(node_id, table)]
@@ -95,12 +97,44 @@ def _unique(coords: list[IndexArray]) -> IndexArray:
     return box.unravel(np.unique(box.ravel(together)))
 
 
+def same_chunks(
+    context: ReadContext,
+    view: SnapshotView,
+    node_id: bytes,
+    a: ChunkTable | None,
+    b: ChunkTable | None,
+    coords: IndexArray,
+) -> npt.NDArray[np.bool_]:
+    """Like `agree`, for chunks of a node of `view`; reads them where checksums cannot tell.
+
+    Virtual chunks then have to be the same range of the same file.
+    """
+    same, node = agree(a, b, coords), view.by_id.get(node_id)
+    array = None if node is None else node.array
+    if a is None or b is None or a is b or array is None or not array.checks_itself:
+        return same
+    reader = ChunkReader(
+        context.storage, view.snapshot_id, context.containers, context.chunks, context.runtime
+    )
+    for row in np.flatnonzero(same).tolist():
+        at = tuple(coords[row].tolist())
+        one, other = a.get(at), b.get(at)
+        if one is None or other is None or one == other:
+            continue
+        if isinstance(one, Unset | VirtualRef) or isinstance(other, Unset | VirtualRef):
+            same[row] = False
+        else:
+            data = reader.read(one, 0, one.length)
+            same[row] = data == reader.read(other, 0, other.length)
+    return same
+
+
 def _differing(
-    old: SnapshotView, new: SnapshotView, node_id: bytes, coords: IndexArray
+    context: ReadContext, old: SnapshotView, new: SnapshotView, node_id: bytes, coords: IndexArray
 ) -> list[ChunkTable]:
     """Rows that make these chunks of one snapshot into those of the other."""
     was, now = old.chunks_at(node_id, coords), new.chunks_at(node_id, coords)
-    coords = coords[~agree(was, now, coords)]
+    coords = coords[~same_chunks(context, new, node_id, was, now, coords)]
     if not len(coords):
         return []
     gone = coords[agree(None, now, coords)]

@@ -28,6 +28,7 @@ __all__ = [
     "Leaf",
     "Overlay",
     "agree",
+    "agree_by_place",
     "aligned",
     "bare",
     "difference",
@@ -429,8 +430,9 @@ def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
 def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt.NDArray[np.bool_]:
     """At which coordinates both tables have a chunk of the same bytes, or neither has one.
 
-    Bytes count as the same if length and checksum are equal. Virtual chunks without a checksum must
-    be the same range of the same file. The tables have no UNSET rows.
+    Bytes count as the same if length and checksum are equal, which says too little about arrays
+    that check themselves (see `ArrayMeta`). Virtual chunks without a checksum must be the same
+    range of the same file. The tables have no UNSET rows.
     """
     if a is b:
         return np.ones(len(coords), np.bool_)
@@ -450,6 +452,18 @@ def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt
         place = (one.source[i] == other.source[j]) & (one.offset[i] == other.offset[j])
         found &= place | ~unknown
     same[both] = found
+    return same
+
+
+def agree_by_place(
+    a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray
+) -> npt.NDArray[np.bool_]:
+    """Like `agree`, but chunks that are stored have to be the same bytes at the same place."""
+    same = agree(a, b, coords)
+    if a is not None and b is not None and a is not b:
+        for row in np.flatnonzero(same).tolist():
+            at = tuple(coords[row].tolist())
+            same[row] = a.get(at) == b.get(at)
     return same
 
 
