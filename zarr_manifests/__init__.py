@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         IndexReport,
         LoggedOperation,
         ManifestLayout,
+        MergeReport,
         Operation,
         PreloadReport,
         Problem,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         Status,
         Totals,
         Usage,
+        ValueChanges,
         VerifyReport,
     )
     from zarr_manifests.repository import Repository
@@ -88,6 +90,7 @@ __all__ = [
     "LoggedOperation",
     "ManifestLayout",
     "ManifestStore",
+    "MergeReport",
     "Operation",
     "PreloadReport",
     "Problem",
@@ -106,6 +109,7 @@ __all__ = [
     "Totals",
     "Txn",
     "Usage",
+    "ValueChanges",
     "VerifyReport",
     "VirtualContainer",
     "errors",
