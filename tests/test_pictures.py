@@ -324,6 +324,26 @@ def test_each_picture_takes_one_call_and_is_not_blank() -> None:
         assert not is_blank(empty[0].figure)
 
 
+def test_the_axes_of_a_difference_have_the_names_of_the_later_version() -> None:
+    repo = Repository.create(MemoryStorage())
+    for names in (("old", "x"), ("time", None)):
+        with repo.transaction(message="make t") as store:
+            made = zarr.create_array(
+                store,
+                name="t",
+                shape=(4, 6),
+                chunks=(2, 2),
+                dtype="i4",
+                dimension_names=names,
+                overwrite=True,
+            )
+            made[:] = 1
+    diff = repo.diff("main~1", "main")
+    assert diff.dimensions == {"/t": ("time", None)}
+    (axes,) = diff.plot()
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("time (chunks)", "axis 1 (chunks)")
+
+
 def test_pictures_of_very_much_have_few_marks() -> None:
     commits = [Fake(i, i - 1 if i else None, i) for i in range(3000)]
     axes = draw_history(drawn(commits, [2999, 17], rows=40))
@@ -335,7 +355,7 @@ def test_pictures_of_very_much_have_few_marks() -> None:
     cells = [mesh.get_array().size for one in (sizes, times) for mesh in one.collections]
     assert cells == [96 * 96] * 2
     coords = np.array(list(np.ndindex(300, 300)), np.int64)
-    axes = draw_diff("much", "", {f"/{i}": coords for i in range(50)}, {"/0": (1000, 1000)})
+    axes = draw_diff("much", "", {f"/{i}": coords for i in range(50)}, {"/0": (1000, 1000)}, {})
     assert len(axes) == 6
     assert "44 more arrays" in axes[0].figure.get_suptitle()
 
@@ -348,8 +368,10 @@ def test_hostile_names_are_only_text_in_a_picture() -> None:
     folding = Folding.of((4, 4), 96)
     some = folding.place(np.array([[1, 1], [2, 3]]))
     chunks = draw_chunks(ChunkMap(evil, (evil, None), folding, some, some, some, 0))
-    changed = draw_diff("title", evil, {evil: np.array([[1, 1]])}, {evil: (4, 4)})
-    none = draw_diff("title", evil, {}, {})
+    changed = draw_diff(
+        "title", evil, {evil: np.array([[1, 1]])}, {evil: (4, 4)}, {evil: (evil, None)}
+    )
+    none = draw_diff("title", evil, {}, {}, {})
     for figure in (axes.figure, chunks[0].figure, changed[0].figure, none[0].figure):
         assert not is_blank(figure)
         for text in figure.findobj(matplotlib.text.Text):

@@ -294,6 +294,8 @@ class Diff:
         went. Which these were is not looked up; `chunks` does not have them.
     grids : mapping of str to tuple of int
         Of the arrays in `chunks`: the shape of the chunk grid in the later snapshot.
+    dimensions : mapping of str to tuple of (str or None)
+        Of the arrays in `chunks` that name their dimensions: the names in the later snapshot.
     """
 
     created: tuple[str, ...]
@@ -303,6 +305,7 @@ class Diff:
     moved: Mapping[str, str] = field(default_factory=dict)
     truncated: Mapping[str, Coords] = field(default_factory=dict)
     grids: Mapping[str, Coords] = field(default_factory=dict, repr=False)
+    dimensions: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
@@ -345,7 +348,7 @@ class Diff:
 
         counts = [("created", self.created), ("updated", self.updated), ("deleted", self.deleted)]
         title = "Changed chunks; nodes: " + ", ".join(f"{len(n):,} {name}" for name, n in counts)
-        return draw_diff(title, str(self), self.chunks, self.grids)
+        return draw_diff(title, str(self), self.chunks, self.grids, self.dimensions)
 
 
 def _listed(changes: Diff | Status, chunks: Iterable[tuple[str, int, Iterable[Coords]]]) -> str:

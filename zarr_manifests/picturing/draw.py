@@ -159,7 +159,11 @@ def _explain(axes: Axes, patches: Sequence[Any]) -> None:
 
 
 def draw_diff(
-    title: str, text: str, changed: Mapping[str, IndexArray], grids: Mapping[str, Coords]
+    title: str,
+    text: str,
+    changed: Mapping[str, IndexArray],
+    grids: Mapping[str, Coords],
+    dimensions: Mapping[str, Sequence[str | None]],
 ) -> npt.NDArray[np.object_]:
     """Draw which chunks of each array changed; of many arrays, the six with the most of them.
 
@@ -201,7 +205,7 @@ def draw_diff(
         whole = int(folding.whole.sum())
         about = f"{_short(path, 28)}: {len(coords):,} of {whole:,} chunks"
         one.set_title(about, loc="left", fontsize=10, parse_math=False)
-        _label_axes(one, folding, (None,) * len(folding.grid_shape))
+        _label_axes(one, folding, dimensions.get(path) or (None,) * len(folding.grid_shape))
     _explain(axes[len(shown[:columns]) - 1], [Patch(**_NOTHING, label="unchanged")])
     colors = ScalarMappable(Normalize(0, 100), "viridis_r")
     figure.colorbar(colors, ax=[*axes], label="changed chunks in a cell (%)")

@@ -77,6 +77,11 @@ def _difference(
     """The changes in these deltas, which are all those after `before` up to `after`."""
     changed = changed_nodes(before.nodes, after.nodes)
     chunks = _changed_chunks(context, after, deltas)
+    arrays = {
+        absolute(path): node.array
+        for path, node in after.nodes.items()
+        if node.array is not None and absolute(path) in chunks
+    }
     return Diff(
         changed.created,
         changed.updated,
@@ -84,11 +89,8 @@ def _difference(
         chunks,
         changed.moved,
         _truncated(before, after, deltas),
-        {
-            absolute(path): node.array.grid.shape
-            for path, node in after.nodes.items()
-            if node.array is not None and absolute(path) in chunks
-        },
+        {path: array.grid.shape for path, array in arrays.items()},
+        {p: tuple(a.dimension_names) for p, a in arrays.items() if a.dimension_names},
     )
 
 
