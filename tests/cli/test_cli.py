@@ -188,6 +188,27 @@ def test_info_adds_up(url: str) -> None:
     assert kinds.index("branch") < kinds.index("tag") < kinds.index("config")
 
 
+def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path)
+    assert lines("metadata", tmp_path) == []
+    assert lines("metadata", tmp_path, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
+    expected = {"title": "winds: 10 m", "grid": {"lat": 0.25}, "n": 3}
+    assert repo.metadata == expected
+    assert lines("metadata", tmp_path, "title=no", "day=2026-11-01") == []
+    expected |= {"title": "no", "day": "2026-11-01"}
+    assert repo.metadata == expected
+    shown = ["title: no", 'grid: {"lat": 0.25}', "n: 3", "day: 2026-11-01"]
+    assert sorted(lines("metadata", tmp_path)) == sorted(shown)
+    told = [line.split(maxsplit=1) for line in lines("info", tmp_path)]
+    assert sorted(line[1] for line in told if line[:1] == ["metadata"]) == sorted(shown)
+    assert json.loads(*lines("metadata", tmp_path, "--json")) == expected
+    assert json.loads(*lines("info", tmp_path, "--json"))["metadata"] == expected
+    repo.update_metadata({"\x1b[31m": "\x1b[31mred"})
+    assert "\x1b" not in "".join(lines("metadata", tmp_path) + lines("info", tmp_path))
+    assert json.loads(*lines("metadata", tmp_path, "--replace", "n=4", "--json")) == {"n": 4}
+    assert repo.metadata == {"n": 4}
+
+
 def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
     repo = zm.Repository.create(tmp_path)
     for number in range(25):

@@ -82,6 +82,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "options": ("max-delta-count=7", "commits.mode=rewrite"),
     "settings": ("max-delta-count=7", "commits.mode=rewrite"),
     "depth": ("1",),
+    "entries": ("title=winds", "grid={lat: 0.25}"),
     "dest": ("memory://verbs-clone", "cloned"),
     "history": ("all", "head", "heads"),
     "references": ("absent", "good.yaml", "memory://nothing"),

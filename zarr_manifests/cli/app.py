@@ -28,6 +28,7 @@ from zarr_manifests.cli import (
     log,
     maintain,
     ref_commands,
+    repository_metadata,
     serve,
     show,
     tree,
@@ -115,6 +116,7 @@ _VERBS: Final[dict[str, dict[str, Callable[..., None]]]] = {
         "revert": edits.run_revert,
         "cherry-pick": edits.run_cherry_pick,
         "mv": edits.run_mv,
+        "metadata": repository_metadata.run,
     },
     "Bring and take": {
         "clone": clone.run,

@@ -12,6 +12,7 @@ from rich.table import Table
 from zarr_manifests.cli.arguments import Json, Options, Url, open_at
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import columns, console, progress
+from zarr_manifests.cli.repository_metadata import value_text
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 
@@ -26,7 +27,7 @@ _SHOWN_REFS = 20
 
 
 def run(url: Url, as_json: Json = False, option: Options = None) -> None:
-    """Show what a repository is, its branches and tags, its size, and its configuration."""
+    """Show what a repository is, its branches and tags, its size, metadata and configuration."""
     from zarr_manifests.format.root import ROOT_KEY, Root
 
     repo = open_at(url, option)
@@ -59,6 +60,7 @@ def _everything(repo: Repository, root: Root) -> dict[str, Any]:
         "last_on_main": next(repo.ancestry(limit=1)),
         "branches": listed(repo.list_branches()),
         "tags": listed(repo.list_tags()),
+        "metadata": repo.metadata,
         "config": repo.config.to_dict(),
         "stored": {
             kind: {"objects": objects, "nbytes": nbytes}
@@ -82,6 +84,8 @@ def _facts(repo: Repository, root: Root) -> Table:
     last = next(repo.ancestry(limit=1))
     done = ", ".join(filter(None, (last.kind, written_text(last.written))))
     facts.add_row("last on main", f"{plain_text(last.message)} [{done}]")
+    for name, value in repo.metadata.items():
+        facts.add_row("metadata", f"{plain_text(name)}: {value_text(value)}")
     return facts
 
 
