@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from importlib.resources import files
@@ -18,6 +19,7 @@ import xarray as xr
 from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
+import zarr_manifests.serving
 import zarr_manifests.spark
 from zarr_manifests.cli import app
 from zarr_manifests.demo import CheckFailedError, Demo, DemoPlace, open_relief, open_winds
@@ -244,6 +246,41 @@ def test_without_java_all_but_spark_is_done_and_said(
         assert "log 'my demo/winds' -n 5" in result.stdout
         assert (tmp_path / "my demo" / "winds.png").is_file()
     assert len(list(zm.Repository.open(tmp_path / "my demo" / "winds").ancestry())) == 2 + 2
+
+
+def test_what_the_demo_suggests_works_and_the_readme_serves_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java(*arguments: object, **options: object) -> None:
+        raise JavaNotFoundError("there is no Java here; install one")
+
+    def serve(repo: zm.Repository, *arguments: object, **options: object) -> None:
+        served.append(repo.url)
+
+    served: list[str] = []
+    monkeypatch.setattr(zarr_manifests.spark, "session", no_java)
+    monkeypatch.setattr(zarr_manifests.serving, "serve", serve)
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / ".venv" / "bin"  # as after `make demo`
+    here.mkdir(parents=True)
+    (here / "zarr-manifests").touch()
+    monkeypatch.setattr(sys, "executable", str(here / "python"))
+    said = run_demo("--months", 1).stdout
+
+    *commands, hint = said.partition("What to try next:\n")[2].splitlines()
+    assert "choose the newest commit, then u" in hint
+    *verbs, python = map(shlex.split, commands)
+    assert len(verbs) >= 5
+    for program, *words in verbs:
+        assert program == ".venv/bin/zarr-manifests"
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, (words, done.output)
+    assert python[:2] == [".venv/bin/python", "-c"]
+    exec(python[2])  # noqa: S102
+    assert served == [zm.Repository.open("zarr-manifests-demo/winds").url]
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    assert f"\n{shlex.join(verbs[0])}\n" in readme
+    assert verbs[0][1] == "serve"
 
 
 def test_a_foreign_directory_is_one_line(tmp_path: Path) -> None:

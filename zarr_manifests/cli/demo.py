@@ -274,13 +274,17 @@ def _say_what_next(out: _Steps, repository: Path) -> None:
     )
     out.say("\nWhat to try next:")
     for line in (
+        f"{command} serve {url}",
         f"{command} log {url} -n 5",
         f"{command} tree {url} --chunks",
-        f"{command} tree {url} --tag {FIRST_TAG}",
+        f"{command} tree {url} --at {FIRST_TAG}",
         f"{command} info {url}",
         f'{python} -c "{code}"',
     ):
         out.say(f"  {line}")
+    out.say(
+        "serve prints an address: open it, choose the newest commit, then u: a map of the wind."
+    )
 
 
 def _program() -> str:
