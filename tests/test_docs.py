@@ -12,9 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 from notebooks import code_of, run_notebook
@@ -130,6 +133,56 @@ def test_the_readme_prints_what_it_says(
     told = re.search(r"^```text\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert told
     assert capsys.readouterr().out == told[1]
+
+
+def test_the_readme_needs_only_what_it_says_to_install(tmp_path: Path) -> None:
+    told = re.search(r"`pip install ([^`]*)`", PAGES[0].read_text("utf-8"))
+    assert told
+    words = [re.sub(r"^\.", "zarr-manifests", word) for word in shlex.split(told[1])]
+    installed = with_dependencies(words)
+    owners = {
+        module: {canonicalize_name(name) for name in names}
+        for module, names in metadata.packages_distributions().items()
+    }
+    hidden = sorted(module for module, names in owners.items() if not names & installed)
+    assert {"pyspark", "pytest", "h5netcdf"} <= set(hidden)
+    (tmp_path / "readme.py").write_text(_HIDING.format(hidden=hidden) + script(PAGES[0]), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "readme.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+_HIDING = """
+import sys
+from importlib.machinery import PathFinder
+
+class Hiding(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in {hidden}:
+            return super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
+"""
+
+
+def with_dependencies(requirements: list[str]) -> set[str]:
+    """The names of all packages that pip installs for these requirements."""
+    due = [Requirement(text) for text in requirements]
+    found: set[tuple[str, frozenset[str]]] = set()
+    while due:
+        one = due.pop()
+        key = canonicalize_name(one.name), frozenset(one.extras)
+        if key in found:
+            continue
+        found.add(key)
+        for text in metadata.requires(one.name) or ():
+            more = Requirement(text)
+            extras = ("", *one.extras)
+            if more.marker is None or any(more.marker.evaluate({"extra": e}) for e in extras):
+                due.append(more)
+    return {name for name, _ in found}
 
 
 @pytest.mark.parametrize("name", ["chunk_shapes", "idea", "ratios"])
