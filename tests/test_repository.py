@@ -324,7 +324,7 @@ def test_tags(repository: Repository) -> None:
     assert repository.list_tags() == {"v1": one, "v2": two}
     assert read_value(repository, "k", tag="v1") == b"1"
     assert next(i.snapshot_id for i in repository.ancestry(tag="v1")) == one
-    with pytest.raises(AlreadyExistsError, match="tags do not move"):
+    with pytest.raises(AlreadyExistsError, match="tags do not move: choose another name"):
         repository.create_tag("v1")
     repository.delete_tag("v1")
     assert repository.list_tags() == {"v2": two}

@@ -32,6 +32,7 @@ _WORDS: Final = tuple(
             "check the path; `zarr-manifests import` makes one of other data",
         ),
         (r"\breset_branch (?=moves it)", "`reset` "),
+        (r"\bpass keep_last, max_age or older_than\b", "pass --keep-last or --max-age"),
         (r"\bcopy=False\b", "--no-copy"),
         (r"\bwith copy=True\b", "without --no-copy"),
         (r"\bsymmetric=False\b", "--direct"),
@@ -52,6 +53,8 @@ def on_command_line(text: str) -> str:
     >>> from zarr_manifests.cli.words import on_command_line
     >>> on_command_line("format='kerchunk' holds references: pass copy=False")
     '--format kerchunk holds references: pass --no-copy'
+    >>> on_command_line("pass keep_last, max_age or older_than")
+    'pass --keep-last or --max-age'
     >>> on_command_line("`repo.ancestry()` and `zarr-manifests log` list the snapshots")
     '`zarr-manifests log` lists the snapshots'
     """

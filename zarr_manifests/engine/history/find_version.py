@@ -121,7 +121,10 @@ def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:
                 there = Branch(part.pointer(at).ref, None, floor=found.at.floor)
                 return Found(there, found.branch)
     then = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=until_ms)
-    raise NotFoundError(f"{shown!r}: the branch has no snapshot from {then.isoformat()} or before")
+    raise NotFoundError(
+        f"{shown!r}: the branch has no snapshot from {then.isoformat()} or before; "
+        "`repo.ancestry()` and `zarr-manifests log` list those it has"
+    )
 
 
 def _by_short_id(context: Context, root: Root, text: str) -> Found:

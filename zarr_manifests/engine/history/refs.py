@@ -398,7 +398,9 @@ class Refs:
 
         def change(root: Root) -> Root:
             if name in root.tags:
-                raise AlreadyExistsError(f"tag {name!r} exists; tags do not move")
+                raise AlreadyExistsError(
+                    f"tag {name!r} exists; tags do not move: choose another name"
+                )
             if name in root.deleted_tags:
                 raise AlreadyExistsError(
                     f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
