@@ -97,7 +97,7 @@ NOT_CALLED = {
             *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
             *("Change", "ChunkSelection", "ChunkStatistics", "CloneReport", "CollectionReport"),
             *("CompactionReport", "Diff", "ExpiryReport", "ExportReport", "IndexReport"),
-            *("Ancestry", "LoggedOperation"),
+            *("Ancestry", "LoggedOperation", "MergeReport", "ValueChanges"),
             *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
             *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo"),
             *(
