@@ -118,7 +118,7 @@ def fields_of(node: Node) -> Mapping[str, Any]:
     array = json.loads(node.documents.get(V2_ARRAY, b"{}"))
     try:
         attributes = json.loads(node.documents.get(V2_ATTRIBUTES, b"{}"))
-    except ValueError:  # they may be anything
+    except (ValueError, RecursionError):  # they may be anything
         attributes = None
     kind = array.get("dtype", "")
     return {

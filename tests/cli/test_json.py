@@ -18,6 +18,7 @@ import zarr_manifests as zm
 from zarr_manifests import reports
 from zarr_manifests.cli import app
 from zarr_manifests.cli.as_json import json_line
+from zarr_manifests.errors import InvalidArgumentError
 
 SILENT = {
     "config set": "it says nothing",
@@ -156,6 +157,14 @@ def test_errors_stay_on_standard_error(url: Path) -> None:
     chunk.write_bytes(b"damaged")
     (found,) = tell("verify", url, code=1)
     assert found["problems"]
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InvalidArgumentError, match="nested too deeply"):
+        json_line({"attributes": deep})
 
 
 def test_values_that_json_does_not_have() -> None:

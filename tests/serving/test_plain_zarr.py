@@ -291,17 +291,21 @@ def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
         assert get(url, f"/zarr/{snapshot}/checked/c/0", **part).status == 500
 
 
-def test_attributes_of_format_2_that_are_no_json_are_no_error_of_the_server() -> None:
-    repo = zm.Repository.create("memory://served-odd-attributes")
+@pytest.mark.parametrize("odd", [b"no JSON", b"[" * 200_000], ids=["text", "deep"])
+def test_attributes_of_format_2_that_are_no_json_are_no_error(odd: bytes) -> None:
+    repo = zm.Repository.create(f"memory://served-odd-attributes-{len(odd)}")
     with repo.transaction() as store:
         root = zarr.create_group(store, zarr_format=2)
         root.create_array("a", shape=(2,), dtype="f4")
         root.create_group("sound")
-        store.set_sync("a/.zattrs", CPUBuffer.from_bytes(b"no JSON"))
+        store.set_sync("a/.zattrs", CPUBuffer.from_bytes(odd))
     with serving(repo) as url:
         assert get(url, "/zarr/main/.zmetadata").status == 404
         assert get(url, "/zarr/main/sound/.zmetadata").status == 200
-        assert get(url, "/zarr/main/a/.zattrs").body == b"no JSON"
+        assert get(url, "/zarr/main/a/.zattrs").body == odd
+        assert get(url, "/tree/main").status == 200
+        assert get(url, "/array/main/a").status == 200
+    assert "&lt;f4" in repo.readonly_session()._repr_html_()
 
 
 def test_head_says_what_get_would(url: str) -> None:

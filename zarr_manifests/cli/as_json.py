@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from zarr_manifests.cli.console import say
+from zarr_manifests.errors import InvalidArgumentError
 
 __all__ = ["json_line", "plain", "print_json"]
 
@@ -38,7 +39,10 @@ def json_line(value: object) -> str:
     >>> json_line(Problem("current", "is damaged"))
     '{"key": "current", "what": "is damaged"}'
     """
-    return json.dumps(plain(value), allow_nan=False)
+    try:
+        return json.dumps(plain(value), allow_nan=False)
+    except RecursionError as error:  # attributes are anybody's
+        raise InvalidArgumentError("what there is to print is nested too deeply") from error
 
 
 def plain(value: Any) -> Any:

@@ -455,7 +455,7 @@ def _value(value: object) -> str:
 def _text(document: bytes) -> str:
     try:
         text = json.dumps(json.loads(document), indent=2, ensure_ascii=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         text = document.decode("utf-8", "replace")
     return (
         text if len(text) <= 10 * _VALUE else f"{text[: 10 * _VALUE]}… ({len(text):,} characters)"
