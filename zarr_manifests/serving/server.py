@@ -65,13 +65,12 @@ def serve(
     --------
     Listen for a moment, and stop as Ctrl-C does:
 
-    >>> import _thread
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.serving import serve
     >>> repo = zm.Repository.create("memory://serve-example")
     >>> def stop(url):
     ...     print(url[:17])
-    ...     _thread.interrupt_main()
+    ...     raise KeyboardInterrupt
     >>> serve(repo, port=0, started=stop)
     http://127.0.0.1:
     """
