@@ -1,6 +1,7 @@
 """URLs: what they open, and what is refused without being repeated."""
 
 import pickle
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import accounts
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, ObjectStorage, from_url
-from zarr_manifests.storage.url import parse_options
+from zarr_manifests.storage.url import environment_mark, parse_options
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +224,21 @@ def test_force_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedStorageError, match="nfs4"):
         from_url(tmp_path).create("a", b"1")
     assert from_url(str(tmp_path), force=True).create("a", b"1")
+
+
+def test_variables_may_go_while_they_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Losing(dict[str, str]):
+        """An environment from which another thread removes a variable that was just listed."""
+
+        def __iter__(self) -> Iterator[str]:
+            yield from ["AWS_GONE", *super().__iter__()]
+
+        def items(self) -> Any:
+            return ItemsView(self)
+
+    before = Losing(AWS_REGION="a")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.environ", before)
+        mark = environment_mark()
+        before["AWS_REGION"] = "b"
+        assert environment_mark() != mark

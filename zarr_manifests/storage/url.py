@@ -170,7 +170,8 @@ def from_url(
 
 def environment_mark() -> int:
     """A number that differs once a variable has changed that clients of object stores read."""
-    said = {(name, value) for name, value in os.environ.items() if _is_read(name.upper())}
+    # Other threads may remove variables meanwhile, which `items` cannot bear.
+    said = {(name, os.environ.get(name)) for name in os.environ if _is_read(name.upper())}
     return hash(frozenset(said))
 
 
