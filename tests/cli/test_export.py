@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from typer.testing import CliRunner, Result
+from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
@@ -46,6 +47,21 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "the tag kept keeps what is referred to" in done.stdout
     assert set(zm.Repository.open(url).list_tags()) == {"v1", "kept"}
+
+
+def test_attributes_that_are_no_json_are_exported_as_they_are(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path / "repository")
+    with repo.transaction(message="format 2") as store:
+        root = zarr.create_group(store, zarr_format=2)
+        root.create_array("a", data=np.arange(4), chunks=(2,))
+        root.create_array("sound/b", data=np.arange(4), chunks=(2,))
+        store.set_sync("a/.zattrs", CPUBuffer.from_bytes(b"no JSON"))
+    done = call(tmp_path / "repository", tmp_path / "plain.zarr")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert (tmp_path / "plain.zarr/a/.zattrs").read_bytes() == b"no JSON"
+    assert not (tmp_path / "plain.zarr/.zmetadata").exists()
+    found = zarr.open_consolidated(tmp_path / "plain.zarr", path="sound", zarr_format=2)
+    np.testing.assert_array_equal(found["b"], np.arange(4))
 
 
 def test_errors_end_in_one_line(url: Path, tmp_path: Path) -> None:

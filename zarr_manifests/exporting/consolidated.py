@@ -20,6 +20,8 @@ V2_CONSOLIDATED: Final = ".zmetadata"
 def consolidated(nodes: Mapping[str, Node], only: str | None = None) -> Iterator[tuple[str, bytes]]:
     """The documents of groups that hold consolidated metadata, each with its key.
 
+    Groups of format 2 with attributes below them that are no JSON have none.
+
     Parameters
     ----------
     nodes : mapping of str to Node
@@ -37,11 +39,14 @@ def consolidated(nodes: Mapping[str, Node], only: str | None = None) -> Iterator
         }
         yield join(path, V3_DOCUMENT), json.dumps(whole).encode()
     for path, members in _members(v2, only).items():
-        documents = {
-            join(member, name)[len(directory(path)) :]: json.loads(document)
-            for member in (path, *members)
-            for name, document in v2[member].documents.items()
-        }
+        try:
+            documents = {
+                join(member, name)[len(directory(path)) :]: json.loads(document)
+                for member in (path, *members)
+                for name, document in v2[member].documents.items()
+            }
+        except (ValueError, RecursionError):  # attributes may be anything; readers look at each
+            continue
         found = {"zarr_consolidated_format": 1, "metadata": dict(sorted(documents.items()))}
         yield join(path, V2_CONSOLIDATED), json.dumps(found).encode()
 

@@ -110,9 +110,8 @@ class ServedValues:
                 size = sum(len(d) for one in nodes.values() for d in one.documents.values())
                 if size > _MOST_CONSOLIDATED:
                     return None  # readers find the members by the links of folders
-                try:
-                    data = dict(consolidated(nodes, path))[key]
-                except (ValueError, RecursionError):  # attributes of format 2 may be anything
+                data = dict(consolidated(nodes, path)).get(key)
+                if data is None:
                     return None
                 document = _plain(data, "application/json")
                 self._documents.put(name_of, document, document.length)
