@@ -1038,9 +1038,8 @@ def test_a_commit_that_has_left_the_history_meanwhile_is_not_picked(
     with pytest.raises(SnapshotExpiredError, match="not in the history"):
         repository.cherry_pick(written)
     assert at(repository) == before
-    repository.create_branch("back")
-    with pytest.raises(SnapshotExpiredError):
-        repository.create_tag("late", written)
+    repository.create_tag("late", written)
+    assert repository.list_tags() == {"late": written}, "nothing was collected meanwhile"
 
 
 @pytest.mark.parametrize("same_process", [True, False])
