@@ -67,6 +67,9 @@ class _Announced(dict[str, Any]):
         super().__init__()
         self.looked_at = threading.Event()
 
+    def __iter__(self) -> Any:  # with which `{**metadata}` calls `keys`
+        return super().__iter__()
+
     def keys(self) -> Any:
         self.looked_at.set()
         return super().keys()
