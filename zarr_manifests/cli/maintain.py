@@ -270,7 +270,10 @@ def _show(report: CollectionReport) -> None:
     table.add_row("all", f"{report.deleted:,}", bytes_text(report.deleted_nbytes), style="bold")
     out = console()
     out.print(table)
-    facts = [f"{count_text(report.kept, 'object')} kept", f"fence at version {report.fence}"]
+    facts = [
+        f"{count_text(report.kept, 'object')} kept",
+        f"fence at version {report.fence}: what writers that began later left stays, see --grace",
+    ]
     if report.leases_removed:
         facts.append(f"{count_text(report.leases_removed, 'lease')} over")
     if report.temporary_files:
