@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 import zarr_manifests as zm
@@ -70,6 +71,22 @@ def test_a_slice_says_where_it_is_along_the_axes_that_it_does_not_have(
     told = [(one["name"], one["start"], one["values"]) for one in header["fixed"]]
     assert told == [("time", 5, ["2026-11-06T00:00:00"]), ("lon", 3, [15.0])]
     assert [one["name"] for one in header["axes"]] == ["lat"]
+
+
+def test_fill_values_are_shown_as_numbers(tmp_path: Path) -> None:
+    missing = {"a": np.nan, "b": -999.5}
+    ds = xr.Dataset({name: ("x", np.ones(2, "f4")) for name in missing})
+    ds["c"] = ("x", np.ones(2, "f4"), {"long_name": "AAAAAAAA+H8="})
+    zm.write(ds, tmp_path, message="x", encoding={n: {"_FillValue": v} for n, v in missing.items()})
+    with serving(zm.Repository.open(tmp_path)) as url:
+        shown = {
+            name: dict(re.findall("<dt>(.*?)</dt><dd[^>]*>(.*?)</dd>", page.text))
+            for name in ds
+            if (page := get(url, f"/array/main/{name}"))
+        }
+    assert shown["a"]["_FillValue"] == "NaN"
+    assert shown["b"]["_FillValue"] == "-999.5"
+    assert shown["c"]["long_name"] == "AAAAAAAA+H8="
 
 
 def test_arrays_without_values_to_draw_have_a_page_too(url: str, sample: Sample) -> None:

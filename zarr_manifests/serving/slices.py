@@ -28,7 +28,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
 from zarr_manifests.serving.served import OpenSnapshot
 
-__all__ = ["Slice", "SliceAxis", "axes_of", "read_slice"]
+__all__ = ["Slice", "SliceAxis", "axes_of", "fill_values", "read_slice"]
 
 MOST_VALUES: Final = 512
 MOST_CHUNKS: Final = 1024
@@ -279,7 +279,9 @@ def _unpacked(stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.ND
     if stored.dtype.kind in "mM":
         missing |= np.isnat(stored)
         stored = stored.astype("i8")
-    fills = [f for name in ("_FillValue", "missing_value") for f in _fills(attributes.get(name))]
+    fills = [
+        f for name in ("_FillValue", "missing_value") for f in fill_values(attributes.get(name))
+    ]
     # A fill value is of the stored type, or of the one that `_Unsigned` makes of it.
     readings = [stored]
     if stored.dtype.kind in "iu" and attributes.get("_Unsigned") in ("true", "false"):
@@ -296,8 +298,15 @@ def _unpacked(stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.ND
     return values
 
 
-def _fills(value: Any) -> list[int | float]:
-    """Fill values, one or a list; xarray writes those of floats as the base64 of eight bytes."""
+def fill_values(value: Any) -> list[int | float]:
+    """Fill values, one or a list; xarray writes those of floats as the base64 of eight bytes.
+
+    Examples
+    --------
+    >>> from zarr_manifests.serving.slices import fill_values
+    >>> fill_values("AAAAAAAA+H8="), fill_values([-999, -1])
+    ([nan], [-999, -1])
+    """
     if isinstance(value, str):
         try:
             return list(struct.unpack("<d", base64.b64decode(value, validate=True)))

@@ -34,6 +34,7 @@ from zarr_manifests.serving.answers import status_of
 from zarr_manifests.serving.chunk_cells import cell_table, chunk_json, side_for
 from zarr_manifests.serving.history_graph import HistoryGraph
 from zarr_manifests.serving.served import OpenSnapshot, Served
+from zarr_manifests.serving.slices import fill_values
 from zarr_manifests.session import chunk_map_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, totals_text, written_text
 
@@ -463,5 +464,11 @@ def _text(document: bytes) -> str:
 
 
 def _attributes(node: Node) -> list[tuple[str, str]]:
-    found = fields_of(node).get("attributes")
-    return [(str(k), _value(v)) for k, v in found.items()] if isinstance(found, dict) else []
+    fields = fields_of(node)
+    found = fields.get("attributes")
+    if not isinstance(found, dict):
+        return []
+    fill = found.get("_FillValue")
+    if isinstance(fill, str) and str(fields.get("data_type")).startswith("float"):
+        found = {**found, "_FillValue": next(iter(fill_values(fill)), fill)}
+    return [(str(k), _value(v)) for k, v in found.items()]
