@@ -272,7 +272,13 @@ def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
 @mutant("A copy that is merged twice conflicts with itself.")
 def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
-    patch.setattr("zarr_manifests.engine.edit.merge_forks.same_bytes", lambda a, b: False)
+    begin = Merge.__init__
+
+    def begun(self: Merge, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self._same = lambda *args: False
+
+    patch.setattr(Merge, "__init__", begun)
 
 
 @mutant("A fork of another session is merged.")
