@@ -17,7 +17,7 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.versions import VersionName, short_ids
+from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot, short_ids
 
 _DAY_MS = 86_400_000
 
@@ -253,3 +253,19 @@ def test_a_short_id_is_as_short_as_it_may_be_and_finds_its_snapshot() -> None:
     assert short_ids(alike[:1]) == {alike[0]: "5f3a09"}
     assert list(short_ids(alike).values()) == alike
     assert short_ids([]) == {}
+
+
+def test_a_branch_and_a_tag_of_one_snapshot_are_told_apart() -> None:
+    """Whatever they are called: another writer's root may have names that no call here makes."""
+    here, there = (f"{number:012d}-{number:024x}-1" for number in range(2))
+    names = refs_by_snapshot({"a": here, "main": here, "tag v1": here, "b": there}, {"v1": here})
+    assert names == {
+        here: [
+            RefName("branch", "main"),
+            RefName("branch", "a"),
+            RefName("branch", "tag v1"),
+            RefName("tag", "v1"),
+        ],
+        there: [RefName("branch", "b")],
+    }
+    assert [*map(str, names[here])] == ["main", "a", "tag v1", "tag v1"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ from zarr_manifests.planning.tables.sums import Tally
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape, CellChanges
 from zarr_manifests.planning.upkeep.change_records import Change, Operation
 from zarr_manifests.records import dataclass
+from zarr_manifests.versions import RefName
 
 __all__ = [
     "Amount",
@@ -224,8 +225,8 @@ class Ancestry(Iterator[SnapshotInfo]):
     ----------
     found : iterator of SnapshotInfo
         The snapshots.
-    names : callable
-        Names of snapshots by their ids: their branches and tags.
+    refs : callable
+        Branches and tags of snapshots, by their ids.
     ancestry : callable
         The history of another snapshot, by its id, to show what was merged.
 
@@ -242,10 +243,10 @@ class Ancestry(Iterator[SnapshotInfo]):
     def __init__(
         self,
         found: Iterator[SnapshotInfo],
-        names: Callable[[], Mapping[str, list[str]]],
+        refs: Callable[[], Mapping[str, Sequence[RefName]]],
         ancestry: Callable[[str], Iterable[SnapshotInfo]],
     ) -> None:
-        self._found, self._names, self._ancestry = found, names, ancestry
+        self._found, self._refs, self._ancestry = found, refs, ancestry
         self._ahead: deque[SnapshotInfo] = deque()
 
     def __next__(self) -> SnapshotInfo:
@@ -258,10 +259,10 @@ class Ancestry(Iterator[SnapshotInfo]):
         from zarr_manifests.picturing.graph import graph_html
         from zarr_manifests.picturing.lanes import lanes, lines
 
-        names: Mapping[str, list[str]] = {}
+        refs: Mapping[str, Sequence[RefName]] = {}
         with suppress(ManifestsError):  # what is shown to look around must not fail
             self._ahead.extend(islice(self._found, _SHOWN_COMMITS + 1 - len(self._ahead)))
-            names = self._names()
+            refs = self._refs()
         shown = [*islice(self._ahead, _SHOWN_COMMITS)]
 
         def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
@@ -269,7 +270,7 @@ class Ancestry(Iterator[SnapshotInfo]):
                 yield from shown if snapshot_id == shown[0].id else self._ancestry(snapshot_id)
 
         found = lines([one.id for one in shown[:1]], ancestry, _SHOWN_COMMITS)
-        graph = graph_html(lanes(found, names, _GRAPH_ROWS))
+        graph = graph_html(lanes(found, refs, _GRAPH_ROWS))
         if len(self._ahead) > len(shown):
             graph += '<div class="zm-dim">... and older ones</div>'
         return page("History", graph)

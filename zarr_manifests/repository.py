@@ -85,7 +85,7 @@ from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
-from zarr_manifests.versions import VersionName
+from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 
@@ -752,7 +752,10 @@ class Repository:
         def merged(source: str) -> Ancestry:
             return self.ancestry(snapshot_id=source)
 
-        return Ancestry(snapshots, self._names, merged)
+        def refs() -> dict[str, list[RefName]]:
+            return refs_by_snapshot(self.list_branches(), self.list_tags())
+
+        return Ancestry(snapshots, refs, merged)
 
     def plot_history(self) -> Axes:
         """Draw the history of all branches and tags as a graph, newest first; return the axes.
@@ -777,16 +780,6 @@ class Repository:
         from zarr_manifests.picturing.draw import draw_history
 
         return draw_history(graph_of(self, rows=_DRAWN_ROWS))
-
-    def _names(self) -> dict[str, list[str]]:
-        """The branches and tags at each snapshot, by its id; `main` first."""
-        names: dict[str, list[str]] = {}
-        refs = sorted(self.list_branches().items(), key=lambda ref: ref[0] != DEFAULT_BRANCH)
-        for name, snapshot_id in refs:
-            names.setdefault(snapshot_id, []).append(name)
-        for name, snapshot_id in self.list_tags().items():
-            names.setdefault(snapshot_id, []).append(f"tag {name}")
-        return names
 
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff:
         """What changed after the version `start` up to the version `end`; `print` shows it.
@@ -2375,13 +2368,13 @@ def graph_of(
     """
     from zarr_manifests.picturing.lanes import lanes, lines
 
-    names = repository._names()
+    refs = refs_by_snapshot(repository.list_branches(), repository.list_tags())
 
     def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
         with suppress(SnapshotExpiredError):  # of something that was merged
             yield from repository.ancestry(snapshot_id=snapshot_id, limit=limit)
 
-    return lanes(lines(names, ancestry, limit), names, rows)
+    return lanes(lines(refs, ancestry, limit), refs, rows)
 
 
 def _reopen(

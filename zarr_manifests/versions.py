@@ -1,17 +1,29 @@
-"""Versions as callers name them: a branch, a tag, an id, `main~3`, `main@{2026-11-01}`."""
+"""Versions as callers name them: a branch, a tag, an id, `main~3`, `main@{2026-11-01}`.
+
+And the other way round: the branches, tags and short ids by which a snapshot is shown.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 from zarr_manifests.times import moment_ms
 
-__all__ = ["HEAD", "MAIN", "VersionName", "is_short_id", "named_by", "short_ids"]
+__all__ = [
+    "HEAD",
+    "MAIN",
+    "RefName",
+    "VersionName",
+    "is_short_id",
+    "named_by",
+    "refs_by_snapshot",
+    "short_ids",
+]
 
 HEAD: Final = "HEAD"
 """A name that no branch or tag takes: it stands for `main`."""
@@ -86,6 +98,56 @@ class VersionName:
         if back > _MOST_BACK:
             raise InvalidArgumentError(f"{text[:80]!r} is further back than any history")
         return cls(MAIN if name == HEAD else name, at_ms, back)
+
+
+@dataclass(frozen=True, slots=True)
+class RefName:
+    """A branch or tag, as a name of its snapshot.
+
+    Parameters
+    ----------
+    kind : {"branch", "tag"}
+        What it is.
+    name : str
+        What it is called.
+
+    Examples
+    --------
+    >>> from zarr_manifests.versions import RefName
+    >>> str(RefName("branch", "main")), str(RefName("tag", "v1"))
+    ('main', 'tag v1')
+    """
+
+    kind: Literal["branch", "tag"]
+    name: str
+
+    def __str__(self) -> str:
+        return self.name if self.kind == "branch" else f"tag {self.name}"
+
+
+def refs_by_snapshot(
+    branches: Mapping[str, str], tags: Mapping[str, str]
+) -> dict[str, list[RefName]]:
+    """The branches and tags at each snapshot, by its id; `main` first.
+
+    Parameters
+    ----------
+    branches, tags : mapping of str to str
+        Ids of snapshots by name, as `Repository.list_branches` and `Repository.list_tags` give.
+
+    Examples
+    --------
+    >>> from zarr_manifests.versions import refs_by_snapshot
+    >>> start = "000000000001-5f3a09c41b77d20e9a8b6c10-1"
+    >>> [str(ref) for ref in refs_by_snapshot({"dev": start, "main": start}, {"v1": start})[start]]
+    ['main', 'dev', 'tag v1']
+    """
+    names: dict[str, list[RefName]] = {}
+    for name in sorted(branches, key=lambda name: name != MAIN):
+        names.setdefault(branches[name], []).append(RefName("branch", name))
+    for name, snapshot_id in tags.items():
+        names.setdefault(snapshot_id, []).append(RefName("tag", name))
+    return names
 
 
 def is_short_id(text: str) -> bool:

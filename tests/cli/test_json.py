@@ -18,7 +18,9 @@ import zarr_manifests as zm
 from zarr_manifests import reports
 from zarr_manifests.cli import app
 from zarr_manifests.cli.as_json import json_line
+from zarr_manifests.cli.log import snapshot_record
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.versions import RefName
 
 SILENT = {
     "config set": "it says nothing",
@@ -98,6 +100,12 @@ def test_reports_are_objects_with_the_names_of_their_attributes(url: Path, tmp_p
         assert found.keys() == names(report), words
     (Path(url) / "current").unlink()
     assert tell("recover", url, "--dry-run")[0].keys() == names(reports.RecoveryReport)
+
+
+def test_branches_and_tags_of_a_snapshot_are_told_apart_by_their_kind() -> None:
+    (info,) = zm.Repository.create("memory://json-of-refs").ancestry()
+    found = snapshot_record(info, [RefName("branch", "tag v1"), RefName("tag", "v1")])
+    assert (found["branches"], found["tags"]) == (["tag v1"], ["v1"])
 
 
 def test_listings_are_an_object_on_each_line(url: Path) -> None:

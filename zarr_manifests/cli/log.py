@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,13 +17,13 @@ from zarr_manifests.cli.console import console, progress
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import time_text, totals_text, written_text
-from zarr_manifests.versions import short_ids
+from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import SnapshotInfo
     from zarr_manifests.repository import Repository
 
-__all__ = ["entry", "ref_names", "run", "snapshot_record"]
+__all__ = ["entry", "run", "snapshot_record"]
 
 
 def run(
@@ -65,38 +65,25 @@ def run(
     if path is not None:
         touched = _touching(repo, at, path)
         history = (info for info in history if info.snapshot_id in touched)
-    names, out = ref_names(repo), console()
+    refs, out = refs_by_snapshot(repo.list_branches(), repo.list_tags()), console()
     shown = [*islice(history, min(limit, sys.maxsize) or None)]
     if as_json:
-        print_json(*(snapshot_record(info, names) for info in shown))
+        print_json(*(snapshot_record(info, refs.get(info.id, ())) for info in shown))
         return
-    short = short_ids(info.snapshot_id for info in shown)
+    short = short_ids(info.id for info in shown)
     show = _line if oneline else entry
     for info in shown:
-        refs = names.get(info.snapshot_id, [])
-        out.print(show(info, refs, short[info.snapshot_id]), soft_wrap=True)
+        out.print(show(info, refs.get(info.id, ()), short[info.id]), soft_wrap=True)
     if limit and next(history, None) is not None:
         out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))
     if not shown:
         out.print("no such commits")
 
 
-def ref_names(repo: Repository) -> dict[str, list[str]]:
-    """Branches, and tags as `tag NAME`, by the id of their snapshot."""
-    names: dict[str, list[str]] = {}
-    for branch, snapshot_id in repo.list_branches().items():
-        names.setdefault(snapshot_id, []).append(branch)
-    for tag, snapshot_id in repo.list_tags().items():
-        names.setdefault(snapshot_id, []).append(f"tag {tag}")
-    return names
-
-
-def snapshot_record(info: SnapshotInfo, names: dict[str, list[str]]) -> dict[str, Any]:
+def snapshot_record(info: SnapshotInfo, refs: Sequence[RefName]) -> dict[str, Any]:
     """A snapshot for JSON, with its branches and tags."""
-    refs = names.get(info.snapshot_id, [])
-    tags = [name.removeprefix("tag ") for name in refs if name.startswith("tag ")]
-    branches = [name for name in refs if not name.startswith("tag ")]
     found: dict[str, Any] = plain(info)
+    branches, tags = ([ref.name for ref in refs if ref.kind == kind] for kind in ("branch", "tag"))
     return {**found, "branches": branches, "tags": tags}
 
 
@@ -178,7 +165,7 @@ class _Names:
 # --- how they are shown ----------------------------------------------------------------------
 
 
-def entry(info: SnapshotInfo, refs: list[str], short: str) -> Text:
+def entry(info: SnapshotInfo, refs: Sequence[RefName], short: str) -> Text:
     """A snapshot in two lines; its short id is marked."""
     before, marked, after = info.snapshot_id.partition(short)
     text = Text(before, "yellow")
@@ -187,15 +174,15 @@ def entry(info: SnapshotInfo, refs: list[str], short: str) -> Text:
     text.append(f"  {time_text(info.written_at)}  ", "default")
     text.append(info.kind, "cyan")
     if refs:
-        text.append(f"  ({', '.join(map(plain_text, refs))})", "bold green")
+        text.append(f"  ({', '.join(plain_text(str(ref)) for ref in refs)})", "bold green")
     text.append(f"\n    {plain_text(info.message)}", "default")
     done, there = written_text(info.written), totals_text(info.totals)
     facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
     return text.append(f"  [{facts}]", "dim") if facts else text
 
 
-def _line(info: SnapshotInfo, refs: list[str], short: str) -> Text:
+def _line(info: SnapshotInfo, refs: Sequence[RefName], short: str) -> Text:
     text = Text().append(short, "yellow")
     if refs:
-        text.append(f" ({', '.join(map(plain_text, refs))})", "bold green")
+        text.append(f" ({', '.join(plain_text(str(ref)) for ref in refs)})", "bold green")
     return text.append(f" {plain_text(info.message)}")

@@ -12,10 +12,10 @@ from zarr_manifests.cli.arguments import Json, Options, Url, Version, open_at
 from zarr_manifests.cli.as_json import plain, print_json
 from zarr_manifests.cli.console import columns, console
 from zarr_manifests.cli.diff import change_lines, change_record
-from zarr_manifests.cli.log import entry, ref_names, snapshot_record
+from zarr_manifests.cli.log import entry, snapshot_record
 from zarr_manifests.errors import HistoryExpiredError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.versions import short_ids
+from zarr_manifests.versions import refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Change, SnapshotInfo
@@ -36,14 +36,14 @@ def run(
     """Show one commit: its message and metadata, and the nodes and chunks it has changed."""
     repo = open_at(url, option)
     info = next(repo.ancestry(version, limit=1))
-    names, changes = ref_names(repo), _changes(repo, info)
+    refs = refs_by_snapshot(repo.list_branches(), repo.list_tags()).get(info.id, ())
+    changes = _changes(repo, info)
     if as_json:
         found = None if changes is None else [change_record(one, coordinates) for one in changes]
-        print_json({**snapshot_record(info, names), "changes": found})
+        print_json({**snapshot_record(info, refs), "changes": found})
         return
     out = console()
-    (short,) = short_ids([info.snapshot_id]).values()
-    out.print(entry(info, names.get(info.snapshot_id, []), short), soft_wrap=True)
+    out.print(entry(info, refs, short_ids([info.id])[info.id]), soft_wrap=True)
     facts = columns("", "", whole=("",))
     facts.show_header = False
     facts.columns[0].style = "dim"

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
-from zarr_manifests.picturing.graph import lane_color, short_id
+from zarr_manifests.picturing.graph import lane_color
 from zarr_manifests.picturing.lanes import GraphRow, width_of
 from zarr_manifests.plain import plain_text
+from zarr_manifests.versions import short_ids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,9 +49,10 @@ def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
         for pieces, top in ((row.above, at - 0.5), (row.below, float(at))):
             for a, b in pieces:
                 axes.plot([a, b], [top, top + 0.5], color=lane_color(max(a, b)), lw=1.8, zorder=1)
+    short = short_ids(one.id for row in rows for one in row.commits)
     for at, row in enumerate(rows):
         _draw_commit(axes, at, row)
-        _write_row(axes, at, row, width_of(rows))
+        _write_row(axes, at, row, width_of(rows), short)
     axes.set(xlim=(-0.6, inches[0] / _LANE_INCHES), ylim=(len(rows) - 0.4, -0.6))
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
@@ -74,9 +76,13 @@ def _draw_commit(axes: Axes, at: int, row: GraphRow[Any]) -> None:
         axes.scatter(row.lane, at, 46, marker=marker, edgecolors="white", **color)
 
 
-def _write_row(axes: Axes, at: int, row: GraphRow[Any], width: int) -> None:
+def _write_row(
+    axes: Axes, at: int, row: GraphRow[Any], width: int, short: Mapping[str, str]
+) -> None:
     """Write what the row is about beside the graph."""
     last = row.commits[-1]
+    time_at = 20 + 6 * max(map(len, short.values()))
+    message_at = time_at + 104
     text: Any = {"va": "center", "parse_math": False, "fontsize": 9, "in_layout": False}
 
     def write(points: int, what: str, **more: Any) -> Any:
@@ -85,18 +91,18 @@ def _write_row(axes: Axes, at: int, row: GraphRow[Any], width: int) -> None:
 
     if len(row.commits) > 1:
         count = f"{len(row.commits):,} commits since {last.written_at:%Y-%m-%d %H:%M}"
-        write(172, count, style="italic")
+        write(message_at, count, style="italic")
         return
-    write(4, short_id(last.id), family="monospace")
-    write(68, f"{last.written_at:%Y-%m-%d %H:%M}", color="#5b6b78")
-    names = " ".join(f"[{_short(name, 20)}]" for name in row.names[:3])
-    names += f" and {len(row.names) - 3} more" if len(row.names) > 3 else ""
+    write(4, short[last.id], family="monospace")
+    write(time_at, f"{last.written_at:%Y-%m-%d %H:%M}", color="#5b6b78")
+    names = " ".join(f"[{_short(str(ref), 20)}]" for ref in row.refs[:3])
+    names += f" and {len(row.refs) - 3} more" if len(row.refs) > 3 else ""
     message = _short(last.message, max(_MOST_CHARS - len(names), 12))
     if names:
-        named = write(172, names, fontweight="bold")
+        named = write(message_at, names, fontweight="bold")
         axes.annotate(f"  {message}", (1, 0.5), xycoords=named, **text)
     else:
-        write(172, message)
+        write(message_at, message)
 
 
 def draw_chunks(chunks: ChunkMap) -> npt.NDArray[np.object_]:

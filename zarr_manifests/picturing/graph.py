@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from zarr_manifests.markup import cell, facts, html_text, table
 from zarr_manifests.picturing.lanes import GraphRow, width_of
 from zarr_manifests.texts import time_text
+from zarr_manifests.versions import short_ids
 
-__all__ = ["graph_html", "graph_svg", "lane_color", "short_id"]
+__all__ = ["graph_html", "graph_svg", "lane_color"]
 
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Of lanes: told apart with any color vision, on white and on black."""
@@ -45,9 +46,10 @@ def graph_svg(row: GraphRow[Any], width: int) -> str:
 def graph_html(rows: Sequence[GraphRow[Any]]) -> str:
     """The rows of a graph of snapshots, for a notebook; each unfolds to what is known of it."""
     width = width_of(rows)
+    short = short_ids(one.id for row in rows for one in row.commits)
     return "".join(
-        f'<div class="zm-row">{graph_svg(row, width)}<details><summary>{_summary(row)}</summary>'
-        f"{_details(row)}</details></div>"
+        f'<div class="zm-row">{graph_svg(row, width)}<details>'
+        f"<summary>{_summary(row, short)}</summary>{_details(row, short)}</details></div>"
         for row in rows
     )
 
@@ -57,14 +59,9 @@ def lane_color(lane: int) -> str:
     return _COLORS[lane % len(_COLORS)]
 
 
-def short_id(snapshot_id: str) -> str:
-    """The first digits of the random part, by which a snapshot can be named."""
-    return snapshot_id.partition("-")[2][:8]
-
-
-def _summary(row: GraphRow[Any]) -> str:
+def _summary(row: GraphRow[Any], short: Mapping[str, str]) -> str:
     first, last = row.commits[0], row.commits[-1]
-    names = "".join(f'<span class="zm-chip">{html_text(name)}</span>' for name in row.names)
+    names = "".join(f'<span class="zm-chip">{html_text(str(ref))}</span>' for ref in row.refs)
     if len(row.commits) > 1:
         since, until = last.written_at, first.written_at
         text = f"{len(row.commits):,} commits, {since:%Y-%m-%d} to {until:%Y-%m-%d}"
@@ -74,15 +71,15 @@ def _summary(row: GraphRow[Any]) -> str:
         message = f"{message[: _MOST_MESSAGE - 1]}…"
     about = f"{first.written_at:%Y-%m-%d %H:%M}, {first.kind}"
     return (
-        f"<code>{html_text(short_id(first.id))}</code> {html_text(message)}{names} "
+        f"<code>{html_text(short[first.id])}</code> {html_text(message)}{names} "
         f'<span class="zm-dim">{html_text(about)}</span>'
     )
 
 
-def _details(row: GraphRow[Any]) -> str:
+def _details(row: GraphRow[Any], short: Mapping[str, str]) -> str:
     if len(row.commits) > 1:
         listed = [
-            (short_id(one.id), f"{one.written_at:%Y-%m-%d %H:%M}", one.message)
+            (short[one.id], f"{one.written_at:%Y-%m-%d %H:%M}", one.message)
             for one in row.commits[:_LISTED]
         ]
         left = len(row.commits) - _LISTED

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.records import dataclass
+from zarr_manifests.versions import RefName
 
 __all__ = ["GraphCommit", "GraphRow", "lanes", "lines", "width_of"]
 
@@ -53,7 +54,7 @@ class GraphRow[C: GraphCommit]:
         Newest first.
     lane : int
         Where the commit stands, from 0.
-    names : tuple of str
+    refs : tuple of RefName
         Branches and tags that are there.
     above, below : tuple of (int, int)
         Pieces of lines in the upper and in the lower half of the row: lanes where they begin, at
@@ -62,7 +63,7 @@ class GraphRow[C: GraphCommit]:
 
     commits: tuple[C, ...]
     lane: int
-    names: tuple[str, ...]
+    refs: tuple[RefName, ...]
     above: tuple[tuple[int, int], ...]
     below: tuple[tuple[int, int], ...]
 
@@ -113,7 +114,7 @@ def _merged(commit: GraphCommit) -> list[str]:
 
 
 def lanes[C: GraphCommit](
-    history: Sequence[Sequence[C]], names: Mapping[str, Sequence[str]], rows: int
+    history: Sequence[Sequence[C]], refs: Mapping[str, Sequence[RefName]], rows: int
 ) -> tuple[GraphRow[C], ...]:
     """The rows of a graph of history, newest first.
 
@@ -124,8 +125,8 @@ def lanes[C: GraphCommit](
     ----------
     history : sequence of sequence of GraphCommit
         Lines, as `lines` gives them.
-    names : mapping of str to sequence of str
-        Names of snapshots, by their ids.
+    refs : mapping of str to sequence of RefName
+        Branches and tags of snapshots, by their ids.
     rows : int
         At most so many rows.
 
@@ -138,20 +139,21 @@ def lanes[C: GraphCommit](
     >>> for branch in ("main", "side"):
     ...     with repo.transaction(branch, message=f"on {branch}") as store:
     ...         _ = zarr.create_group(store, path=branch)
-    >>> heads = repo.list_branches()
-    >>> for row in lanes(lines(heads.values(), repo.ancestry, 100), {heads["side"]: ["side"]}, 60):
-    ...     print(row.lane, row.commits[0].message, row.names)
-    1 on side ('side',)
-    0 on main ()
-    0 create repository ()
+    >>> from zarr_manifests.versions import refs_by_snapshot
+    >>> refs = refs_by_snapshot(repo.list_branches(), repo.list_tags())
+    >>> for row in lanes(lines(refs, repo.ancestry, 100), refs, 60):
+    ...     print(row.lane, row.commits[0].message, *row.refs)
+    1 on side side
+    0 on main main
+    0 create repository
     """
-    graph = _Lanes(_folded(history, names, rows))
+    graph = _Lanes(_folded(history, refs, rows))
     graph.draw()
     return tuple(
         GraphRow(
             tuple(commits),
             graph.lane[node],
-            tuple(names.get(commits[0].id, ())),
+            tuple(refs.get(commits[0].id, ())),
             tuple(graph.above[at]),
             tuple(graph.below[at]),
         )
@@ -171,12 +173,12 @@ def _ends(row: GraphRow[Any]) -> Iterator[int]:
 
 
 def _folded[C: GraphCommit](
-    history: Sequence[Sequence[C]], names: Mapping[str, Sequence[str]], rows: int
+    history: Sequence[Sequence[C]], refs: Mapping[str, Sequence[RefName]], rows: int
 ) -> list[list[list[C]]]:
     """The lines with their commits in groups: of one commit, or of many where there is no room."""
     every = [commit for line in history for commit in line]
     ends = [commit for line in history for commit in (line[0], line[-1])]
-    fixed = {commit.id for commit in ends} | {line[-1].parent_id for line in history} | {*names}
+    fixed = {commit.id for commit in ends} | {line[-1].parent_id for line in history} | {*refs}
     merges = [commit for commit in every if _merged(commit)]
     fixed |= {commit.id for commit in merges} | {i for one in merges for i in _merged(one)}
     plain = [commit for commit in every if commit.id not in fixed]

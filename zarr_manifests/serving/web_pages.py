@@ -37,6 +37,7 @@ from zarr_manifests.serving.served import OpenSnapshot, Served
 from zarr_manifests.serving.slices import fill_values
 from zarr_manifests.session import chunk_map_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, totals_text, written_text
+from zarr_manifests.versions import refs_by_snapshot
 
 __all__ = ["Pages", "routes"]
 
@@ -143,21 +144,14 @@ class Pages:
         )
         return HTMLResponse(text, status, {"Cache-Control": "no-cache"})
 
-    def _named(self) -> dict[str, list[tuple[str, str]]]:
-        """Branches and tags by the snapshots that they name."""
-        names: dict[str, list[tuple[str, str]]] = {}
-        for kind, refs in (("branch", self._repo.list_branches()), ("tag", self._repo.list_tags())):
-            for name, snapshot_id in refs.items():
-                names.setdefault(snapshot_id, []).append((kind, name))
-        return names
-
     def _info(self, snapshot_id: str) -> SnapshotInfo:
         return next(self._repo.ancestry(snapshot_id=snapshot_id, limit=1))
 
     def _commit(self, opened: OpenSnapshot) -> dict[str, Any]:
         """What the head of a page says of a snapshot."""
         info = self._info(opened.snapshot_id)
-        return {"info": info, "refs": self._named().get(info.id, [])[:_LISTED]}
+        refs = refs_by_snapshot(self._repo.list_branches(), self._repo.list_tags())
+        return {"info": info, "refs": refs.get(info.id, [])[:_LISTED]}
 
     def _difference(self, old: str, new: str) -> Diff:
         return self._repo.diff(old, new, symmetric=False)
@@ -191,7 +185,6 @@ class Pages:
             "home.html",
             branches=list(islice(self._repo.list_branches().items(), _LISTED)),
             tags=list(islice(self._repo.list_tags().items(), _LISTED)),
-            names=self._named(),
             graph=graph,
             more=min(4 * rows, _MOST_ROWS) if graph.is_cut and rows < _MOST_ROWS else None,
         )
