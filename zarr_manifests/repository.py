@@ -752,10 +752,7 @@ class Repository:
         def merged(source: str) -> Ancestry:
             return self.ancestry(snapshot_id=source)
 
-        def refs() -> dict[str, list[RefName]]:
-            return refs_by_snapshot(self.list_branches(), self.list_tags())
-
-        return Ancestry(snapshots, refs, merged)
+        return Ancestry(snapshots, lambda: _refs_of(self), merged)
 
     def plot_history(self) -> Axes:
         """Draw the history of all branches and tags as a graph, newest first; return the axes.
@@ -2368,13 +2365,17 @@ def graph_of(
     """
     from zarr_manifests.picturing.lanes import lanes, lines
 
-    refs = refs_by_snapshot(repository.list_branches(), repository.list_tags())
+    refs = _refs_of(repository)
 
     def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
         with suppress(SnapshotExpiredError):  # of something that was merged
             yield from repository.ancestry(snapshot_id=snapshot_id, limit=limit)
 
     return lanes(lines(refs, ancestry, limit), refs, rows)
+
+
+def _refs_of(repository: Repository) -> dict[str, list[RefName]]:
+    return refs_by_snapshot(repository.list_branches(), repository.list_tags())
 
 
 def _reopen(
