@@ -257,6 +257,7 @@ class Repository:
         *,
         dry_run: bool = False,
         collections_ended: bool = False,
+        progress: Progress | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
     ) -> RecoveryReport:
@@ -274,6 +275,8 @@ class Repository:
         collections_ended : bool
             Confirms that no garbage collection is running. Only needed if the archive to take is
             older than a collection that is not known to have ended.
+        progress : callable, optional
+            Called with what is being done, and with how many objects or archives.
         storage_options : mapping, optional
             As for `open`.
         runtime : Runtime
@@ -300,7 +303,11 @@ class Repository:
         """
         storage = storage_of(location, storage_options)
         return upkeep.recover.recover(
-            storage, runtime, dry_run=dry_run, collections_ended=collections_ended
+            storage,
+            runtime,
+            dry_run=dry_run,
+            collections_ended=collections_ended,
+            progress=progress or ignore,
         )
 
     @staticmethod
@@ -2118,6 +2125,7 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
+        progress: Progress | None = None,
     ) -> ManifestLayout:
         """What a full compaction under another configuration would make of a snapshot.
 
@@ -2130,6 +2138,8 @@ class Repository:
             The configuration; a mapping changes the options it names of the one in use.
         version, branch, tag, snapshot_id : str, optional
             As for `readonly_session`.
+        progress : callable, optional
+            Called with what is being done, and how many chunk refs are merged.
 
         Raises
         ------
@@ -2137,7 +2147,8 @@ class Repository:
             If the configuration has faults.
         """
         point = Point(version, branch, tag, snapshot_id)
-        return compact.manifest_layout.plan_layout(self._context, config, point)
+        told = progress or ignore
+        return compact.manifest_layout.plan_layout(self._context, config, point, told)
 
     def lease(
         self,
@@ -2191,6 +2202,7 @@ class Repository:
         *,
         older_than: datetime | None = None,
         dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> ExpiryReport:
         """Remove old snapshots from the history of every branch; no object is deleted yet.
 
@@ -2212,6 +2224,8 @@ class Repository:
             it is taken as UTC.
         dry_run : bool
             Only say what would expire.
+        progress : callable, optional
+            Called with what is being done, and with how many snapshots of a branch.
 
         Raises
         ------
@@ -2234,7 +2248,9 @@ class Repository:
         """
         now_ms, options = self._context.runtime.now_ms(), self._context.config.snapshots
         kept = retention(options, now_ms, keep_last, max_age, older_than)
-        return upkeep.expire.expire(self._context, kept, dry_run=dry_run)
+        return upkeep.expire.expire(
+            self._context, kept, dry_run=dry_run, progress=progress or ignore
+        )
 
     def garbage_collect(
         self,

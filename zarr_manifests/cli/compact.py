@@ -43,7 +43,7 @@ def run(
 ) -> None:
     """Merge the deltas of a branch, as a commit that changes no data."""
     repo = open_at(url, option)
-    with progress("compacting", "refs") as told:
+    with progress("compacting") as told:
         report = repo.compact(branch, mode.value, dry_run=dry_run, progress=told)
     if as_json:
         print_json(report)

@@ -62,7 +62,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def progress(what: str, unit: str = "objects") -> Iterator[ProgressBar]:
+def progress(what: str) -> Iterator[ProgressBar]:
     """Show on standard error how far long work is; nothing if that is not a terminal.
 
     `what` is shown until the work itself says what it does. The value is a `progress` callable of
@@ -70,7 +70,7 @@ def progress(what: str, unit: str = "objects") -> Iterator[ProgressBar]:
     """
     from zarr_manifests.cli.progress_bar import ProgressBar
 
-    with ProgressBar(console(stderr=True), what, unit) as bar:
+    with ProgressBar(console(stderr=True), what) as bar:
         yield bar
 
 

@@ -81,7 +81,7 @@ def run(
     if direct or not (log or _comes_after(repo, start, end)):
         _show_difference(repo.diff(start, end, symmetric=not direct), coordinates, as_json)
         return
-    with progress("following the history", "commits") as told:
+    with progress("following the history") as told:
         changes = repo.changes(
             start, end, "log" if log else "net", progress=lambda done: told("following", done)
         )

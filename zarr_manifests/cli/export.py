@@ -61,7 +61,7 @@ def run(
     """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references."""
     options = storage_options(dest, to_option, "--to-option")
     session = open_at(url, option, authorize).readonly_session(at)
-    with progress("exporting", "chunks") as told:
+    with progress("exporting") as told:
         report = session.export(
             dest,
             as_given(kind),

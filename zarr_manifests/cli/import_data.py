@@ -63,7 +63,7 @@ def run_zarr(
 ) -> None:
     """Import a plain Zarr store in one commit: metadata, and references to its chunks."""
     how = _bound(max_bytes, storage_options=storage_options(source, from_option, "--from-option"))
-    with progress("importing", "chunks") as told:
+    with progress("importing") as told:
         made = _into(
             url,
             option,
@@ -148,7 +148,7 @@ def run_icechunk(
         heads = repo.list_branches().items()
         return ours, {name: head for name, head in heads if head not in before}
 
-    with progress("importing", "snapshots") as told:
+    with progress("importing") as told:
         ours, moved = _into(url, option, container, take_in)
     if as_json:
         print_json({"branches": moved, "snapshots": ours})

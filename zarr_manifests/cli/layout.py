@@ -71,9 +71,9 @@ def run_plan(
     """Show what a full compaction with another configuration would give, without writing."""
     given = read_config(config)
     repo = open_at(url, option)
-    before, now = repo.explain_manifests(at), repo.read_costs(at)
-    with progress("planning"):
-        after = repo.plan_manifests(given, at)
+    with progress("planning") as told:
+        before, now = repo.explain_manifests(at), repo.read_costs(at)
+        after = repo.plan_manifests(given, at, progress=told)
     if as_json:
         print_json({"now": replace(before, costs=now), "then": after})
         _plot(plot, after, "Manifests as planned")

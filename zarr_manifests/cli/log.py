@@ -117,7 +117,7 @@ def _touching(repo: Repository, at: str, path: str) -> set[str]:
 
     *_, oldest = repo.ancestry(at)
     start = None if oldest.parent_id is None else oldest.snapshot_id
-    with progress("following the history", "commits") as told:
+    with progress("following the history") as told:
         records = [
             (change.snapshot_id, change.path, change.moved_from)
             for change in repo.changes(start, at, progress=lambda done: told("following", done))

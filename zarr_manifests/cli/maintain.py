@@ -79,8 +79,9 @@ def run_expire(
 ) -> None:
     """Remove old snapshots from the history; `gc` deletes what only they needed."""
     age = None if max_age is None else _duration(max_age)
-    with progress("following the history"):
-        report = open_at(url, option).expire_snapshots(keep_last, age, dry_run=dry_run)
+    repo = open_at(url, option)
+    with progress("following the history") as told:
+        report = repo.expire_snapshots(keep_last, age, dry_run=dry_run, progress=told)
     if as_json:
         print_json(report)
         return
@@ -133,7 +134,7 @@ def run_statistics(
 ) -> None:
     """Measure chunks that have no statistics, so that queries can leave out those that differ."""
     repo = open_at(url, option)
-    with progress("measuring", "chunks") as told:
+    with progress("measuring") as told:
         report = repo.compute_statistics(paths, branch=branch, progress=told)
     if as_json:
         print_json(report)
@@ -239,9 +240,13 @@ def run_recover(
     from zarr_manifests.repository import Repository
 
     options = storage_options(url, option)
-    with progress("looking for an archive"):
+    with progress("looking for an archive") as told:
         report = Repository.recover(
-            url, dry_run=dry_run, collections_ended=collections_ended, storage_options=options
+            url,
+            dry_run=dry_run,
+            collections_ended=collections_ended,
+            progress=told,
+            storage_options=options,
         )
     if as_json:
         print_json(report)

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.live import Live
+from rich.progress_bar import ProgressBar as Bar
+from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
+
+from zarr_manifests.records import dataclass
 
 __all__ = ["ProgressBar"]
 
-
-class _Done(ProgressColumn):
-    """`1,200 of 4,000 objects, 85/s`; nothing before the first is done."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self._unit = unit
-
-    def render(self, task: Task) -> Text:
-        if not task.completed and task.total is None:
-            return Text()
-        of = "" if task.total is None else f" of {task.total:,.0f}"
-        text = f"{task.completed:,.0f}{of} {self._unit}"
-        speed = task.speed
-        if speed:
-            text += f", {speed:,.0f}/s" if speed >= 10 else f", {speed:.2g}/s"
-        return Text(text)
+_BAR_WIDTH: Final = 20
 
 
+@dataclass(slots=True)
+class _Stage:
+    """What is being done, since when, and how much of it."""
+
+    name: str
+    since: float
+    first: int = 0
+    """How many were done at that time."""
+    done: int = 0
+    total: int | None = None
+
+    def rate(self, now: float) -> float:
+        """How many are done in a second; 0 if that is not known yet."""
+        return (self.done - self.first) / (now - self.since) if now > self.since else 0.0
+
+    def counts(self, now: float) -> str:
+        """`1,200 of 4,000, 85/s`, or `1,200 so far, 85/s`; empty before there is a number."""
+        if not self.done and self.total is None:
+            return ""
+        text = f"{self.done:,} so far" if self.total is None else f"{self.done:,} of {self.total:,}"
+        rate = self.rate(now)
+        if rate:
+            text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.2g}/s"
+        return text
+
+    def times(self, now: float) -> str:
+        """`1:05 left`, or for how long it has been done if that is not known."""
+        rate = self.rate(now)
+        if not rate or self.total is None:
+            return _clock(now - self.since)
+        return f"{_clock(max(self.total - self.done, 0) / rate)} left"
+
+
+@dataclass(slots=True)
 class ProgressBar:
     """A `progress` callable of the library that draws a bar; quiet if there is no terminal.
 
@@ -49,8 +63,6 @@ class ProgressBar:
         Where to draw; what was drawn is removed at the end.
     what : str
         What is being done, until the work says it.
-    unit : str
-        What is counted.
 
     Examples
     --------
@@ -58,29 +70,28 @@ class ProgressBar:
     >>> from rich.console import Console
     >>> from zarr_manifests.cli.progress_bar import ProgressBar
     >>> file = io.StringIO()
-    >>> with ProgressBar(Console(file=file), "verifying", "objects") as bar:
+    >>> with ProgressBar(Console(file=file), "verifying") as bar:
     ...     bar("reading chunks", 3)
     >>> file.getvalue()
     ''
     """
 
-    def __init__(self, console: Console, what: str, unit: str) -> None:
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            _Done(unit),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
+    console: Console
+    what: str
+    _stages: dict[str, _Stage] = field(init=False, default_factory=dict)
+    _now: _Stage = field(init=False)
+    _live: Live = field(init=False)
+    _spinner: Spinner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._now, self._spinner = self._at(self.what), Spinner("dots")
+        self._live = Live(
+            get_renderable=self._line, console=self.console, transient=True, refresh_per_second=10
         )
-        self._stage = what
-        self._tasks = {what: self._bar.add_task(what, total=None)}
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self.console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(
@@ -89,22 +100,43 @@ class ProgressBar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
 
     def __call__(self, stage: str, done: int) -> None:
-        """Show that so many are done of what is being done."""
-        self._bar.update(self._at(stage), completed=done)
+        """Show that so many are done of what is being done; fewer than before is a new start."""
+        now = self._at(stage, done)
+        if done < now.done:
+            now.first, now.since = done, self.console.get_time()
+        now.done = done
+        self._now = now
 
     def expect(self, stage: str, total: int) -> None:
         """Show how many there will be, and so how long it takes."""
-        self._bar.update(self._at(stage), total=total)
+        self._now = self._at(stage)
+        self._now.total = total
 
-    def _at(self, stage: str) -> TaskID:
-        """The task of the stage; only the latest one is shown."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bar.add_task(stage, total=None, visible=False)
-        if stage != self._stage:
-            self._bar.update(self._tasks[self._stage], visible=False)
-            self._bar.update(self._tasks[stage], visible=True)
-            self._stage = stage
-        return self._tasks[stage]
+    def _at(self, name: str, first: int = 0) -> _Stage:
+        if name not in self._stages:
+            self._stages[name] = _Stage(name, self.console.get_time(), first)
+        return self._stages[name]
+
+    def _line(self) -> Table:
+        """What is drawn: only the latest stage."""
+        stage, now = self._now, self.console.get_time()
+        line = Table.grid(padding=(0, 1))
+        done = stage.done if stage.total is None else min(stage.done, stage.total)
+        line.add_row(
+            self._spinner,
+            Text(stage.name),
+            Bar(stage.total, done, width=_BAR_WIDTH, pulse=stage.total is None),
+            Text(stage.counts(now), no_wrap=True),
+            Text(stage.times(now), no_wrap=True),
+        )
+        return line
+
+
+def _clock(seconds: float) -> str:
+    """`1:05`, `2:00:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -329,6 +329,8 @@ class _Work:
             self._writer(),
             everything=self._everything,
         )
+        expect(self._progress, "merging refs", self._told)  # the same chunk may have several
+        self._tell(0)
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
         self.bytes_written, self.bytes_read = done.bytes_written, done.bytes_read

@@ -27,6 +27,7 @@ from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
 from zarr_manifests.planning.layout.sets import explain
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     ArrayPlace,
     LeafPlace,
@@ -54,7 +55,10 @@ def read_costs(context: Context, point: Point) -> ReadCosts:
 
 
 def plan_layout(
-    context: Context, config: RepositoryConfig | Mapping[str, Any], point: Point
+    context: Context,
+    config: RepositoryConfig | Mapping[str, Any],
+    point: Point,
+    progress: Progress = ignore,
 ) -> ManifestLayout:
     """Return the layout that a full compaction with that configuration would give the snapshot.
 
@@ -76,7 +80,7 @@ def plan_layout(
     there.roots.update(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
-    compact_branch(there, branch, CompactionMode.FULL)
+    compact_branch(there, branch, CompactionMode.FULL, progress=progress)
     planned = Point(branch=branch)
     layout = layout_now(there, refs.view(planned))
     return replace(

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import Final
 
+from zarr_manifests.engine.history.by_id import snapshot_at
 from zarr_manifests.engine.history.history_entries import ancestor_entries
 from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
+    ManifestsError,
     MissingChunkError,
     ObjectNotFoundError,
     SnapshotExpiredError,
@@ -31,8 +34,10 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.progress import Progress, counted, ignore
 
 __all__ = [
+    "FOLLOWING",
     "ages",
     "ancestors",
     "entries",
@@ -45,17 +50,23 @@ __all__ = [
     "tag_floor",
 ]
 
+FOLLOWING: Final = "following the history"
+
 
 def ancestors(
-    context: ReadContext, start: BlobRef, floor: str | None = None
+    context: ReadContext, start: BlobRef, floor: str | None = None, progress: Progress = ignore
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
     objects = context.objects
-    return _walk(context, start, floor, lambda ref, data: objects.load(ref, Snapshot, data))
+
+    def load(ref: BlobRef, fetched: bytes | None) -> Snapshot:
+        return objects.load(ref, Snapshot, fetched)
+
+    return _walk(context, start, floor, load, progress)
 
 
 def ages(
-    context: ReadContext, start: BlobRef, floor: str | None = None
+    context: ReadContext, start: BlobRef, floor: str | None = None, progress: Progress = ignore
 ) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
     """Like `ancestors`, but faster: it decodes only what gives a snapshot's age and parent."""
     objects = context.objects
@@ -63,7 +74,7 @@ def ages(
     def load(ref: BlobRef, fetched: bytes | None) -> Snapshot | Ancestor:
         return objects.recall(ref, Snapshot) or objects.load(ref, Ancestor, fetched)
 
-    return _walk(context, start, floor, load)
+    return _walk(context, start, floor, load, progress)
 
 
 def entries(
@@ -97,6 +108,19 @@ def _walk[T: Snapshot | Ancestor](
     start: BlobRef,
     floor: str | None,
     load: Callable[[BlobRef, bytes | None], T],
+    progress: Progress,
+) -> Iterator[tuple[BlobRef, T]]:
+    walk = _steps(context, start, floor, load)
+    if progress is ignore:
+        return walk
+    return counted(progress, FOLLOWING, walk, _length(context, start, floor))
+
+
+def _steps[T: Snapshot | Ancestor](
+    context: ReadContext,
+    start: BlobRef,
+    floor: str | None,
+    load: Callable[[BlobRef, bytes | None], T],
 ) -> Iterator[tuple[BlobRef, T]]:
     last = None if floor is None else snapshot_key(floor)
     ahead = SnapshotsAhead(context, floor)
@@ -109,6 +133,21 @@ def _walk[T: Snapshot | Ancestor](
         snapshot = load(ref, ahead.take(ref))
         yield ref, snapshot
         ref = snapshot.parent if ref.key != last else None
+
+
+def _length(context: ReadContext, start: BlobRef, floor: str | None) -> int | None:
+    """How many snapshots a walk finds; None if it cannot be told.
+
+    It reads the two ends, since a snapshot knows how many ancestors it has.
+    """
+    if floor == snapshot_id_of(start.key):
+        return 1
+    try:
+        count = context.objects.load(start, Snapshot).history.count
+        below = 0 if floor is None else snapshot_at(context, floor)[1].history.count
+    except ManifestsError:
+        return None  # the walk meets it, too, and its caller knows what to do
+    return 1 + count - below
 
 
 def find_in_history(context: ReadContext, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot]:

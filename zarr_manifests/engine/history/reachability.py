@@ -24,6 +24,7 @@ from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
+from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import Runtime
 
@@ -120,22 +121,39 @@ def follow(
     load: Callable[[Link], Any],
     seen: set[str],
     wanted: Callable[[Link], bool],
+    progress: Progress = ignore,
+    stage: str = "",
 ) -> Iterator[tuple[Link, Any]]:
     """All wanted objects that the links lead to, each once, with the result of `load`.
 
     Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
-    of that object are not followed.
+    of that object are not followed. `progress` is told how many of the objects found so far were
+    loaded.
     """
-    due = list(starts)
+    due: list[Link] = []
+    known: set[str] = set()
+    done = 0
+
+    def add(links: Iterable[Link]) -> None:
+        fresh = [link for link in links if link.ref.key not in seen and wanted(link)]
+        known.update(link.ref.key for link in fresh)
+        due.extend(fresh)
+
+    add(starts)
+    expect(progress, stage, len(known))
+    progress(stage, 0)
     while due:
         links: list[Link] = []
         while due and len(links) < _AT_ONCE:
             link = due.pop()
-            if link.ref.key not in seen and wanted(link):
+            if link.ref.key not in seen:
                 seen.add(link.ref.key)
                 links.append(link)
         for link, value in zip(
             links, runtime.parallel([partial(load, link) for link in links]), strict=True
         ):
             yield link, value
-            due += children(value, of_page=link.of_page)
+            add(children(value, of_page=link.of_page))
+        done += len(links)
+        expect(progress, stage, len(known))
+        progress(stage, done)

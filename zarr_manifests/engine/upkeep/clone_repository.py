@@ -17,7 +17,7 @@ since, and the clone does not begin while one may still be running.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from functools import partial
@@ -55,6 +55,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.upkeep.cloning import OPERATION, begun, continued
+from zarr_manifests.progress import Progress
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
@@ -76,7 +77,7 @@ def clone(
     storage: Storage,
     history: str | None,
     branches: Iterable[str] | None,
-    progress: Callable[[str, int], None],
+    progress: Progress,
 ) -> CloneReport:
     """Copy the branches, by default all, and their tags to the other storage.
 
@@ -265,7 +266,7 @@ class _Clone:
     storage: Storage
     history: str | None
     names: frozenset[str] | None
-    progress: Callable[[str, int], None]
+    progress: Progress
     place: _Destination = field(init=False)
     expired: bool = field(init=False)
     tips: dict[str, Branch] = field(init=False)
@@ -320,13 +321,13 @@ class _Clone:
         mine = self.place.branches.get(name)
         if mine is None:
             floor = tip.floor if self.all_of_it else snapshot_id_of(tip.head.key)
-            line = [ref for ref, _ in ages(self.context, tip.head, floor)]
+            line = [ref for ref, _ in ages(self.context, tip.head, floor, self.progress)]
             due |= {ref.key: ref for ref in line if ref.key not in self._there()}
             if self.expired:
                 floor = snapshot_id_of(line[-1].key)
             return replace(tip, epoch=0, floor=floor)
         parent: BlobRef | None = tip.head
-        for ref, snapshot in ages(self.context, tip.head, tip.floor):
+        for ref, snapshot in ages(self.context, tip.head, tip.floor, self.progress):
             if ref.key == mine.head.key:
                 break
             due[ref.key] = ref
@@ -347,7 +348,7 @@ class _Clone:
 
     def _check_depth(self, name: str, tip: Branch, mine: Branch) -> None:
         """Refuse to say that a branch has all its history in the clone if it begins later there."""
-        line = [ref.key for ref, _ in ages(self.context, tip.head, tip.floor)]
+        line = [ref.key for ref, _ in ages(self.context, tip.head, tip.floor, self.progress)]
         there = None if mine.floor is None else snapshot_key(mine.floor)
         if there in line[:-1]:
             raise ConflictError(
@@ -360,7 +361,7 @@ class _Clone:
     def _has(self, snapshot_id: str, mine: Branch, due: Mapping[str, BlobRef]) -> bool:
         """Whether the snapshot will be in the history of the clone's branch."""
         there, key = self.place.context, snapshot_key(snapshot_id)
-        line = () if there is None else ages(there, mine.head, mine.floor)
+        line = () if there is None else ages(there, mine.head, mine.floor, self.progress)
         return key in due or any(ref.key == key for ref, _ in line)
 
     def _floor(self, mine: Branch) -> str | None:
@@ -371,14 +372,16 @@ class _Clone:
         there = self.place.context
         if mine.floor is not None or there is None or not self.expired:
             return mine.floor
-        *_, (oldest, _) = ages(there, mine.head)
+        *_, (oldest, _) = ages(there, mine.head, None, self.progress)
         return snapshot_id_of(oldest.key)
 
     def _there(self) -> set[str]:
         """Keys of the snapshots in the history of the clone's branches."""
         if self._known is None:
             there = self.place.context
-            self._known = set() if there is None else _line(there, self.place.branches)
+            self._known = (
+                set() if there is None else _line(there, self.place.branches, self.progress)
+            )
         return self._known
 
     def _tags(self, tips: Mapping[str, Branch], due: dict[str, BlobRef]) -> dict[str, BlobRef]:
@@ -386,7 +389,7 @@ class _Clone:
         there = self.place
         gone = () if there.whole is None else there.whole.deleted_tags
         found: dict[str, BlobRef] = {}
-        on_branches = None if self.names is None else _line(self.context, tips)
+        on_branches = None if self.names is None else _line(self.context, tips, self.progress)
         for name, ref in self.source.tags.items():
             if name in gone or (on_branches is not None and ref.key not in on_branches):
                 continue
@@ -400,7 +403,7 @@ class _Clone:
                 found[name] = ref
         for ref in found.values():
             floor = snapshot_id_of(ref.key) if self.expired else None
-            for older, _ in ages(self.context, ref, floor):
+            for older, _ in ages(self.context, ref, floor, self.progress):
                 if older.key in due or older.key in self._there():
                     break
                 due[older.key] = older
@@ -412,7 +415,7 @@ class _Clone:
             return snapshot_id_of(tip.head.key)
         if tip.floor is not None:
             return tip.floor
-        *_, (ref, _) = ages(self.context, tip.head)
+        *_, (ref, _) = ages(self.context, tip.head, None, self.progress)
         return snapshot_id_of(ref.key)
 
     # --- copying -----------------------------------------------------------------------------
@@ -442,7 +445,7 @@ class _Clone:
         if self.place.whole is None or link.is_within(due):
             return link.is_within(due)
         if self._here is None:
-            self._here = _line(self.context, self.tips)
+            self._here = _line(self.context, self.tips, self.progress)
         return link.is_within(self._here)
 
     def _complete(self) -> set[str]:
@@ -459,7 +462,8 @@ class _Clone:
         branches = self.place.branches.values()
         starts = [Link(branch.head, Snapshot) for branch in branches]
         starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
-        for _ in follow(there.runtime, starts, load, seen, lambda link: link.page is None):
+        told, stage = self.progress, "looking at the clone"
+        for _ in follow(there.runtime, starts, load, seen, _is_no_page, told, stage):
             pass
         return seen
 
@@ -502,9 +506,13 @@ class _Clone:
         return place.roots.update(change, OPERATION, "", "", _SWAPS).root.version
 
 
-def _line(context: ReadContext, branches: Mapping[str, Branch]) -> set[str]:
+def _is_no_page(link: Link) -> bool:
+    return link.page is None
+
+
+def _line(context: ReadContext, branches: Mapping[str, Branch], progress: Progress) -> set[str]:
     """Keys of all snapshots in the history of the branches."""
-    lines = (ages(context, branch.head, branch.floor) for branch in branches.values())
+    lines = (ages(context, branch.head, branch.floor, progress) for branch in branches.values())
     return {ref.key for line in lines for ref, _ in line}
 
 

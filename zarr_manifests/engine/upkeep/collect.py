@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import batched, chain
 from typing import Any, Final
 
 from zarr_manifests.engine.history.ancestry import ancestors, tag_floor
@@ -56,7 +57,7 @@ from zarr_manifests.planning.upkeep.collection import (
     search_start,
     swept_after,
 )
-from zarr_manifests.progress import Progress, expect
+from zarr_manifests.progress import Progress, counted, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
@@ -100,7 +101,6 @@ def collect(
     before = context.roots.read()
     root = _begin(context, before, grace_ms, dry_run=dry_run)
     removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
-    progress("marking", 0)
     marks = _mark(context, root, progress)
     marked, alone = marks.marked, marks.alone
     found = _find_dead(context, root, marks, progress)
@@ -214,7 +214,9 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
 # --- what is alive -----------------------------------------------------------------------------
 
 
-def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot]]:
+def live_snapshots(
+    context: ReadContext, whole: Root, progress: Progress = ignore
+) -> Iterator[tuple[BlobRef, Snapshot]]:
     """All snapshots that branches, tags and leases reach; some more than once."""
     starts = [(branch.head, branch.floor) for branch in whole.branches.values()]
     starts += [(ref, tag_floor(whole, ref)) for ref in whole.tags.values()]
@@ -224,7 +226,7 @@ def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef,
         if (start.key, floor) in seen:
             continue
         seen.add((start.key, floor))
-        for ref, snapshot in ancestors(context, start, floor):
+        for ref, snapshot in ancestors(context, start, floor, progress):
             reached.add(ref.key)
             yield ref, snapshot
     for lease in whole.leases:
@@ -262,7 +264,7 @@ def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
     whole = context.roots.whole(root)
     marked: set[str] = set()
     starts = {}
-    for ref, _ in live_snapshots(context, replace(whole, leases=())):
+    for ref, _ in live_snapshots(context, replace(whole, leases=()), progress):
         starts[ref.key] = Link(ref, Snapshot)
     alone = [lease for lease in whole.leases if snapshot_key(lease.snapshot) not in starts]
     for lease in alone:
@@ -300,12 +302,10 @@ def _follow(
         past[link.ref.key] = link
         return False
 
-    found = follow(context.runtime, starts.values(), load, marked, wanted)
-    for done, (_, value) in enumerate(found, 1):
+    found = follow(context.runtime, starts.values(), load, marked, wanted, progress, "marking")
+    for _, value in found:
         for table in tables(value):
             marked |= native_keys(table)
-        if done % 100 == 0:
-            progress("marking", done)
     if lost:
         marked |= {info.key for info in context.storage.list("history/")}
     return past
@@ -343,22 +343,14 @@ def _find_dead(
     marked = marks.marked
     leased = leased_lineages(context.roots.leases(root))
     found: dict[str, ObjectInfo] = {}
-    looked = 0
     start = _from(root)
-    for kind in _KINDS:
-        for info in context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}"):
-            looked += 1
-            if looked % 1_000 == 0:
-                progress("looking", looked)
-            if _began(info.key) >= root.fence:
-                break  # in key order, only younger ones follow
-            if is_dead(info.key, marked, root.fence, leased):
-                found[info.key] = info
+    for info in counted(progress, "looking at objects", _older(context, start, root.fence)):
+        if is_dead(info.key, marked, root.fence, leased):
+            found[info.key] = info
     if start > 0:
-        keys = _pending_keys(context, root.pending, marks) - found.keys()
+        keys = _pending_keys(context, root.pending, marks, progress) - found.keys()
         due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
-        sized = context.runtime.parallel([partial(_sized, context, key) for key in due])
-        found.update(zip(due, sized, strict=True))
+        found |= _sizes(context, due, progress)
     pages = {key for key in found if key.startswith("pages/")}
     if pages:
         for key in _archived_pages(context, root):
@@ -366,11 +358,29 @@ def _find_dead(
     return {key: info for key, info in found.items() if info.nbytes >= 0}
 
 
+def _older(context: ReadContext, start: int, fence: int) -> Iterator[ObjectInfo]:
+    """The objects of sessions that began before the fence, and not before `start`."""
+    for kind in _KINDS:
+        for info in context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}"):
+            if _began(info.key) >= fence:
+                break  # in key order, only younger ones follow
+            yield info
+
+
 def _began(key: str) -> int:
     try:
         return session_start(session_of(key))
     except ManifestsError:
         return 0
+
+
+def _sizes(
+    context: ReadContext, keys: Sequence[str], progress: Progress
+) -> Iterator[tuple[str, ObjectInfo]]:
+    calls = (partial(_sized, context, key) for key in keys)
+    sized = chain.from_iterable(map(context.runtime.parallel, batched(calls, _BATCH)))
+    stage = "looking at objects that have expired"
+    yield from zip(keys, counted(progress, stage, sized, len(keys)), strict=True)
 
 
 def _sized(context: ReadContext, key: str) -> ObjectInfo:
@@ -381,7 +391,7 @@ def _sized(context: ReadContext, key: str) -> ObjectInfo:
 
 
 def _pending_keys(
-    context: ReadContext, pending: Iterable[PendingDeletion], marks: _Marks
+    context: ReadContext, pending: Iterable[PendingDeletion], marks: _Marks, progress: Progress
 ) -> set[str]:
     """Keys of everything that pending snapshots reach, without what the root reaches."""
     found: set[str] = set()
@@ -397,7 +407,7 @@ def _pending_keys(
     gone: dict[str, Link] = {}
     for piece in pending:
         ref: BlobRef | None = piece.newest
-        for _ in range(piece.count):
+        for _ in counted(progress, "following what has expired", range(piece.count)):
             if ref is None:
                 break
             gone[ref.key] = Link(ref, Snapshot)
@@ -408,7 +418,9 @@ def _pending_keys(
         return link.is_within(gone)
 
     starts = [*gone.values(), *marks.past.values()]
-    for link, value in follow(context.runtime, starts, load, {*marks.marked}, wanted):
+    stage = "looking at what has expired"
+    reached = follow(context.runtime, starts, load, {*marks.marked}, wanted, progress, stage)
+    for link, value in reached:
         found.add(link.ref.key)
         for table in tables(value):
             found |= native_keys(table)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -31,9 +32,9 @@ from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, counted, expect
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import Storage
+from zarr_manifests.storage import ObjectInfo, Storage
 
 __all__ = ["ObjectCopier"]
 
@@ -137,7 +138,7 @@ class ObjectCopier:
 
     source: ReadContext
     storage: Storage
-    progress: Callable[[str, int], None]
+    progress: Progress
     heads: frozenset[str] = frozenset()
     within: Callable[[str, int], None] | None = None
     kept: dict[str, bytes] = field(default_factory=dict)
@@ -161,16 +162,19 @@ class ObjectCopier:
         StorageError
             If a storage fails.
         """
-        for kind in _METADATA:
-            self._here |= {info.key: info.nbytes for info in self.storage.list(f"{kind}/")}
-        found = follow(self.source.runtime, starts, self._metadata, seen, wanted)
-        for done, (_, value) in enumerate(found, 1):
+        self._here |= {info.key: info.nbytes for info in self._listed(*_METADATA)}
+        runtime, stage = self.source.runtime, "metadata"
+        found = follow(runtime, starts, self._metadata, seen, wanted, self.progress, stage)
+        for _, value in found:
             for table in tables(value):
                 self._ranges.add(table)
                 self.virtual += int(np.count_nonzero(table.kind == RefKind.VIRTUAL))
-            if done % 100 == 0:
-                self.progress("metadata", done)
         self._copy_chunks()
+
+    def _listed(self, *kinds: str) -> Iterator[ObjectInfo]:
+        """What is there of these kinds."""
+        found = chain.from_iterable(self.storage.list(f"{kind}/") for kind in kinds)
+        return counted(self.progress, "looking at what is there", found)
 
     # --- metadata ----------------------------------------------------------------------------
 
@@ -213,7 +217,7 @@ class ObjectCopier:
     def _copy_chunks(self) -> None:
         """Copy the chunk objects that are not there, many at once."""
         due = self._ranges.objects
-        here = {i.key: i.nbytes for i in self.storage.list("chunks/") if i.key in due}
+        here = {i.key: i.nbytes for i in self._listed("chunks") if i.key in due}
         self.found += here
         done = 0
         expect(self.progress, "chunks", len(due) - len(here))

@@ -47,6 +47,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.collection import unended_since
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.reports import LoggedOperation, RecoveryReport, RestoreReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage, Token
@@ -154,7 +155,12 @@ def _check_restorable(root: Root, version: int) -> None:
 
 
 def recover(
-    storage: Storage, runtime: Runtime, *, dry_run: bool = False, collections_ended: bool = False
+    storage: Storage,
+    runtime: Runtime,
+    *,
+    dry_run: bool = False,
+    collections_ended: bool = False,
+    progress: Progress = ignore,
 ) -> RecoveryReport:
     """Make a new root from the newest archive from which everything can be reached.
 
@@ -176,14 +182,14 @@ def recover(
     """
     if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
-    token, current = _damaged(storage, runtime)
+    token, current = _damaged(storage, runtime, progress)
     versions = _versions(storage)
     skipped: dict[int, str] = {}
     newer = [] if current is None else [current]
     if not versions:
         raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
-    for version in versions:
-        found, problem = _archived(storage, runtime, version)
+    for version in counted(progress, "trying archives", versions):
+        found, problem = _archived(storage, runtime, version, progress)
         if found is not None and not problem:
             if current is not None and current.repository_id != found.repository_id:
                 current = None  # another repository's root says nothing about this one's versions
@@ -223,7 +229,9 @@ def _archive(roots: Roots, at: RootAt) -> None:
         ) from error
 
 
-def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
+def _damaged(
+    storage: Storage, runtime: Runtime, progress: Progress
+) -> tuple[Token | None, Root | None]:
     """Return the token and the root found in the root's place; raise if the root is sound.
 
     If objects are missing and the root has changed meanwhile, a collection may have deleted them.
@@ -232,7 +240,7 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
     for _ in range(_LOOKS):
         if current is None:
             return token, None
-        if not closure_problems(_context(storage, runtime, current), current):
+        if not closure_problems(_context(storage, runtime, current), current, progress):
             raise InvalidArgumentError(
                 f"{storage.url} has a sound root of version {current.version}: there is nothing "
                 "to recover. `repo.restore_refs(version)` goes back to older refs"
@@ -292,7 +300,9 @@ def _after_all(archived: int, current: Root | None) -> int:
     return archived + _UNSEEN_VERSIONS
 
 
-def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | None, str]:
+def _archived(
+    storage: Storage, runtime: Runtime, version: int, progress: Progress
+) -> tuple[Root | None, str]:
     """The archived root if it can be read, and why it cannot be used.
 
     An error of the storage is raised, since it says nothing about the archive.
@@ -300,7 +310,7 @@ def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | 
     root = None
     try:
         root = Roots(storage, runtime).archived(version)
-        problems = closure_problems(_context(storage, runtime, root), root)
+        problems = closure_problems(_context(storage, runtime, root), root, progress)
     except ManifestsError as error:
         if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
             raise

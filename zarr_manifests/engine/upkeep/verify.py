@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
-from itertools import compress, pairwise
+from itertools import batched, chain, compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ from zarr_manifests.planning.layout.node_pages import orphans
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, counted, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
@@ -102,9 +102,7 @@ class _Findings:
         self.problems.setdefault(key, Problem(key, str(error)))
 
 
-def verify(
-    context: ReadContext, progress: Callable[[str, int], None], run: Run = map
-) -> VerifyReport:
+def verify(context: ReadContext, progress: Progress, run: Run = map) -> VerifyReport:
     """Read everything that can be reached, and report what is wrong; `run` reads chunks."""
     found = _Findings(run=run)
     root = _root(context, found)
@@ -149,24 +147,26 @@ def _root(context: ReadContext, found: _Findings) -> Root | None:
 
 
 def _look(
-    context: ReadContext, root: Root | None, found: _Findings, progress: Callable[[str, int], None]
+    context: ReadContext, root: Root | None, found: _Findings, progress: Progress
 ) -> tuple[int, int, int]:
     """Check everything the root needs, and the archives; count chunk objects and chunks."""
     fresh = _fresh(context)
-    archived = _check_archives(fresh, root, found)
+    archived = _check_archives(fresh, root, found, progress)
     if root is None:
         return 0, 0, 0
     _check_log(root, archived, found)
     if max(archived, default=0) > root.version:
         _check_newest(fresh, archived, found)
     _check_counters(fresh, found, _check_closure(fresh, root, found, progress), progress)
-    for version, old in archived.items():
-        if version >= _first_kept(root):
-            _check_pages(fresh, old, found)
+    kept = [old for version, old in archived.items() if version >= _first_kept(root)]
+    for old in counted(progress, "reading pages of archives", kept):
+        _check_pages(fresh, old, found)
     return _check_chunks(fresh, found, progress)
 
 
-def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
+def closure_problems(
+    context: ReadContext, root: Root, progress: Progress = ignore
+) -> tuple[Problem, ...]:
     """What is wrong with what the root reaches; chunk objects are only checked for existence.
 
     Raises
@@ -176,9 +176,9 @@ def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
     """
     found = _Findings(patient=False)
     fresh = _fresh(context)
-    _check_closure(fresh, root, found, lambda stage, done: None)
+    _check_closure(fresh, root, found, progress)
     if not found.problems:
-        _check_chunks_there(fresh, found)
+        _check_chunks_there(fresh, found, progress)
     return tuple(found.problems.values())
 
 
@@ -192,13 +192,13 @@ def _fresh(context: ReadContext) -> ReadContext:
 
 
 def _check_closure(
-    context: ReadContext, root: Root, found: _Findings, progress: Callable[[str, int], None]
+    context: ReadContext, root: Root, found: _Findings, progress: Progress
 ) -> list[tuple[BlobRef, Snapshot]]:
     """Check everything reachable; return the snapshots among it."""
     whole = _check_pages(context, root, found)
     if whole is None:
         return []
-    starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found)}
+    starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found, progress)}
     for branch in whole.branches.values():
         if branch.index is not None:
             starts[branch.index.key] = Link(branch.index, IndexDirectory)
@@ -207,11 +207,9 @@ def _check_closure(
     histories: list[tuple[BlobRef, Snapshot | HistoryPage]] = []
     paged = _PagedBases()
     wanted = partial(_wanted, found, starts)
-    reached = follow(context.runtime, starts.values(), load, seen, wanted)
-    for done, (link, value) in enumerate(reached, 1):
+    told = progress, "reading metadata"
+    for link, value in follow(context.runtime, starts.values(), load, seen, wanted, *told):
         found.objects += 1
-        if done % 100 == 0:
-            progress("reading metadata", done)
         if isinstance(value, Snapshot | HistoryPage):
             histories.append((link.ref, value))
         paged.note(link, value)
@@ -224,7 +222,7 @@ def _check_closure(
             found.add(link.ref.key, error)
     paged.check(context, found)
     snapshots = [(ref, value) for ref, value in histories if isinstance(value, Snapshot)]
-    for ref, snapshot in snapshots:
+    for ref, snapshot in counted(progress, "checking snapshots", snapshots):
         _check_snapshot(context, found, ref, snapshot)
     _check_history(found, histories)
     for name, branch in whole.branches.items():
@@ -278,11 +276,10 @@ def _check_counters(
     context: ReadContext,
     found: _Findings,
     snapshots: Sequence[tuple[BlobRef, Snapshot]],
-    progress: Callable[[str, int], None],
+    progress: Progress,
 ) -> None:
     by_key = {ref.key: snapshot for ref, snapshot in snapshots}
-    expect(progress, "counting chunks", len(snapshots))
-    for done, (ref, snapshot) in enumerate(snapshots, 1):
+    for ref, snapshot in counted(progress, "counting chunks", snapshots):
         parent = by_key.get(snapshot.parent.key) if snapshot.parent is not None else None
         try:
             wrong = wrong_counters(context.open_view(ref), parent)
@@ -292,17 +289,17 @@ def _check_counters(
             continue
         if wrong:
             found.add(ref.key, "; ".join(wrong))
-        if done % 100 == 0:
-            progress("counting chunks", done)
 
 
-def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[BlobRef]:
+def _snapshots(
+    context: ReadContext, whole: Root, found: _Findings, progress: Progress
+) -> Iterator[BlobRef]:
     """The snapshots of branches, tags and leases; a broken history is recorded and ends there."""
     parts = [replace(whole, branches={n: b}, tags={}, leases=()) for n, b in whole.branches.items()]
     main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
     parts.append(replace(whole, branches=main))
     for part in parts:
-        line = live_snapshots(context, part)
+        line = live_snapshots(context, part, progress)
         last = ""
         while True:
             try:
@@ -451,7 +448,9 @@ def _first_kept(root: Root) -> int:
     return first_archive_kept(root.collected, root.fence) if root.collected else 0
 
 
-def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -> dict[int, Root]:
+def _check_archives(
+    context: ReadContext, root: Root | None, found: _Findings, progress: Progress
+) -> dict[int, Root]:
     """The archived roots by version."""
     versions = archived_versions(context)
 
@@ -466,13 +465,11 @@ def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -
             found.add(key, error)
         return None
 
-    roots: dict[int, Root] = {}
-    for at in range(0, len(versions), _AT_ONCE):
-        some = versions[at : at + _AT_ONCE]
-        loaded = context.runtime.parallel([partial(load, version) for version in some])
-        roots |= {v: one for v, one in zip(some, loaded, strict=True) if one is not None}
-        found.objects += len(some)
-    return roots
+    calls = (partial(load, version) for version in versions)
+    loaded = chain.from_iterable(map(context.runtime.parallel, batched(calls, _AT_ONCE)))
+    roots = counted(progress, "reading archives", loaded, len(versions))
+    found.objects += len(versions)
+    return {v: one for v, one in zip(versions, roots, strict=True) if one is not None}
 
 
 def _check_log(root: Root, archived: dict[int, Root], found: _Findings) -> None:
@@ -528,7 +525,7 @@ def _add_ranges(found: _Findings, table: ChunkTable) -> None:
 
 
 def _check_chunks(
-    context: ReadContext, found: _Findings, progress: Callable[[str, int], None]
+    context: ReadContext, found: _Findings, progress: Progress
 ) -> tuple[int, int, int]:
     keys = sorted(found.ranges)
     due = ((key, sorted(found.ranges[key] - found.sound.setdefault(key, set()))) for key in keys)
@@ -594,8 +591,9 @@ def _check_object(
     return problem, sound
 
 
-def _check_chunks_there(context: ReadContext, found: _Findings) -> None:
-    sizes = {info.key: info.nbytes for info in context.storage.list("chunks/")}
+def _check_chunks_there(context: ReadContext, found: _Findings, progress: Progress) -> None:
+    listed = counted(progress, "looking for chunks", context.storage.list("chunks/"))
+    sizes = {info.key: info.nbytes for info in listed}
     for key, ranges in found.ranges.items():
         due = max(offset + length for offset, length, _ in ranges)
         if sizes.get(key, -1) < due:
