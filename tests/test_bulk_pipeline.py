@@ -21,6 +21,7 @@ from zarr import codecs as v3
 from zarr.core.buffer.cpu import Buffer, NDBuffer
 from zarr.core.codec_pipeline import FusedCodecPipeline
 from zarr.storage import MemoryStore
+from zarr.storage._utils import normalize_path
 from zarr.testing import strategies as zarr_strategies
 
 import zarr_manifests as zm
@@ -729,6 +730,26 @@ def test_an_array_that_is_told_to_reads_in_bulk_and_is_otherwise_the_same(tmp_pa
     other = zarr.create_array(MemoryStore(), data=values, chunks=(2, 3))
     use_bulk(other)
     np.testing.assert_array_equal(other[:], values)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_an_array_that_is_told_to_normalizes_no_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuned: bool
+) -> None:
+    repository, values = filled(str(tmp_path / "r"))
+    store = repository.readonly_session().store
+    array = bulk(store) if tuned else zarr.open_array(store, path="a")
+    use_bulk(array)
+    normalized: list[str] = []
+
+    def note(path: str) -> str:
+        normalized.append(path)
+        return normalize_path(path)
+
+    for module in ("zarr.storage._common", "zarr_manifests.bulk.lazy_path"):
+        monkeypatch.setattr(f"{module}.normalize_path", note)
+    np.testing.assert_array_equal(array[:], values)
+    assert [path for path in normalized if "/c/" in path] == []
 
 
 def test_reads_within_one_loop_run_side_by_side() -> None:

@@ -20,6 +20,7 @@ from distant import HttpStorage
 from zarr.abc.store import Store
 
 import zarr_manifests as zm
+from zarr_manifests.bulk import use_bulk
 from zarr_manifests.format.snapshot import _PARSED
 
 FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
@@ -237,6 +238,14 @@ def use_pipeline(name: str) -> None:
         zarr.config.set({"codec_pipeline.path": FUSED})
     if name.endswith("one thread"):
         zarr.config.set({"codec_pipeline.max_workers": 1})
+
+
+def opened(contestant: Contestant, pipeline: str) -> Any:
+    """The contestant's array, to be read; ours as its xarray engine opens it, if that is said."""
+    array = zarr.open_array(contestant.reader(), path="a", mode="r")
+    if "engine" in pipeline and isinstance(contestant, Ours):
+        use_bulk(array)
+    return array
 
 
 def values(chunks: int, chunk_bytes: int) -> np.ndarray:

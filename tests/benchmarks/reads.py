@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 import zarr
 import zstandard
-from contestants import CONTESTANTS, Contestant, Icechunk, Ours, use_pipeline, values
+from contestants import CONTESTANTS, Contestant, Icechunk, Ours, opened, use_pipeline, values
 from numcodecs.zstd import Zstd
 from runner import Case, Figure, Watch
 from workloads import reading
@@ -38,13 +38,9 @@ def _written(case: Case, data: np.ndarray, chunks: tuple[int, ...], **how: Any) 
     return contestant
 
 
-def _opened(contestant: Contestant) -> Any:
-    return zarr.open_array(contestant.reader(), path="a", mode="r")
-
-
-def _all(contestant: Contestant, data: np.ndarray, chunks: int) -> Iterator[Figure]:
+def _all(case: Case, contestant: Contestant, data: np.ndarray, chunks: int) -> Iterator[Figure]:
     while True:
-        array = _opened(contestant)
+        array = opened(contestant, case.pipeline)
         with Watch() as watch:
             found = array[:]
         assert np.array_equal(found, data)
@@ -57,7 +53,7 @@ def reading_zstd(case: Case) -> Iterator[Figure]:
     data = _smooth(chunks, case.sizes["chunk_bytes"])
     if case.contestant == "decode":
         return _decoding(data)
-    return _all(_written(case, data, (1, data.shape[1]), **_ZSTD), data, chunks)
+    return _all(case, _written(case, data, (1, data.shape[1]), **_ZSTD), data, chunks)
 
 
 def _decoding(data: np.ndarray) -> Iterator[Figure]:
@@ -94,7 +90,7 @@ def reading_shards(case: Case, codec: str) -> Iterator[Figure]:
     raw = codec == "raw"
     data = values(chunks, 4096) if raw else _smooth(chunks, 4096)
     how: dict[str, Any] = {"shards": (inner, data.shape[1]), **({} if raw else _ZSTD)}
-    return _all(_written(case, data, (1, data.shape[1]), **how), data, chunks)
+    return _all(case, _written(case, data, (1, data.shape[1]), **how), data, chunks)
 
 
 def following(case: Case) -> Iterator[Figure]:
@@ -103,7 +99,7 @@ def following(case: Case) -> Iterator[Figure]:
     data = np.random.default_rng(_SEED).random((times, 64, 64), np.float32)
     contestant = _written(case, data, (1, 64, 64))
     while True:
-        array = _opened(contestant)
+        array = opened(contestant, case.pipeline)
         with Watch() as watch:
             found = array[:, 31, 47]
         assert np.array_equal(found, data[:, 31, 47])
@@ -117,7 +113,7 @@ def visiting(case: Case) -> Iterator[Figure]:
     data = rng.random((days, 2 * _SIDE, 2 * _SIDE), np.float32)
     contestant = _written(case, data, (1, _SIDE, _SIDE))
     while True:
-        array = _opened(contestant)
+        array = opened(contestant, case.pipeline)
         array[0]  # the manifest is in memory
         wanted = rng.permutation(days).tolist()
         with Watch() as watch:

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -29,7 +30,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 OURS = "zarr_manifests"
+_TOUCHED_BYTES = 1024**3
 MISSED = 0.5
 """A row that reaches less than this part of its ratio makes the run fail."""
 
@@ -290,6 +294,7 @@ def run(
     sizes = {name: each[scale] for name, each in row.sizes.items()}
     figures: dict[str, list[Figure]] = {name: [] for name in names}
     folder = Path(tempfile.mkdtemp(prefix=f"{row.name}-", dir=_home(row, place)))
+    _touch_memory()
     try:
         with _contestants(row, names, folder, sizes) as pipes:
             for number in range(int(not row.warmed), rounds_of(row, rounds) + 1):
@@ -308,6 +313,14 @@ def run(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(row, sizes, figures, full=scale == 0)
+
+
+def _touch_memory() -> None:
+    """Use a gigabyte, so that no contestant is the first to do so.
+
+    The first use of a page of a virtual machine's memory can take 11 µs, later ones 0.3.
+    """
+    np.empty(_TOUCHED_BYTES, np.uint8)[:: mmap.PAGESIZE] = 0
 
 
 def rounds_of(row: Row, rounds: int) -> int:

@@ -24,6 +24,7 @@ from contestants import (
     Ours,
     fresh,
     new_array,
+    opened,
     use_pipeline,
     values,
 )
@@ -191,7 +192,7 @@ def reading(case: Case) -> Iterator[Figure]:
     data = values(chunks, case.sizes["chunk_bytes"])
     contestant = _written(case, data)
     while True:
-        array = zarr.open_array(contestant.reader(), path="a", mode="r")
+        array = opened(contestant, case.pipeline)
         with Watch() as watch:
             found = array[:]
         assert np.array_equal(found, data)

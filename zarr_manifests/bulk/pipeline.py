@@ -153,14 +153,23 @@ def use_bulk(array: zarr.Array[Any]) -> None:
     """
     held = array.async_array
     old = held.codec_pipeline
-    if type(old) is not BatchedCodecPipeline and type(old) is not FusedCodecPipeline:
+    if type(old) is BatchedCodecPipeline or type(old) is FusedCodecPipeline:
+        # Not by Zarr's configuration, which all threads share. No more depends on the pipeline.
+        object.__setattr__(held, "codec_pipeline", _in_bulk(old))
+    elif type(old) is not BulkCodecPipeline:
         return
+    where = held.store_path
+    if type(where) is StorePath and type(where.store) is ManifestStore:
+        object.__setattr__(held, "store_path", LazyPath(where.store, where.path))
+
+
+def _in_bulk(old: BatchedCodecPipeline | FusedCodecPipeline) -> BulkCodecPipeline:
     codecs = tuple(old)
     try:
         transform: ChunkTransform | None = ChunkTransform(codecs=codecs)
     except TypeError:  # as in Zarr: a codec can only be awaited
         transform = None
-    new = BulkCodecPipeline(
+    return BulkCodecPipeline(
         codecs=codecs,
         array_array_codecs=old.array_array_codecs,
         array_bytes_codec=old.array_bytes_codec,
@@ -168,11 +177,6 @@ def use_bulk(array: zarr.Array[Any]) -> None:
         sync_transform=transform,
         batch_size=old.batch_size,
     )
-    # Not by Zarr's configuration, which all threads share. Nothing else depends on the pipeline.
-    object.__setattr__(held, "codec_pipeline", new)
-    where = held.store_path
-    if type(where) is StorePath and type(where.store) is ManifestStore:
-        object.__setattr__(held, "store_path", LazyPath(where.store, where.path))
 
 
 def _store_of(items: list[tuple[Any, ...]]) -> ManifestStore | None:

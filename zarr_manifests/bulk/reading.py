@@ -175,11 +175,9 @@ def run_all[Item](
     threads = min(_threads(), len(items)) if threaded else 1
     if threads <= 1:
         return all(map(take, items))
-    return all(parallel([partial(_each, take, items[i::threads]) for i in range(threads)]))
-
-
-def _each[Item](take: Callable[[Item], bool], items: Sequence[Item]) -> bool:
-    return all(map(take, items))
+    # Each thread takes the next item when it is done with one, since one may be slowed down.
+    due = iter(items)
+    return all(parallel([lambda: all(map(take, due))] * threads))
 
 
 def _threads() -> int:
