@@ -241,8 +241,12 @@ def use_pipeline(name: str) -> None:
 
 
 def opened(contestant: Contestant, pipeline: str) -> Any:
-    """The contestant's array, to be read; ours as its xarray engine opens it, if that is said."""
-    array = zarr.open_array(contestant.reader(), path="a", mode="r")
+    """The contestant's array, to be read."""
+    return as_said(zarr.open_array(contestant.reader(), path="a", mode="r"), contestant, pipeline)
+
+
+def as_said(array: Any, contestant: Contestant, pipeline: str) -> Any:
+    """The array; ours as the xarray engine and `write` open it, if the pipeline says so."""
     if "engine" in pipeline and isinstance(contestant, Ours):
         use_bulk(array)
     return array

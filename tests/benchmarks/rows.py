@@ -138,15 +138,18 @@ ROWS = [
         due={"icechunk": 1.8, "MemoryStore": 1 / 1.3},
         durability="-",
     ),
-    Row(
-        "small-write-bulk",
-        "4 KB chunks, write and commit",
-        writing,
-        _ALL,
-        _SMALL,
-        "s/chunk",
-        "bulk, one thread",
-        due={"icechunk": 12.0, "MemoryStore": 2.0},
+    *(
+        Row(
+            name,
+            "4 KB chunks, write and commit",
+            writing,
+            _ALL,
+            _SMALL,
+            "s/chunk",
+            pipeline,
+            due={"icechunk": 12.0, "MemoryStore": 2.0},
+        )
+        for name, pipeline in (("small-write-bulk", _TUNED), ("small-write-engine", _ENGINE))
     ),
     Row(
         "large-write",

@@ -22,6 +22,7 @@ from contestants import (
     Contestant,
     Icechunk,
     Ours,
+    as_said,
     fresh,
     new_array,
     opened,
@@ -56,7 +57,7 @@ def _writing(case: Case, then: Callable[[Contestant], None]) -> Iterator[Figure]
         contestant = fresh(case.contestant, case.folder, number)
         contestant.create()
         store, commit = contestant.writer()
-        array = new_array(store, data)
+        array = as_said(new_array(store, data), contestant, case.pipeline)
         os.sync()  # nobody is to wait for what others have left to be written
         with Watch() as watch:
             array[:] = data
