@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import cftime
@@ -604,25 +606,51 @@ def test_looking_costs_a_request_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_append_opens_the_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document is parsed once by what looks at the group, and once to write."""
+    """Each document is parsed once, for what looks at the group and for what writes."""
     storage, both = MemoryStorage(), {name: ("time", [1.0]) for name in "tuv"}
     write(xr.Dataset(both, {"time": [0]}), storage, encoding={})
-    groups, arrays = Counter[str](), Counter[str]()
-    opened, made = zarr.open_group, zarr.Array.from_dict
-
-    def open_group(*args: Any, **options: Any) -> Any:
-        groups.update(["all"])
-        return opened(*args, **options)
+    arrays, made = Counter[str](), zarr.Array.from_dict
 
     def from_dict(where: Any, fields: Any) -> Any:
         arrays.update([where.path])
         return made(where, fields)
 
-    monkeypatch.setattr(zarr, "open_group", open_group)
     monkeypatch.setattr(zarr.Array, "from_dict", from_dict)
     write(xr.Dataset(both, {"time": [1]}), storage, encoding={})
-    assert groups == {"all": 1}
-    assert arrays == dict.fromkeys(["t", "u", "v", "time"], 2)
+    assert arrays == dict.fromkeys(["t", "u", "v", "time"], 1)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("side", [1, 200])
+def test_an_append_takes_no_turn_of_zarrs_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int, zarr_format: int
+) -> None:
+    """Nothing on a disk has to be awaited: chunks and labels are read and written in the call."""
+
+    def day(number: int) -> xr.Dataset:
+        values = np.full((1, side, side), number, np.float32)
+        every = dict.fromkeys("tuv", (("time", "y", "x"), values))
+        labels = {"time": [np.datetime64("2000-01-01", "ns") + np.timedelta64(number, "D")]}
+        return xr.Dataset(every, {**labels, "y": np.arange(side), "x": np.arange(side)})
+
+    repo, turns = zm.Repository.create(tmp_path), Counter[str]()
+    with repo.transaction(message="a group") as store:
+        zarr.create_group(store, zarr_format=zarr_format)
+    zm.write(day(0), repo, message="first", mode="a")
+    submit = asyncio.run_coroutine_threadsafe
+
+    def counted(coroutine: Any, loop: Any) -> Any:
+        turns.update([coroutine.__qualname__])
+        return submit(coroutine, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", counted)
+    zm.write(day(1), repo, message="second", append_dim="time")
+    assert turns == {}
+    monkeypatch.undo()
+    with xr.open_dataset(repo, engine="zarr_manifests") as found:
+        xr.testing.assert_equal(
+            found.load(), xr.concat([day(0), day(1)], "time", data_vars="minimal")
+        )
 
 
 # --- a model ---------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.bulk.decoders import decoder_of
+from zarr_manifests.bulk.here import NotHereError, is_here
 from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.bulk.reading import read_batch, read_few
 from zarr_manifests.bulk.writing import write_batch
@@ -84,19 +85,22 @@ class BulkCodecPipeline(FusedCodecPipeline):
         items = list(batch_info)
         store = _store_of(items)
         if store is None:
+            _go_there()
             return await super().read(items, out, drop_axes)
         results = None
         batch = Batch.of(store, items, out, drop_axes)
         decoder = None if batch is None else self._decoder_for(batch)
         if batch is not None and decoder is not None:
             contents = contents_of(store)
-            few = len(items) <= _MOST_FEW and decoder.shards is None
-            if few and contents.inline and batch.chunk_bytes <= _MOST_FEW_BYTES:
-                # A thread would take longer than the chunks.
-                results = read_few(contents, batch, decoder)
+            few = len(items) <= _MOST_FEW and decoder.shards is None and contents.inline
+            call = read_few if few else read_batch
+            # A thread would take longer than a few small chunks.
+            if is_here() or (few and batch.chunk_bytes <= _MOST_FEW_BYTES):
+                results = call(contents, batch, decoder)
             else:
-                call = read_few if few and contents.inline else read_batch
                 results = await asyncio.to_thread(call, contents, batch, decoder)
+        if results is None:
+            _go_there()
         _count(store, "bulk_fallbacks" if results is None else "bulk_batches")
         return await super().read(items, out, drop_axes) if results is None else results
 
@@ -110,6 +114,7 @@ class BulkCodecPipeline(FusedCodecPipeline):
         items = list(batch_info)
         store = _store_of(items)
         if store is None:
+            _go_there()
             return await super().write(items, value, drop_axes)
         written = False
         batch = Batch.of(store, items, value, drop_axes)
@@ -119,9 +124,11 @@ class BulkCodecPipeline(FusedCodecPipeline):
             transform is not None and workspace is not None
         ):
             few = len(items) <= _MOST_FEW and batch.chunk_bytes <= _MOST_FEW_BYTES
-            here = few and workspace.contents.inline
-            call = partial(write_batch, workspace, batch, decoder, transform, in_loop=here)
-            written = call() if here else await asyncio.to_thread(call)
+            in_loop = few and workspace.contents.inline and not is_here()
+            call = partial(write_batch, workspace, batch, decoder, transform, in_loop=in_loop)
+            written = call() if in_loop or is_here() else await asyncio.to_thread(call)
+        if not written:
+            _go_there()
         _count(store, "bulk_batches" if written else "bulk_fallbacks")
         return None if written else await super().write(items, value, drop_axes)
 
@@ -185,6 +192,12 @@ def _store_of(items: list[tuple[Any, ...]]) -> ManifestStore | None:
     if isinstance(where, StorePath) and type(where.store) is ManifestStore:
         return where.store
     return None
+
+
+def _go_there() -> None:
+    """Leave to Zarr's event loop what Zarr has to do."""
+    if is_here():
+        raise NotHereError
 
 
 def _workspace_of(store: ManifestStore) -> Workspace | None:

@@ -40,6 +40,7 @@ type _Watch = Callable[[Coords, _Values], None]
 
 _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
+_MOST_COPIED_BYTES: Final = 2 * 1024**2
 _MOST_KEPT_BYTES: Final = 8 * 1024**2
 _ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
@@ -79,8 +80,10 @@ def write_batch(
         return False
     parts = _PartWriter(workspace, batch, decoder, transform, found, batch.corner(found.coords))
     nbytes, config = batch.chunk_bytes, workspace.context.config
-    # Threads are worth while for large chunks only, and then each takes one at a time.
-    large = nbytes >= LARGE_BYTES
+    # Threads are worth while for large chunks only, and then each takes one at a time. To copy a
+    # few MB takes less time than to hand them over.
+    copied = not decoder.stages and nbytes * len(batch.keys) <= _MOST_COPIED_BYTES
+    large = nbytes >= LARGE_BYTES and not copied
     size = 1 if large else max(config.pack_bytes // nbytes, 1)
     packed = config.inline_chunk_bytes < nbytes <= workspace.most_packed and not decoder.stages
 

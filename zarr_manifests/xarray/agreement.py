@@ -12,7 +12,6 @@ the session, so its commit can still be rebased onto others'.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -21,17 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
-from xarray.conventions import decode_cf_variable, encode_cf_variable
+from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.display import fields_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.xarray.stored_group import StoredGroup
+from zarr_manifests.xarray.stored_group import MEANING, StoredGroup, meaning_of_bounds
 
-__all__ = ["check_agreement", "meaning_of_bounds"]
+__all__ = ["check_agreement"]
 
-_MEANING: Final = ("units", "calendar")
-_ENCODING: Final = (*_MEANING, "scale_factor", "add_offset")
 _PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
@@ -68,48 +64,35 @@ def check_agreement(
         differ in length, or an index coordinate would not match the existing one.
     """
     arrays = group.nodes
-    attributes = [_attributes(node) for node in arrays.values()]
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)
     known = set()
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            stored = _Stored(name, group, meaning_of_bounds(name, attributes))
+            stored = _Stored(name, group)
             if _check_variable(name, ds.variables[name], stored, append_dim):
                 known.add(name)
     return frozenset(known)
 
 
-def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return units and calendar that a bounds array takes over from its times.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array.
-    there : iterable of mapping
-        The attributes of the arrays in its group.
-    """
-    for attributes in there:
-        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
-            return {key: attributes[key] for key in _MEANING if key in attributes}
-    return {}
-
-
 class _Stored:
     """An existing array: its attributes, and the array itself, opened on first use."""
 
-    def __init__(self, name: str, group: StoredGroup, meaning: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, group: StoredGroup) -> None:
         self._name, self._group = name, group
-        self.attributes: Mapping[str, Any] = {**meaning, **_attributes(group.nodes[name])}
+        meaning = meaning_of_bounds(name, group.attributes.values())
+        self.attributes: Mapping[str, Any] = {**meaning, **group.attributes[name]}
 
     @property
     def array(self) -> zarr.Array[Any]:
         return self._group.array(self._name)
 
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        return self._group.values(self._name)
 
-def _attributes(node: Node) -> Mapping[str, Any]:
-    return fields_of(node).get("attributes") or {}
+    def encoded(self, variable: xr.Variable) -> npt.NDArray[Any]:
+        return np.asarray(self._group.encoded(self._name, variable).values)
 
 
 def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
@@ -145,7 +128,7 @@ def _check_variable(
 ) -> bool:
     """Whether all values are times that are read back as they are."""
     attributes, known = stored.attributes, False
-    for key in _MEANING:
+    for key in MEANING:
         there, given = attributes.get(key), variable.attrs.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
             raise InvalidArgumentError(
@@ -203,7 +186,7 @@ def _is_time(variable: xr.Variable) -> bool:
 def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> bool:
     """Refuse times that would be read back differently; whether none is or becomes missing."""
     given, attributes, dtype = np.ravel(variable.values), stored.attributes, stored.array.dtype
-    meaning = {key: attributes[key] for key in _MEANING if key in attributes}
+    meaning = {key: attributes[key] for key in MEANING if key in attributes}
     if not given.size:
         return False
     if "units" not in meaning:
@@ -211,10 +194,9 @@ def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> bool:
             f"{name!r} has times, and the existing array, of type {dtype}, has no units for "
             "times: convert the values"
         )
-    kept = {key: attributes[key] for key in _ENCODING if key in attributes}
     try:
-        encoded = _encoded(name, given, {**kept, "dtype": dtype})
-        read = _decoded(encoded.values, meaning, cftime=given.dtype == object)
+        encoded = np.ravel(stored.encoded(variable))
+        read = _decoded(encoded, meaning, cftime=given.dtype == object)
         off = np.flatnonzero(_off(read, given))
         what = f"{given[off[0]]} would be read as {read[off[0]]}" if off.size else ""
     except (ValueError, TypeError, KeyError) as error:  # another calendar, or not a date
@@ -238,14 +220,6 @@ def _off(read: Any, given: Any) -> npt.NDArray[np.bool_]:
     return told
 
 
-def _encoded(name: str, values: Any, encoding: Mapping[str, Any]) -> xr.Variable:
-    """The values as xarray would write them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they warn of is what this looks for
-        own = xr.Variable(("values",), values, {}, dict(encoding))
-        return encode_cf_variable(own, name=name)
-
-
 def _decoded(values: Any, attributes: Mapping[str, Any], *, cftime: bool = False) -> Any:
     coder = xr.coders.CFDatetimeCoder(use_cftime=cftime or None)
     own = xr.Variable(("values",), values, dict(attributes))
@@ -253,12 +227,7 @@ def _decoded(values: Any, attributes: Mapping[str, Any], *, cftime: bool = False
 
 
 def _same(variable: xr.Variable, stored: _Stored) -> bool:
-    attributes, array = stored.attributes, stored.array
-    times = variable.dtype.kind in "mMO"
-    wanted = _ENCODING if times else _ENCODING[len(_MEANING) :]
-    encoding = {key: attributes[key] for key in wanted if key in attributes}
-    new = np.asarray(_encoded("values", variable.values, {**encoding, "dtype": array.dtype}).values)
-    old = np.asarray(array[...])
+    new, old = stored.encoded(variable), stored.values
     if new.dtype.kind in "iufb" and old.dtype.kind in "iufb":
         return np.allclose(new.astype(old.dtype), old, rtol=_CLOSE, atol=0.0, equal_nan=True)
     return np.array_equal(new.astype(str), old.astype(str))

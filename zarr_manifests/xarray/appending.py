@@ -41,7 +41,6 @@ from zarr_manifests.planning.conflict.append_labels import (
     plan_append,
 )
 from zarr_manifests.records import dataclass
-from zarr_manifests.xarray.encoding import encoding_of
 from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["Append"]
@@ -209,17 +208,13 @@ class Append:
         node = group.nodes.get(self.dim)
         if node is None or not _is_index(node, self.dim):
             return self.labels.values[:0], self.labels.values
-        raw = group.variable(self.dim).load()
+        stored, attributes = group.values(self.dim), group.attributes[self.dim]
+        encoded = np.asarray(group.encoded(self.dim, self.labels).values)
+        if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
+            stored, encoded = stored.astype(object), encoded.astype(object)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `write` itself reports what they warn of
-            given = self.labels.copy(deep=False)
-            given.encoding = encoding_of(self.dim, raw.dtype, raw.attrs)
-            encoded = np.asarray(group.encoded(self.dim, given).values)
-            stored = raw.values
-            kinds = {stored.dtype.kind, encoded.dtype.kind}
-            if kinds & set("OUT"):
-                stored, encoded = stored.astype(object), encoded.astype(object)
-            both = xr.Variable(raw.dims, np.concatenate((stored, encoded)), raw.attrs)
+            both = xr.Variable((self.dim,), np.concatenate((stored, encoded)), attributes)
             labels = decode_cf_variable(self.dim, both).values
         return labels[: len(stored)], labels[len(stored) :]
 

@@ -21,6 +21,7 @@ import xarray as xr
 import zarr
 
 from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk.here import write_here
 from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
@@ -142,7 +143,7 @@ class ArrayTarget:
         block, bounds = self.look(place, codes)
         if bounds is None or not self.tells(bounds, encoder.fit, codes, given):
             encoder.check(given, codes, start)
-        self.array[place] = block
+        write_here(self.array, place, block)
 
     def write(self, place: Place, values: Any) -> None:
         """Write encoded values, and measure them.
@@ -151,13 +152,13 @@ class ArrayTarget:
         """
         block, box, whole = self._filled(place, values)
         if box is None:
-            self.array[place] = block
+            write_here(self.array, place, block)
             return
         found = ChunkMeasures(self.meaning.dtype, self.meaning.missing)
         compared = self.meaning.compared
         watch = watched(lambda at, chunk: found.add(box.ravel_one(at), compared(chunk)))
         with watch if self._are_large(box) else nullcontext():
-            self.array[place] = block
+            write_here(self.array, place, block)
         if len(found) == box.size:
             self._measured.append((box, found.bounds()))
         else:

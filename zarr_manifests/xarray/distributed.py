@@ -31,6 +31,7 @@ from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
 from zarr_manifests.xarray.encoding import DatasetWriter, begin_write
 from zarr_manifests.xarray.fit import Fit
+from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["computed_elsewhere", "write_elsewhere"]
 
@@ -55,6 +56,7 @@ def write_elsewhere(
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
     fits: Mapping[str, Fit],
+    there: StoredGroup,
     *,
     statistics: bool,
     scheduler: Any = None,
@@ -65,7 +67,8 @@ def write_elsewhere(
     """
     _check_reachable(workspace_of(session.store).storage, scheduler)
     let_others_open(session)
-    writer = begin_write(ds, session.store, options, region, encoding, fits, statistics=statistics)
+    how = options, region, encoding, fits, there
+    writer = begin_write(ds, session.store, *how, statistics=statistics)
     # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
     origin = freeze_store(session.fork().store)
     written = _write_blocks(origin, writer, scheduler, statistics=statistics)

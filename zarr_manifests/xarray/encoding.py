@@ -29,11 +29,10 @@ from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.store import ManifestStore, contents_of, workspace_of
-from zarr_manifests.xarray.agreement import meaning_of_bounds
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
 from zarr_manifests.xarray.fit import Fit, MisfitError
-from zarr_manifests.xarray.stored_group import StoredGroup, arrays_below, open_array
+from zarr_manifests.xarray.stored_group import StoredGroup, open_array
 
 __all__ = ["DatasetWriter", "begin_write", "encoding_of", "explained", "fit_of", "fits_of"]
 
@@ -59,6 +58,7 @@ def begin_write(
     region: Any,
     encoding: Mapping[Hashable, Mapping[str, Any]],
     fits: Mapping[str, Fit],
+    there: StoredGroup | None = None,
     *,
     statistics: bool,
 ) -> DatasetWriter:
@@ -78,6 +78,8 @@ def begin_write(
         Encodings of new variables, by name.
     fits : mapping
         How each variable to check is stored, by name.
+    there : StoredGroup, optional
+        The group to write to, if it has been opened and is as it was.
     statistics : bool
         Whether to measure what is written, for zone maps.
 
@@ -99,13 +101,7 @@ def begin_write(
         if variable.size == 0:  # Zarr accepts no chunks of length 0
             variable.load()
     writer = DatasetWriter(workspace_of(store), statistics=statistics)
-    target: Any = _Store.open_group(
-        store,
-        **options,
-        write_region=region,
-        safe_chunks=True,
-        consolidated=False,
-    )
+    target = _opened(store, options, region, there)
     target.fits, target.writer = fits, writer
     ds = target._validate_and_autodetect_region(ds)
     target._validate_encoding(encoding)
@@ -180,26 +176,120 @@ class DatasetWriter(ArrayWriter):
             array.record()
 
 
-class _Store(ZarrStore):
-    """Xarray's store, which checks the values that it encodes."""
+def _opened(
+    store: ManifestStore, options: Mapping[str, Any], region: Any, there: StoredGroup | None
+) -> _Store:
+    """The group to write to, made if it does not exist."""
+    how = {"write_region": region, "safe_chunks": True}
+    path, mode = options["group"] or "", options["mode"]
+    there = there or StoredGroup.of(store, path)
+    kind: Any = _Store
+    if there.exists and mode in ("a", "a-", "r+"):
+        how |= {"append_dim": options["append_dim"], "use_zarr_fill_value_as_mask": there.is_v2}
+        found: _Store = kind(there.open_in(store), mode, **how)
+    else:
+        found = kind.open_group(store, **options, **how, consolidated=False)
+        there = StoredGroup.of(store, path)
+    found.there = there
+    return found
 
-    __slots__ = ("fits", "writer")
+
+class _Store(ZarrStore):
+    """Xarray's store, which checks the values that it encodes.
+
+    Xarray makes new arrays. What goes to existing ones is encoded like them and written to them
+    here: xarray would open and decode all of them again.
+    """
+
+    __slots__ = ("fits", "there", "writer")
     fits: Mapping[str, Fit]
+    there: StoredGroup
     writer: DatasetWriter
 
     def _fetch_members(self) -> dict[str, Any]:
-        """The arrays of the group, by name."""
-        store, path = self.zarr_group.store, self.zarr_group.path
-        return {
-            name: open_array(store, node.path, self.zarr_group.metadata.zarr_format)
-            for name, node in arrays_below(contents_of(store), path).items()
-        }
+        """None: each array is opened where it is needed."""
+        return {}
 
-    def _open_existing_array(self, *, name: str) -> zarr.Array[Any]:
-        """The array, which was opened with the group."""
-        members: Mapping[str, Any] = self.members
-        array: zarr.Array[Any] = members[name]
-        return array
+    def array_keys(self) -> tuple[str, ...]:
+        """The names of all arrays in the group."""
+        return tuple(self.there.nodes)
+
+    def arrays(self) -> tuple[tuple[str, zarr.Array[Any]], ...]:
+        """All arrays in the group."""
+        return tuple((name, self.there.array(name)) for name in self.there.nodes)
+
+    def open_store_variable(self, name: Any) -> xr.Variable:
+        """An array, to find a region by its labels: these are read by the session."""
+        node, store = self.there.nodes[name], self.zarr_group.store
+        self.members[name] = open_array(store, node.path, self.zarr_group.metadata.zarr_format)
+        opened: Any = super().open_store_variable
+        variable: xr.Variable = opened(name)
+        return variable
+
+    def store(
+        self,
+        variables: Mapping[Any, xr.Variable],
+        attributes: Any,
+        check_encoding_set: Collection[Any] = frozenset(),
+        writer: Any = None,
+        unlimited_dims: Any = None,
+    ) -> None:
+        """Write variables and the group's attributes."""
+        existing = {name: v for name, v in variables.items() if str(name) in self.there.nodes}
+        new = {name: v for name, v in variables.items() if name not in existing}
+        like = {name: self._like_stored(str(name), v) for name, v in existing.items()}
+        put: Any = super().store
+        put(new, attributes, check_encoding_set, writer, unlimited_dims)
+        for name, variable in like.items():
+            if self._mode != "a-" or self._append_dim is None or self._append_dim in variable.dims:
+                self._add_to(str(name), variable)
+
+    def _like_stored(self, name: str, variable: xr.Variable) -> xr.Variable:
+        """The variable, encoded like the array of that name and with its axes."""
+        from xarray.backends.zarr import (
+            _validate_and_transpose_existing_dims,
+            _validate_datatypes_for_zarr_append,
+        )
+
+        like = self.there.like(name)
+        _validate_datatypes_for_zarr_append(name, like, variable)  # type: ignore[no-untyped-call]
+        encoded = self.there.encoded_before(name, variable)
+        if encoded is None:
+            given = variable.copy(deep=False)
+            given.encoding = dict(like.encoding)
+            encoded = self.encode({name: given}, {})[0][name]
+        fitting: Any = _validate_and_transpose_existing_dims
+        stored, region = self.there.variable(name), self._write_region
+        found: xr.Variable = fitting(name, encoded, stored, region, self._append_dim)
+        return found
+
+    def _add_to(self, name: str, variable: xr.Variable) -> None:
+        """Have an encoded variable written to the existing array of that name."""
+        from xarray.backends.chunks import validate_grid_chunks_alignment
+        from xarray.backends.zarr import extract_zarr_variable_encoding
+
+        encoding: Any = extract_zarr_variable_encoding
+        formatted = self.zarr_group.metadata.zarr_format
+        stored = encoding(variable, name=name, zarr_format=formatted)
+        shape, places = list(self.there.variable(name).shape), []
+        for axis, dim in enumerate(variable.dims):
+            if dim == self._append_dim:
+                places.append(slice(shape[axis], None))
+                shape[axis] += variable.shape[axis]
+            else:
+                places.append((self._write_region or {}).get(dim, slice(None)))
+        check: Any = validate_grid_chunks_alignment
+        check(
+            nd_v_chunks=variable.chunks,
+            enc_chunks=stored.get("shards") or stored["chunks"],
+            region=tuple(places),
+            allow_partial_chunks=self._mode != "r+",
+            name=name,
+            backend_shape=tuple(shape),
+        )
+        longer = None if self._append_dim not in variable.dims else shape
+        array = self.there.open_array_in(self.zarr_group.store, name, longer)
+        self.writer.add(variable.data, array, tuple(places))
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Replace the group's attributes, if they differ as JSON: 1 and 1.0 do."""
@@ -377,37 +467,24 @@ def fits_of(
     dict
         Without variables that a write leaves as they are.
     """
-    there = {} if options["mode"] == "w" else _encodings_there(ds, group)
+    there = group.nodes if group.exists and options["mode"] != "w" else {}
     fits = {}
     for name, variable in ds.variables.items():
         if str(name) in known:
             continue
-        if name in there:
+        if str(name) in there:
             along = options["append_dim"]
             if options["mode"] == "a-" and along is not None and along not in variable.dims:
                 continue  # xarray does not change it
-            how: Mapping[str, Any] = there[name]
+            array, like = group.variable(str(name)), group.like(str(name))
+            how: Mapping[str, Any] = {**array.attrs, **like.encoding, "dtype": array.dtype}
         else:
             how = encoding.get(name, variable.encoding)
         kept: dict[str, Any] = {key: how[key] for key in _ENCODING if key in how}
-        stored = np.dtype(kept["dtype"]) if name in there else None
+        stored = np.dtype(kept["dtype"]) if str(name) in there else None
         own, lazy = dict(variable.attrs), variable.chunks is not None
         fits[str(name)] = Fit(str(name), variable.dtype, own, kept, stored, lazy)
     return fits
-
-
-def _encodings_there(ds: xr.Dataset, group: StoredGroup) -> dict[Hashable, dict[str, Any]]:
-    """How xarray would encode values for existing arrays; this reads no chunks."""
-    if not group.exists:
-        return {}
-    names = {name: str(name) for name in ds.variables if str(name) in group.nodes}
-    arrays = {name: group.variable(own) for name, own in names.items()}
-    attributes = [array.attrs for array in arrays.values()]
-    found: dict[Hashable, dict[str, Any]] = {}
-    for name, array in arrays.items():
-        own = encoding_of(names[name], array.dtype, array.attrs)
-        found[name] = {**meaning_of_bounds(names[name], attributes), **own}
-    return found
 
 
 def encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:

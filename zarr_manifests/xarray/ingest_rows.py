@@ -28,7 +28,6 @@ from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile, 
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.encoding import begin_write
 from zarr_manifests.xarray.scan_files import array_document, codecs_of
@@ -41,6 +40,7 @@ from zarr_manifests.xarray.source_files import (
     layout_of,
     stamp_of,
 )
+from zarr_manifests.xarray.stored_group import meaning_of_bounds
 
 __all__ = [
     "Template",

@@ -54,6 +54,8 @@ class PreparedPart:
         Arguments for xarray's Zarr backend.
     fits : mapping
         How each variable to check is stored, by name.
+    there : StoredGroup
+        The group.
     planned : AppendPlan, optional
         What an append does with each row.
     """
@@ -61,6 +63,7 @@ class PreparedPart:
     part: DatasetPart
     options: Mapping[str, Any]
     fits: Mapping[str, Fit]
+    there: StoredGroup
     planned: AppendPlan | None
 
 
@@ -87,7 +90,7 @@ def prepare(part: DatasetPart, store: ManifestStore, check: Check) -> PreparedPa
         known = check_agreement(ds, there, options["append_dim"])
     fits = fits_of(ds, there, options, part.encoding, known) if check == "values" else {}
     planned = None if part.append is None else part.append.plan(there)
-    return PreparedPart(part, options, fits, planned)
+    return PreparedPart(part, options, fits, there, planned)
 
 
 def put(
@@ -100,7 +103,7 @@ def put(
 ) -> None:
     """Write a dataset; `relocate` says whether appends may land behind those of others."""
     part, fits, planned = prepared.part, prepared.fits, prepared.planned
-    how = {"statistics": statistics, "scheduler": scheduler}
+    how = {"there": prepared.there, "statistics": statistics, "scheduler": scheduler}
     if part.append is None or planned is None:
         region = dict(part.region) if isinstance(part.region, Mapping) else part.region
         with explained(part.ds, fits):
@@ -174,10 +177,11 @@ def _write(
     encoding: Encodings,
     fits: Mapping[str, Fit],
     *,
+    there: StoredGroup,
     statistics: bool,
     scheduler: Any,
 ) -> None:
-    how = options, region, encoding, fits
+    how = options, region, encoding, fits, there
     try:
         if computed_elsewhere(ds, scheduler):
             write_elsewhere(ds, session, *how, statistics=statistics, scheduler=scheduler)

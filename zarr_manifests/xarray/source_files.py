@@ -28,8 +28,8 @@ from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFac
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.virtual.containers import VirtualContainer
-from zarr_manifests.xarray.agreement import meaning_of_bounds
 from zarr_manifests.xarray.scan_files import codecs_of, scan
+from zarr_manifests.xarray.stored_group import meaning_of_bounds
 
 __all__ = [
     "FailedFileError",

@@ -7,22 +7,32 @@ its event loop. Here a document is parsed where its array is first asked for, wi
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import xarray as xr
 import zarr
 from xarray.backends import ZarrStore
+from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
 from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk.here import read_here
+from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["StoredGroup", "arrays_below", "open_array"]
+__all__ = ["MEANING", "StoredGroup", "arrays_below", "meaning_of_bounds", "open_array"]
+
+MEANING: Final = ("units", "calendar")
+"""Attributes of times that say what their numbers mean."""
 
 
 class StoredGroup:
@@ -46,6 +56,9 @@ class StoredGroup:
         self._path, self._group = path, contents.node(path)
         self._store = ManifestStore(contents, read_only=True)
         self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._variables: dict[str, xr.Variable] = {}
+        self._likes: dict[str, xr.Variable] = {}
+        self._encoded: dict[str, _Encoded] = {}
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
@@ -68,38 +81,128 @@ class StoredGroup:
             self._arrays[name] = found
         return self._arrays[name]
 
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """All stored values of one of its arrays."""
+        return read_here(self.array(name))
+
     def variable(self, name: str) -> xr.Variable:
         """One of its arrays as xarray's variable, not decoded, and not read yet."""
-        self._opened.members[name] = self.array(name)
-        opened: Any = self._opened.open_store_variable
-        variable: xr.Variable = opened(name)
-        return variable
+        if name not in self._variables:
+            self._opened.members[name] = self.array(name)
+            opened: Any = self._opened.open_store_variable
+            self._variables[name] = opened(name)
+        return self._variables[name]
+
+    @cached_property
+    def attributes(self) -> dict[str, Mapping[str, Any]]:
+        """The attributes of each of its arrays."""
+        return {name: fields_of(node).get("attributes") or {} for name, node in self.nodes.items()}
+
+    def like(self, name: str) -> xr.Variable:
+        """One of its arrays as xarray decodes it, with the encoding for more of its values.
+
+        Its own values mean nothing.
+        """
+        if name not in self._likes:
+            stored = self.variable(name)
+            attributes = {**meaning_of_bounds(name, self.attributes.values()), **stored.attrs}
+            some: Any = stored._data  # of texts, whose length may be that of an axis; not read
+            if stored.dtype.kind not in "SOT":
+                some = np.zeros((1,) * stored.ndim, stored.dtype)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # xarray itself warns when it reads
+                own = xr.Variable(stored.dims, some, attributes, stored.encoding)
+                self._likes[name] = decode_cf_variable(name, own)
+        return self._likes[name]
 
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
-        """A decoded variable as xarray would store it under that name."""
-        encode: Any = self._opened.encode_variable
-        found: xr.Variable = encode(variable, name=name)
-        return found
+        """Decoded values in memory as xarray would store them in the array of that name.
+
+        Kept for `encoded_before`.
+        """
+        known = self._encoded.get(name)
+        if known is None or not known.is_of(variable):
+            encode: Any = self._opened.encode_variable
+            given = xr.Variable(variable.dims, variable.values)
+            own = given.copy(deep=False)
+            own.encoding = dict(self.like(name).encoding)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                known = _Encoded(given, encode(own, name=name), told)
+            self._encoded[name] = known
+        return known.codes
+
+    def encoded_before(self, name: str, variable: xr.Variable) -> xr.Variable | None:
+        """What `encoded` has returned for these values, with its warnings; None for others."""
+        known = self._encoded.get(name)
+        if known is None or variable.chunks is not None or variable.attrs:
+            return None  # xarray refuses attributes that contradict the encoding
+        if not known.is_of(variable):
+            return None
+        for each in known.told:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        return known.codes.copy(deep=False)
+
+    @property
+    def is_v2(self) -> bool:
+        """Whether the group is of Zarr format 2."""
+        return self._zarr_format == 2
 
     @property
     def _zarr_format(self) -> int:
         return 2 if self._group is not None and V3_DOCUMENT not in self._group.documents else 3
 
-    @cached_property
-    def _opened(self) -> ZarrStore:
+    def open_in(self, store: ManifestStore) -> zarr.Group:
+        """The group, which exists, in another store of the same contents."""
         assert self._group is not None
         documents = self._group.documents
         if self._zarr_format == 3:
             document = json.loads(documents[V3_DOCUMENT])
         else:
-            document = {**json.loads(documents[V2_GROUP]), "attributes": {}}
+            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
+            document = {**json.loads(documents[V2_GROUP]), "attributes": attributes}
         document.pop("consolidated_metadata", None)
-        opened: Any = zarr.AsyncGroup.from_dict(StorePath(self._store, self._path), document)
+        opened: Any = zarr.AsyncGroup.from_dict(StorePath(store, self._path), document)
+        return zarr.Group(opened)
+
+    def open_array_in(
+        self, store: ManifestStore, name: str, shape: Sequence[int] | None = None
+    ) -> zarr.Array[Any]:
+        """One of its arrays in another store of the same contents, made longer to that shape.
+
+        A session notes its documents as read.
+        """
+        held = self.array(name).async_array
+        metadata: Any = held.metadata
+        for document in [V3_DOCUMENT] if self._zarr_format == 3 else [V2_ARRAY, V2_ATTRIBUTES]:
+            contents_of(store).find(join(held.path, document))
+        if shape is not None:
+            metadata = metadata.update_shape(tuple(shape))
+            for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
+                store.set_sync(join(held.path, key), value)
+        path = StorePath(store, held.path)
+        return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
+
+    @cached_property
+    def _opened(self) -> ZarrStore:
         store: Any = _Unlisted
         found: ZarrStore = store(
-            zarr.Group(opened), "r", use_zarr_fill_value_as_mask=self._zarr_format == 2
+            self.open_in(self._store), "r", use_zarr_fill_value_as_mask=self.is_v2
         )
         return found
+
+
+class _Encoded(NamedTuple):
+    """Values as given, as xarray stores them, and what it has warned of."""
+
+    given: xr.Variable
+    codes: xr.Variable
+    told: Sequence[warnings.WarningMessage]
+
+    def is_of(self, variable: xr.Variable) -> bool:
+        """Whether these are its values."""
+        same: Any = self.given.equals
+        return self.given.dtype == variable.dtype and bool(same(variable))
 
 
 class _Unlisted(ZarrStore):
@@ -109,6 +212,22 @@ class _Unlisted(ZarrStore):
 
     def _fetch_members(self) -> dict[str, Any]:
         return {}
+
+
+def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return units and calendar that a bounds array takes over from its times.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    there : iterable of mapping
+        The attributes of the arrays in its group.
+    """
+    for attributes in there:
+        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
+            return {key: attributes[key] for key in MEANING if key in attributes}
+    return {}
 
 
 def arrays_below(contents: SessionView, path: str) -> dict[str, Node]:

@@ -1,0 +1,98 @@
+"""Reads and writes of arrays on the caller's thread, without Zarr's event loop.
+
+Zarr hands each call over to the thread of its loop, which hands chunks to a third one. Where the
+storage does not wait and the request is one that is taken in bulk, nothing has to be awaited: the
+coroutine ends at its first step. Any other call goes Zarr's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from zarr_manifests.store import ManifestStore, contents_of
+
+__all__ = ["NotHereError", "is_here", "read_here", "write_here"]
+
+_HERE: Final[ContextVar[bool]] = ContextVar("zarr_manifests_here", default=False)
+
+
+class NotHereError(Exception):
+    """The request has to be awaited; nothing of it was done."""
+
+
+def is_here() -> bool:
+    """Whether the request is to be answered on this thread, or refused by `NotHereError`."""
+    return _HERE.get()
+
+
+def read_here(array: zarr.Array[Any]) -> npt.NDArray[Any]:
+    """All values of an array that `use_bulk` was called with.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> from zarr_manifests.bulk import use_bulk
+    >>> from zarr_manifests.bulk.here import read_here
+    >>> store = zm.Repository.create("memory://read-here-example").writable_session().store
+    >>> a = zarr.create_array(store, name="a", data=[1, 2, 3])
+    >>> use_bulk(a)
+    >>> read_here(a)
+    array([1, 2, 3])
+    """
+    held = array.async_array
+    return np.asarray(_run(array, lambda: held.getitem(...), lambda: array[...]))
+
+
+def write_here(array: zarr.Array[Any], place: Any, values: Any) -> None:
+    """Do what `array[place] = values` does, for an array that `use_bulk` was called with.
+
+    Examples
+    --------
+    >>> import numpy as np, zarr, zarr_manifests as zm
+    >>> from zarr_manifests.bulk import use_bulk
+    >>> from zarr_manifests.bulk.here import write_here
+    >>> store = zm.Repository.create("memory://write-here-example").writable_session().store
+    >>> a = zarr.create_array(store, name="a", data=[1, 2, 3])
+    >>> use_bulk(a)
+    >>> write_here(a, (slice(1, None),), np.array([5, 6]))
+    >>> a[:]
+    array([1, 5, 6])
+    """
+    held = array.async_array
+    _run(array, lambda: held.setitem(place, values), lambda: array.__setitem__(place, values))
+
+
+def _run[T](
+    array: zarr.Array[Any],
+    here: Callable[[], Coroutine[Any, Any, T]],
+    there: Callable[[], T],
+) -> T:
+    if not _may_be_here(array):
+        return there()
+    token = _HERE.set(True)
+    coroutine = here()
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    except NotHereError:
+        pass
+    finally:
+        _HERE.reset(token)
+        coroutine.close()
+    return there()
+
+
+def _may_be_here(array: zarr.Array[Any]) -> bool:
+    store = array.store
+    if type(store) is not ManifestStore or not contents_of(store).inline:
+        return False
+    # Of a document that Zarr had to repair, it stores the repair first, which it awaits.
+    return getattr(array.metadata, "_stored_document", None) is None
