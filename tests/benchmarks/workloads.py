@@ -429,6 +429,9 @@ def _commit_often(
     use_pipeline("fused")
     data = values(1, 4096)[0]
     assert isinstance(contestant, Ours | Icechunk)
+    place = contestant.folder / f"beside-{number}"
+    place.mkdir()
+    _begin(type(contestant)(place), data)
     repository = contestant.open()
     with Watch() as watch:
         ready.wait()
@@ -442,6 +445,16 @@ def _commit_often(
             raise
         ready.wait()  # an exit takes a processor for as long as twenty commits
     peaks[number] = watch.peak_bytes
+
+
+def _begin(beside: Contestant, data: np.ndarray) -> None:
+    """Commit to a repository of its own, since a process's first commit imports what it takes."""
+    beside.create()
+    store, commit = beside.writer()
+    new_array(store, _like(), chunks=1)
+    commit()
+    assert isinstance(beside, Ours | Icechunk)
+    _overwrite(beside, beside.open(), data, range(1))
 
 
 def _overwrite(
