@@ -36,7 +36,7 @@ from zarr_manifests.ids import crc32c_of_each
 __all__ = ["watched", "write_batch"]
 
 type _Values = npt.NDArray[Any]
-type _Watch = Callable[[Coords, _Values], None]
+type _Watch = Callable[[Coords, _Values], object]
 
 _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
@@ -49,7 +49,7 @@ _WATCH: Final[ContextVar[_Watch | None]] = ContextVar("zarr_manifests_watch", de
 
 
 @contextmanager
-def watched(watch: Callable[[Coords, npt.NDArray[Any]], None]) -> Iterator[None]:
+def watched(watch: Callable[[Coords, npt.NDArray[Any]], object]) -> Iterator[None]:
     """In the block, have `watch` called with each chunk that is written wholly and in bulk.
 
     It gets the chunk's coordinates and contiguous values just before these are encoded, which then

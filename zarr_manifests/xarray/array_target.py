@@ -26,9 +26,9 @@ from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, Extent, measure
 from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.fit import Fit
 
@@ -124,7 +124,9 @@ class ArrayTarget:
         assert node.array is not None
         self.meaning, self._meta = Meaning.of(node.documents), node.array
         self._measures = statistics and self.meaning.measurable and self.meaning.lossless
-        self._measured: list[tuple[Box, Bounds]] = []
+        self._measured: list[tuple[Box, IndexArray, Bounds]] = []
+        self._chunks = self._no_chunks()
+        self._pads = array.shards is None  # to the edge of a chunk
 
     def __dask_tokenize__(self) -> object:
         return type(self).__name__, self.array.path, id(self)
@@ -140,8 +142,8 @@ class ArrayTarget:
             return
         given = encoder.given(values)
         codes = encoder.fit.cast(given)
-        block, bounds = self.look(place, codes)
-        if bounds is None or not self.tells(bounds, encoder.fit, codes, given):
+        block, extent = self.look(place, codes)
+        if extent is None or not self.tells(extent, encoder.fit, codes, given):
             encoder.check(given, codes, start)
         write_here(self.array, place, block)
 
@@ -154,38 +156,44 @@ class ArrayTarget:
         if box is None:
             write_here(self.array, place, block)
             return
-        found = ChunkMeasures(self.meaning.dtype, self.meaning.missing)
-        compared = self.meaning.compared
-        watch = watched(lambda at, chunk: found.add(box.ravel_one(at), compared(chunk)))
+        found, compared = self._no_chunks(), self.meaning.compared
+        watch = watched(lambda at, chunk: found.add(at, compared(chunk)))
         with watch if self._are_large(box) else nullcontext():
             write_here(self.array, place, block)
         if len(found) == box.size:
-            self._measured.append((box, found.bounds()))
+            self._measured.append(found.rows())
         else:
             self._measure(box, whole)
 
-    def look(self, place: Place, values: Any) -> tuple[Any, Bounds | None]:
+    def look(self, place: Place, values: Any) -> tuple[Any, Extent | None]:
         """Measure values that are about to be written there.
 
-        Returns the values as they are stored, and the bounds if all of them are measured.
+        Returns the values as they are stored, and their extent if all of them are measured.
         """
         block, box, whole = self._filled(place, values)
         if box is None:
             return block, None
-        bounds = self._measure(box, whole)
-        return block, bounds if whole.shape == block.shape else None
+        found = self._measure(box, whole)
+        if whole.shape != block.shape:
+            return block, None
+        return block, found if isinstance(found, Extent) else Extent.of(found)
 
-    def tells(self, bounds: Bounds, fit: Fit, codes: npt.NDArray[Any], given: xr.Variable) -> bool:
-        """Whether the bounds of all that is written tell that the given floats fit."""
+    def tells(self, extent: Extent, fit: Fit, codes: npt.NDArray[Any], given: xr.Variable) -> bool:
+        """Whether the extent of all that is written tells that the given floats fit."""
         same = codes.dtype == self._dtype
-        return same and fit.is_sure(bounds, self.meaning.missing, given.values)
+        return same and fit.is_sure(extent, self.meaning.missing, given.values)
 
-    def _measure(self, box: Box, whole: Any) -> Bounds:
-        meaning = self.meaning
-        marks = meaning.fill, meaning.missing
-        bounds = measure(meaning.compared(whole), self._meta.chunk_shape, *marks, _room())
-        self._measured.append((box, bounds))
+    def _measure(self, box: Box, whole: Any) -> Extent | Bounds:
+        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
+        values = meaning.compared(whole)
+        if values.shape == chunk_shape and values.dtype.kind not in "SU":
+            return self._chunks.add(box.lo, values, _room())
+        bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _room())
+        self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
         return bounds
+
+    def _no_chunks(self) -> ChunkMeasures:
+        return ChunkMeasures(self.meaning.dtype, self.meaning.missing)
 
     def _are_large(self, box: Box) -> bool:
         """Whether each chunk is large, and wholly inside the array."""
@@ -196,46 +204,41 @@ class ArrayTarget:
 
     def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:
         """The values as they are stored, the chunks that they fill, and the values of these."""
-        chunk_shape = self._meta.chunk_shape
         if not self._measures:
             return values, None, None
-        block = np.asarray(values).astype(self._dtype, copy=False)  # as Zarr would cast it
+        block: Any = np.asarray(values).astype(self._dtype, copy=False)  # as Zarr would cast it
         parts = (slice(None),) * block.ndim if isinstance(place, EllipsisType) else place
-        ranges = [part.indices(n) for part, n in zip(parts, self._meta.shape, strict=True)]
-        if block.shape != tuple(len(range(*at)) for at in ranges):
-            return block, None, None  # one value for many cells
-        box = self._whole_chunks(ranges)
-        if not box.size:
+        if block.ndim != len(parts):
             return block, None, None
-        sides = zip(box.lo, box.hi, chunk_shape, ranges, strict=True)
-        whole = block[tuple(slice(lo * n - at[0], hi * n - at[0]) for lo, hi, n, at in sides)]
-        return block, box, whole
+        lo: Coords = ()
+        hi: Coords = ()
+        inside: tuple[slice, ...] = ()
+        sides = zip(parts, block.shape, self._meta.shape, self._meta.chunk_shape, strict=True)
+        for part, length, size, chunk in sides:
+            start, stop, _ = part.indices(size)
+            first = -(-start // chunk)
+            to_edge = stop == size and self._pads
+            behind = -(-stop // chunk) if to_edge else stop // chunk
+            if length != stop - start or first >= behind:
+                return block, None, None  # one value for many cells, or no whole chunk
+            lo, hi = (*lo, first), (*hi, behind)
+            inside = (*inside, slice(first * chunk - start, behind * chunk - start))
+        return block, Box(lo, hi), block[(*inside, ...)]  # a view, even without axes
 
     def record(self) -> None:
         """Record what was measured, once all of it is written."""
-        if not self._measured:
+        measured = self._measured
+        if len(self._chunks):
+            measured.append(self._chunks.rows())
+        if not measured:
             return
-        boxes, bounds = zip(*self._measured, strict=True)
-        around = Box.around(boxes)
-        every = [np.arange(box.size, dtype=np.int64) for box in boxes]
-        index = np.concatenate(
-            [box.carried(rows, around) for box, rows in zip(boxes, every, strict=True)]
-        )
+        around = Box.around(box for box, _, _ in measured)
+        index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
         order = np.argsort(index)
-        joined = Bounds.joined(bounds).take(order)
+        joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
         where = self._workspace, self.array.path, around, self.meaning.digest
         record_zones(*where, joined, index[order])
-        self._measured.clear()
-
-    def _whole_chunks(self, ranges: Sequence[tuple[int, int, int]]) -> Box:
-        """The chunks that are written wholly."""
-        lo, hi = [], []
-        sides = zip(ranges, self._meta.shape, self._meta.chunk_shape, strict=True)
-        for (start, stop, _), size, chunk in sides:
-            to_edge = stop == size and self.array.shards is None
-            lo.append(-(-start // chunk))
-            hi.append(max(lo[-1], -(-stop // chunk) if to_edge else stop // chunk))
-        return Box(tuple(lo), tuple(hi))
+        self._measured, self._chunks = [], self._no_chunks()
 
 
 def start_of(place: Place | None, shape: Sequence[int]) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ import xarray as xr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.zone_maps import Bounds
+from zarr_manifests.planning.zones.measure import Extent
 from zarr_manifests.records import dataclass
 
 __all__ = ["Fit", "Misfit", "MisfitError"]
@@ -149,17 +149,17 @@ class Fit:
             codes: npt.NDArray[Any] = variable.values.astype(self._dtype)
         return codes
 
-    def is_sure(self, bounds: Bounds, missing: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
-        """Whether floats with these bounds and missing values all fit; else `check` decides."""
+    def is_sure(self, extent: Extent, missing: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
+        """Whether floats of this extent and with these missing values all fit; else see `check`."""
         assert self._sure is not None
-        (lo, hi), some = self._sure, bounds.bounded
-        if not ((lo <= bounds.low[some]).all() and (bounds.high[some] <= hi).all()):
+        lo, hi = self._sure
+        some = extent.missing < extent.cells
+        if some and not (lo <= float(extent.low) and float(extent.high) <= hi):
             return False
         if self._marks and not np.isin(self._marks, missing).all():
             return False
         # Each NaN is stored as a missing value. If there are more of these, others are, too.
-        marked = (bounds.missing != bounds.nan).any()
-        return not marked or int(bounds.missing.sum()) == _nan_count(given)
+        return extent.missing == extent.nan or extent.missing == _nan_count(given)
 
     def check(
         self, variable: xr.Variable, codes: npt.NDArray[Any], start: Sequence[int] = ()

@@ -15,15 +15,15 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import grid_shape
+from zarr_manifests.grid import Box, Coords, IndexArray, grid_shape
 
-__all__ = ["PIECE_BYTES", "ChunkMeasures", "measure"]
+__all__ = ["PIECE_BYTES", "ChunkMeasures", "Extent", "measure"]
 
 type _Values = npt.NDArray[Any]
 type _Room = npt.NDArray[np.uint8]
@@ -78,7 +78,7 @@ def measure(
         return _measured_texts(values, chunk_shape, fill, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
-    axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+    axes = _in_memory(values)
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
     dtype, number, marks = _numbers(values.dtype, missing)
     padding: _Values = np.asarray(fill).astype(dtype).view(number)
@@ -115,8 +115,44 @@ def measure(
     return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, cells)
 
 
+class Extent(NamedTuple):
+    """Bounds and counts of one chunk, or of all cells of several ones.
+
+    Parameters
+    ----------
+    low, high : number
+        Bounds of the values that are not missing; nothing, if there are none.
+    missing, nan, cells : int
+        As in `Bounds`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.zones.measure import Extent, measure
+    >>> found = measure(np.array([3.0, 1.0, np.nan]), (2,), np.nan, np.array([]))
+    >>> extent = Extent.of(found)
+    >>> float(extent.low), float(extent.high), extent.missing, extent.nan, extent.cells
+    (1.0, 3.0, 1, 1, 3)
+    """
+
+    low: Any
+    high: Any
+    missing: int
+    nan: int
+    cells: int
+
+    @staticmethod
+    def of(bounds: Bounds) -> Extent:
+        """That of all chunks together; padding may be within the bounds."""
+        row = bounds.around()
+        counts = (int(column[0]) for column in (row.missing, row.nan, row.cells))
+        return Extent(row.low[0], row.high[0], *counts)
+
+
 class ChunkMeasures:
-    """Bounds and counts of large chunks without padding, which any thread adds one by one.
+    """Bounds and counts of chunks without padding, which any thread adds one by one.
+
+    Beside the passes over its values, a chunk takes less time than with `measure`.
 
     Parameters
     ----------
@@ -130,30 +166,42 @@ class ChunkMeasures:
     >>> import numpy as np
     >>> from zarr_manifests.planning.zones.measure import ChunkMeasures
     >>> found = ChunkMeasures(np.dtype("i2"), np.array([-9], "i2"))
-    >>> found.add(1, np.array([-9, 7], "i2"))
-    >>> found.add(0, np.array([3, 1], "i2"))
-    >>> len(found), found.bounds().low.tolist(), found.bounds().missing.tolist()
-    (2, [1, 7], [0, 1])
+    >>> found.add((3,), np.array([-9, 7], "i2")).missing
+    1
+    >>> _ = found.add((2,), np.array([3, 1], "i2"))
+    >>> box, index, bounds = found.rows()
+    >>> len(found), box.lo, index.tolist(), bounds.low.tolist(), bounds.missing.tolist()
+    (2, (2,), [0, 1], [1, 7], [0, 1])
     """
 
     def __init__(self, dtype: np.dtype[Any], missing: _Values) -> None:
         self._dtype, self._number, self._marks = _numbers(dtype, missing)
-        self._found: dict[int, tuple[Any, ...]] = {}
+        self._found: dict[Coords, Extent] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, index: int, chunk: _Values) -> None:
-        """Measure the chunk with that index."""
+    def add(self, coords: Coords, chunk: _Values, room: _Room | None = None) -> Extent:
+        """Measure the chunk at these coordinates; `room` as in `measure`."""
         values = chunk.astype(self._dtype, copy=False).view(self._number)
-        self._found[index] = *_measured_chunk(values, self._marks, None), values.size
+        if not values.flags.c_contiguous:
+            values = values.transpose(_in_memory(values))
+        found = Extent(*_measured_chunk(values, self._marks, room), values.size)
+        self._found[coords] = found
+        return found
 
-    def bounds(self) -> Bounds:
-        """One row for each chunk, in the order of their indexes; needs at least one."""
-        low, high, *counts = zip(*(self._found[at] for at in sorted(self._found)), strict=True)
+    def rows(self) -> tuple[Box, IndexArray, Bounds]:
+        """A box around the chunks, their linear indexes in it, and their bounds.
+
+        They are in C order; there is at least one.
+        """
+        every = sorted(self._found)
+        low, high, *counts = zip(*(self._found[at] for at in every), strict=True)
         lows, highs = (np.array(end, self._number).view(self._dtype) for end in (low, high))
         gone, nan, cells = (np.array(count, np.int64) for count in counts)
-        return Bounds(lows, highs, gone < cells, gone, nan, cells)
+        coords = np.array(every, np.int64).reshape(len(every), -1)
+        box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
+        return box, box.ravel(coords), Bounds(lows, highs, gone < cells, gone, nan, cells)
 
 
 def _numbers(
@@ -166,6 +214,11 @@ def _numbers(
     if dtype.kind in "mM":
         marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
     return dtype, number, marks
+
+
+def _in_memory(values: _Values) -> list[int]:
+    """The axes in memory order, in which values are read fast."""
+    return sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
 
 
 def _measured_texts(
@@ -248,7 +301,9 @@ def _measured(
     return low, high, _counted(missing, axes), nan
 
 
-def _measured_chunk(chunk: _Values, marks: _Values, room: _Room | None) -> tuple[Any, ...]:
+def _measured_chunk(
+    chunk: _Values, marks: _Values, room: _Room | None
+) -> tuple[Any, Any, int, int]:
     """The same of one chunk, in few steps: between other work, each takes long."""
     least: Any = None
     most: Any = None
