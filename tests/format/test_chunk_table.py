@@ -21,6 +21,7 @@ from zarr_manifests.format.chunk_table import (
     NativeRef,
     StoredRef,
     VirtualRef,
+    native_keys,
 )
 from zarr_manifests.format.columns import MAX_ROWS, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields, pack, unpack
@@ -441,3 +442,15 @@ def test_a_million_refs_are_small() -> None:
         b"",
     )
     assert len(Manifest.of([(b"n" * 12, native)]).encode()) < 7 * n
+
+
+def test_objects_that_rows_point_to_in_turn_are_found_once() -> None:
+    objects = [(SESSION, 1), (SESSION, 1), (OTHER, 1), (SESSION, 2), (SESSION, 1), (OTHER, 1)]
+    refs: dict[tuple[int, ...], StoredRef] = {
+        (i,): NativeRef(session, number, i, 1, 0) for i, (session, number) in enumerate(objects)
+    }
+    table = ChunkTable.of(refs | {(9,): InlineRef(b"a"), (10,): VirtualRef(FILE, 0, 1)})
+    own = {f"chunks/{SESSION}/1", f"chunks/{SESSION}/2"}
+    assert native_keys(table) == own | {f"chunks/{OTHER}/1"}
+    assert native_keys(table, {SESSION}) == own
+    assert native_keys(ChunkTable.of({(0,): InlineRef(b"a")})) == set()

@@ -398,11 +398,11 @@ def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> s
     if sessions is not None:
         wanted = np.array([source in sessions for source in table.sources] or [False])
         native[native] = wanted[table.source[native]]
-    pairs = np.stack([table.source[native], table.number[native]], axis=1)
-    return {
-        chunk_key(table.sources[source], number)
-        for source, number in np.unique(pairs, axis=0).tolist()
-    }
+    source, number = table.source[native], table.number[native]
+    new = np.ones(len(source), np.bool_)  # neighbours lie in one pack: few rows begin another
+    new[1:] = (source[1:] != source[:-1]) | (number[1:] != number[:-1])
+    pairs = zip(source[new].tolist(), number[new].tolist(), strict=True)
+    return {chunk_key(table.sources[source], number) for source, number in set(pairs)}
 
 
 def pack_rows(
