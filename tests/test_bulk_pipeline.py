@@ -398,7 +398,7 @@ def test_a_large_batch_is_written_as_packs_of_its_own_and_a_small_one_is_staged(
     array[:] = values
     assert counts(repository) == (2, 0)
     sizes = sorted(len(storage.get(info.key)) for info in storage.list("chunks/"))
-    assert sizes == [1952 * 4096, 2048 * 4096]
+    assert sizes == [2000 * 4096, 2000 * 4096]
     array[5:7] = 0  # the fill value
     array[10:12] = 7
     values[5:7], values[10:12] = 0, 7
@@ -408,6 +408,46 @@ def test_a_large_batch_is_written_as_packs_of_its_own_and_a_small_one_is_staged(
     np.testing.assert_array_equal(fused(zarr.open_array(reader.store, path="a"))[:], values)
     assert len(reader.initialized_chunks("a")) == 3998
     assert len(list(storage.list("chunks/"))) == 3
+
+
+class Recording(MemoryStorage):
+    """A storage that notes the memory it is given for chunk objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[np.ndarray] = []
+
+    def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
+        if key.startswith("chunks/"):
+            self.given.append(np.frombuffer(data, np.uint8))
+        return super().create(key, data, durable=durable)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "endian", "copied"),
+    [
+        ((1, 512), "little", False),
+        ((8, 512), "little", False),
+        ((8, 64), "little", True),
+        ((1, 512), "big", True),
+    ],
+)
+def test_chunks_that_lie_in_the_values_as_in_a_pack_are_not_copied(
+    chunks: tuple[int, ...], endian: Any, copied: bool
+) -> None:
+    storage = Recording()
+    session = zm.Repository.create(storage).writable_session()
+    made: dict[str, Any] = {"shape": (4000, 512), "chunks": chunks, "dtype": "f8"}
+    made["serializer"] = v3.BytesCodec(endian=endian)
+    zarr.create_array(session.store, name="a", compressors=None, **made)
+    array = bulk(session.store)
+    values = np.random.default_rng(1).random((3000, 512))
+    array[1000:] = values
+    assert len(storage.given) == 2
+    for given_ in storage.given:
+        assert np.shares_memory(given_, values) != copied
+    assert (fused(array)[:1000] == 0).all()
+    np.testing.assert_array_equal(fused(array)[1000:], values)
 
 
 class Meddling(MemoryStorage):
@@ -503,7 +543,7 @@ def test_a_full_storage_leaves_nothing_of_a_pack() -> None:
     values = np.random.default_rng(1).random((4000, 512))
     with pytest.raises(StorageFullError):
         array[:] = values
-    assert len(session.initialized_chunks("a")) == 2048
+    assert len(session.initialized_chunks("a")) == 2000
     array[:] = values
     session.commit("written")
     np.testing.assert_array_equal(bulk(repository.readonly_session().store)[:], values)

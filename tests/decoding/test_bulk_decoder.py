@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 
 from effort import examples
 from zarr_manifests import decoding
-from zarr_manifests.decoding import BulkDecoder
+from zarr_manifests.decoding import BulkDecoder, gather, lying
 from zarr_manifests.errors import CorruptObjectError
 
 # Zarr warns of types and codecs without a specification.
@@ -306,3 +306,37 @@ def test_chunks_are_taken_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> Non
     assert written.decoder.decode(counted(), out, (0,))
     assert max(taken) <= 16
     assert out.tolist() == list(range(400))
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.data())
+def test_chunks_that_lie_one_after_another_are_those_that_would_be_copied(data: Any) -> None:
+    ndim = data.draw(st.integers(1, 3))
+    few = st.integers(1, 3)
+    shape, grid, lo, more = (data.draw(st.tuples(*[few] * ndim)) for _ in range(4))
+    lo = tuple((n - 1) * length for n, length in zip(lo, shape, strict=True))
+    sides = [
+        n * length - data.draw(st.integers(0, 1)) + beyond - 1
+        for n, length, beyond in zip(grid, shape, more, strict=True)
+    ]
+    cells = np.arange(1, 1 + np.prod(sides)).reshape(sides)
+    if data.draw(st.booleans()):
+        cells = np.asfortranarray(cells)
+    first = np.array(lo) // shape
+    coords = np.stack(np.unravel_index(np.arange(np.prod(grid)), grid), axis=1) + first
+    part = data.draw(st.sampled_from([slice(None), slice(None, None, -1), slice(1, None)]))
+    coords = coords[part]
+    assume(len(coords))
+    found = lying(shape, coords, cells, lo)
+    copied = np.zeros((len(coords), *shape), cells.dtype)
+    gather(copied, coords, cells, lo)
+    if found is not None:
+        np.testing.assert_array_equal(found, copied)
+        assert np.shares_memory(found, cells)
+        assert found.flags.c_contiguous
+    elif part == slice(None):  # of a whole box of chunks, there is no such run of cells
+        run = copied.reshape(-1)
+        at = cells.ravel(order="K").tolist()
+        assert not run.all() or run.tolist() not in (
+            at[i : i + len(run)] for i in range(len(at) - len(run) + 1)
+        )

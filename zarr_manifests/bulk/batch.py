@@ -160,6 +160,8 @@ def _start(
         if parts.count(parts[0]) < len(parts) or places.count(places[0]) < len(places):
             return None
         numbers, parts, places = numbers[:1], parts[:1], places[:1]
+    if parts.count(parts[0]) == len(parts):  # as they are of chunks that are selected wholly
+        parts = parts[:1]
     if not {*map(_STEP, parts), *map(_STEP, places)} <= {None, 1}:
         return None
     given = [
@@ -171,4 +173,4 @@ def _start(
     lo = int(firsts[0] + given[2][0] - given[0][0])
     from_cells, to_cells = np.maximum(firsts, lo), np.minimum(firsts + length, lo + size)
     due = from_cells - lo, to_cells - lo, from_cells - firsts, to_cells - firsts
-    return lo if all(map(np.array_equal, due, given)) else None
+    return lo if all((a == b).all() for a, b in zip(due, given, strict=True)) else None

@@ -21,7 +21,7 @@ from zarr.core.chunk_utils import ChunkTransform, chunk_is_empty, fill_value_or_
 
 from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.bulk.reading import GAP_BYTES, LARGE_BYTES, SPAN_BYTES, run_all
-from zarr_manifests.decoding import BulkDecoder, gather
+from zarr_manifests.decoding import BulkDecoder, gather, lying
 from zarr_manifests.engine.edit.bulk_chunks import (
     ArrayKeys,
     ChunkFetch,
@@ -82,18 +82,20 @@ def write_batch(
     nbytes, config = batch.chunk_bytes, workspace.context.config
     # Threads are worth while for large chunks only, and then each takes one at a time. To copy a
     # few MB takes less time than to hand them over.
-    copied = not decoder.stages and nbytes * len(batch.keys) <= _MOST_COPIED_BYTES
+    most, total = max(config.pack_bytes // nbytes, 1), len(batch.keys)
+    copied = not decoder.stages and nbytes * total <= _MOST_COPIED_BYTES
     large = nbytes >= LARGE_BYTES and not copied
-    size = 1 if large else max(config.pack_bytes // nbytes, 1)
+    # Parts of equal size: none is left that is too small for a pack of its own.
+    size = 1 if large else -(-total // -(-total // most))
     packed = config.inline_chunk_bytes < nbytes <= workspace.most_packed and not decoder.stages
 
     def put(start: int) -> bool:
-        part = range(start, min(start + size, len(batch.keys)))
+        part = range(start, min(start + size, total))
         if packed and 2 * len(part) * nbytes >= config.pack_bytes:
             return parts.put_pack(part)
         return parts.put(part, in_loop=in_loop)
 
-    starts = range(0, len(batch.keys), size)
+    starts = range(0, total, size)
     inline = workspace.contents.inline
     return run_all(workspace.contents, starts, put, inline=inline, threaded=large)
 
@@ -130,28 +132,40 @@ class _PartWriter:
 
     def put_pack(self, part: range) -> bool:
         """Write chunks that are not compressed as one object; False if in doubt."""
-        batch, decoder = self._batch, self._decoder
-        with _room(len(part) * batch.chunk_bytes) as room:
-            stored = room.view(decoder.stored)
-            shape = [batch.spec.shape[axis] for axis in decoder.order]
-            back = np.argsort(decoder.order) + 1
-            values = stored.reshape(len(part), *shape).transpose(0, *back.tolist())
-            chunks = room.reshape(len(part), -1)
+        lying = self._lying(part)
+        with _room(len(part) * self._batch.chunk_bytes if lying is None else 0) as room:
+            values = self._in_stored_order(room, len(part)) if lying is None else lying
+            chunks = (room if lying is None else _bytes_of(lying)).reshape(len(part), -1)
             empty: list[int] = []
             checksums = np.empty(len(part), np.int64)
             for rows in self._steps(part):
                 here = slice(rows.start - part.start, rows.stop - part.start)
-                if not self._fill(rows, values[here]):
+                if lying is None and not self._fill(rows, values[here]):
                     return False
-                empty += [here.start + i for i in _empty(values[here], batch)]
+                empty += [here.start + i for i in _empty(values[here], self._batch)]
                 checksums[here] = crc32c_of_each(list(chunks[here]))
             keys, at = self._keys(part)
             if empty or not at.in_order:
                 found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
                 self._workspace.set_chunks(keys, at, found)
             else:
-                self._workspace.set_pack(keys, at, memoryview(room), checksums)
+                self._workspace.set_pack(keys, at, memoryview(_bytes_of(chunks)), checksums)
         return True
+
+    def _lying(self, part: range) -> _Values | None:
+        """The new values of chunks, if these lie in memory one after another as in a pack."""
+        batch, corner = self._batch, self._corner
+        if corner is None or not self._decoder.is_plain(batch.cells.dtype):
+            return None
+        return lying(batch.spec.shape, self._keys(part)[1].coords, batch.cells, corner)
+
+    def _in_stored_order(self, room: npt.NDArray[np.uint8], number: int) -> _Values:
+        """So many chunks in memory that is to be stored, of shape (chunks, *chunk shape)."""
+        decoder = self._decoder
+        shape = [self._batch.spec.shape[axis] for axis in decoder.order]
+        back = np.argsort(decoder.order) + 1
+        values = room.view(decoder.stored).reshape(number, *shape)
+        return values.transpose(0, *back.tolist())
 
     def _shown(self, rows: range, values: _Values) -> _Values:
         """The values, contiguous if somebody watches, who has then seen the whole chunks."""
@@ -297,4 +311,8 @@ def _data(values: _Values, most_packed: int) -> bytes | memoryview:
     """Bytes of values; without a copy if they are written before the write returns."""
     if values.nbytes <= most_packed:
         return values.tobytes()
-    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    return memoryview(_bytes_of(np.ascontiguousarray(values)))
+
+
+def _bytes_of(values: _Values) -> npt.NDArray[np.uint8]:
+    return values.reshape(-1).view(np.uint8)
