@@ -1071,7 +1071,8 @@ class Repository:
             If the snapshot is the first of the repository, or the branch has all its changes
             already.
         SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
+            If there is no such snapshot; or no branch or tag leads to it any more, and a collection
+            deletes parts of it.
         """
         commits = self._commits(branch)  # reads the root, which may be newer than the latest known
         done = commit.replay.to_pick(self._context, self._refs.fixed(version))
@@ -1134,8 +1135,9 @@ class Repository:
         NotFoundError
             If there is no such branch or version.
         SnapshotExpiredError
-            If the source is not in the history of any branch or tag, or what both sides have in
-            common has expired (`HistoryExpiredError`).
+            If there is no such snapshot, or no branch or tag leads to it any more and a collection
+            deletes parts of it; or what both sides have in common has expired
+            (`HistoryExpiredError`).
 
         Examples
         --------
@@ -2178,7 +2180,8 @@ class Repository:
         Raises
         ------
         SnapshotExpiredError
-            If the snapshot is not in the history of any branch or tag.
+            If the snapshot is not in the history of any branch or tag; a tag keeps what was left
+            behind.
         LeaseError
             If there is no thread that could renew it; it was given up again.
         InvalidArgumentError

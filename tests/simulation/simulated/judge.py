@@ -381,12 +381,13 @@ class Judge:
     def _check_there(self) -> None:
         """All that snapshots in history need is there."""
         for known in self.in_history().values():
-            missing = [
-                key
-                for key in (snapshot_key(known.snapshot_id), *known.reach)
-                if key not in self.shelf.objects
-            ]
-            self._demand(not missing, f"{known.message!r} lacks {sorted(missing)}")
+            self._check_whole(known)
+
+    def _check_whole(self, known: Known) -> None:
+        """All that the snapshot needs is there."""
+        due = (snapshot_key(known.snapshot_id), *known.reach)
+        missing = [key for key in due if key not in self.shelf.objects]
+        self._demand(not missing, f"{known.message!r} lacks {sorted(missing)}")
 
     @staticmethod
     def _changed_refs(old: Root, new: Root) -> dict[str, tuple[str | None, str | None]]:
@@ -454,7 +455,7 @@ class Judge:
     def _merge(self, attempt: Attempt, head: Branch, snapshot: Snapshot, tip: Known) -> None:
         """A merge has landed: it must have the changes of both sides since what both have."""
         source = attempt.merges or ""
-        self._demand(source in self.in_history(), f"{source} is in no history, and merged")
+        self._check_whole(self.known[source])  # which may have been left behind
         base = self._common(source, tip.snapshot_id)
         due = (source, base)
         self._demand(snapshot.merged == due, f"{attempt.message}: {snapshot.merged}, not {due}")

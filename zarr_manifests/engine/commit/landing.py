@@ -38,7 +38,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.detach import win_claim
 from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.history.ancestry import find_kept, is_missing
 from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import Upload
@@ -227,7 +227,7 @@ class _Landing:
                 check_marks(context, root, branch, request.txn, request.steps)
                 tip = admitted(context.roots, root, branch, self.keys, _amends(request.amends))
                 if request.source is not None:
-                    find_in_history(context, root, request.source)
+                    find_kept(context, root, request.source)
                 if request.amends is None and tip.head.key != parent.ref.key:
                     parent, placed = self._moved(tip)
                 after = (request.amends or parent).snapshot

@@ -17,7 +17,7 @@ from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.ancestry import find_in_history
+from zarr_manifests.engine.history.ancestry import find_kept
 from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of
 from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
@@ -153,12 +153,13 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     NotFoundError
         If there is no such branch.
     SnapshotExpiredError
-        If the snapshot, or what it has in common with the branch, is not in history.
+        If the snapshot is in no history and not kept, or what it has in common with the branch is
+        not in history.
     ConflictError
         If the lines were merged crosswise.
     """
     tip = context.roots.branch(root, branch)
-    head, snapshot = find_in_history(context, root, source)
+    head, snapshot, _ = find_kept(context, root, source)
     known = merge_base(context, root, head, tip.head)
     base, lines = context.open_view(known.at), known.lines
     changes = ChangeSet()

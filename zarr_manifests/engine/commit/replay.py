@@ -18,7 +18,7 @@ import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.ancestry import ancestors, find_in_history, floor_below
+from zarr_manifests.engine.history.ancestry import ancestors, find_kept, floor_below
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
 from zarr_manifests.engine.history.net_changes import same_chunks
@@ -77,14 +77,14 @@ def to_revert(
 
 
 def to_pick(context: ReadContext, snapshot_id: str) -> SnapshotView:
-    """The commit to repeat, which must be in the history of a branch or tag.
+    """The commit to repeat, which must be in history, or left behind and not collected.
 
     Raises
     ------
     SnapshotExpiredError
         If it is not.
     """
-    ref, _ = find_in_history(context, context.roots.latest.root, snapshot_id)
+    ref, _, _ = find_kept(context, context.roots.latest.root, snapshot_id)
     return context.open_view(ref)
 
 

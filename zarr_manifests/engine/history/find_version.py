@@ -1,7 +1,8 @@
 """Finding the snapshot that a version names: a branch, a tag, an id or a short id, in this order.
 
 A name that is both a branch and a tag, and a short id that fits several snapshots, is an error that
-lists them all. Invariant: what is found by a short id is in the history of a branch or tag.
+lists them all. A short id is first one of a snapshot in history; only if it is none of them, of one
+that was left behind (`left_behind`).
 """
 
 from __future__ import annotations
@@ -128,7 +129,12 @@ def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:
 
 
 def _by_short_id(context: Context, root: Root, text: str) -> Found:
-    found = [name for name in _known_ids(context, root) if named_by(text, name)]
+    known = {*_known_ids(context, root)}
+    found = sorted(name for name in known if named_by(text, name))
+    if not found:
+        from zarr_manifests.engine.history.left_behind import left_ids  # rarely needed
+
+        found = sorted(name for name in left_ids(context, root, known) if named_by(text, name))
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
         raise InvalidArgumentError(

@@ -15,12 +15,15 @@ it first, so that the swap fails and the new root decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from typing import Any
 
 from zarr_manifests.engine.history.ancestry import (
     ages,
     ancestors,
+    entries,
     has_expired,
     is_missing,
     locate,
@@ -43,9 +46,9 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
-from zarr_manifests.ids import session_of, session_start
+from zarr_manifests.ids import session_of, session_start, snapshot_id_of
 
-__all__ = ["find_left"]
+__all__ = ["find_left", "left_ids"]
 
 type _Place = tuple[BlobRef, Snapshot, str | None]
 """A snapshot, and the floor of its history."""
@@ -77,6 +80,33 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
             return at, snapshot, floors[older.key]
     # Every branch has a floor once anything has expired, and what has expired stays so.
     return at, snapshot, snapshot_id if floor is None and has_expired(root) else floor
+
+
+def left_ids(context: ReadContext, root: Root, known: Set[str]) -> set[str]:
+    """Ids of snapshots that have left history, given those in history; some may be collected.
+
+    They are what the log of operations tells, what has expired and is not collected, and what comes
+    before either of them.
+    """
+    found: set[str] = set()
+    heads = [snapshot_id_of(piece.newest.key) for piece in context.roots.whole(root).pending]
+    for entry in logged(context, root):
+        operation, _, left = entry.operation.partition(" from ")
+        found |= {entry.snapshot, left}
+        if left and not operation.startswith(
+            "amend "
+        ):  # the one before an amended commit is still there
+            heads.append(left)
+    walked: set[str] = set()
+    for head in dict.fromkeys(heads):
+        with suppress(SnapshotExpiredError, CorruptObjectError, MissingChunkError):
+            for part in entries(context, snapshot_ref(context, head), None, sys.maxsize):
+                if not walked.isdisjoint(part.ids):
+                    break
+                walked.update(part.ids)
+                if not known.isdisjoint(part.ids):
+                    break
+    return {name for name in found | walked if name} - known
 
 
 def _floors(context: ReadContext, root: Root) -> dict[str, str | None]:

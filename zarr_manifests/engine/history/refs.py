@@ -21,8 +21,8 @@ from typing import Final
 from zarr_manifests.engine.history.ancestry import (
     ancestors,
     entries,
+    find_kept,
     floor_below,
-    locate,
 )
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.find_marks import marks_of
@@ -442,12 +442,7 @@ class Refs:
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
             return replace(main, epoch=0)
-        try:
-            ref, snapshot, floor = locate(self._context, root, snapshot_id)
-        except SnapshotExpiredError:
-            from zarr_manifests.engine.history.left_behind import find_left  # rarely needed
-
-            ref, snapshot, floor = find_left(self._context, root, snapshot_id)
+        ref, snapshot, floor = find_kept(self._context, root, snapshot_id)
         # An index holds for any branch; leaves it does not know are not used.
         return Branch(
             ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index
