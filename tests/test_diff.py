@@ -120,6 +120,30 @@ def test_values_of_an_array_of_another_shape(repo: Repository) -> None:
     assert (back.map.tolist(), back.added, back.removed) == ([[1, 0, 0], [0, 0, 0]], 0, 6)
 
 
+@pytest.mark.parametrize("path", ["a", "/b"])
+def test_values_of_an_array_that_was_moved(repo: Repository, path: str) -> None:
+    put(repo, "main", (0, slice(0, 2)), [2, 5])
+    session = repo.writable_session()
+    session.move("a", "b")
+    session.commit("move it")
+    with repo.transaction(message="another cell") as store:
+        zarr.open_array(store, path="b")[0, 5] = 3
+    found = repo.diff_values("main~3", "main", path)
+    assert (found.path, found.map.tolist()) == ("/b", [[2, 0, 1], [0, 0, 0]])
+    back = repo.diff_values("main", "main~3", path)
+    assert (back.path, back.map.tolist()) == ("/a", [[2, 0, 1], [0, 0, 0]])
+
+
+def test_values_follow_what_is_at_the_path_in_the_newer_version(repo: Repository) -> None:
+    session = repo.writable_session()
+    session.move("a", "b")
+    session.commit("move it")
+    with repo.transaction(message="another in its place") as store:
+        zarr.create_array(store, name="a", shape=(4, 6), chunks=(4, 6), dtype="i2")[:] = 7
+    assert repo.diff_values("main~2", "main", "a").cells == 24
+    assert repo.diff_values("main~2", "main", "b").cells == 0
+
+
 def test_values_of_an_array_made_anew(repo: Repository) -> None:
     with repo.transaction(message="remake") as store:
         zarr.create_array(store, name="a", shape=(4, 6), chunks=(4, 3), dtype="i2", overwrite=True)

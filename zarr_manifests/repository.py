@@ -838,7 +838,7 @@ class Repository:
         start, end : str
             Any names of versions (`readonly_session`).
         path : str
-            The array.
+            The array; if it was moved, by its path in either version.
 
         Raises
         ------

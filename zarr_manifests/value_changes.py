@@ -36,6 +36,8 @@ _AT_ONCE: Final = 16
 def value_changes(context: Context, old: Session, new: Session, path: str) -> ValueChanges:
     """The cells of an array that differ between the snapshots of two sessions.
 
+    It may have been moved in between; then the path is either of both.
+
     Raises
     ------
     NotFoundError
@@ -43,9 +45,9 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     InvalidArgumentError
         If the arrays have different numbers of dimensions.
     """
-    path = path.strip("/")
     views = contents_of(old.store).view, contents_of(new.store).view
-    nodes = [_array_at(view, path) for view in views]
+    nodes = _arrays_at(*views, path.strip("/"))
+    path = nodes[1].path
     was, now = (node.array for node in nodes)
     assert was is not None
     assert now is not None
@@ -55,7 +57,8 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
             f"{len(now.shape)} in the other"
         )
     shared = tuple(map(min, was.shape, now.shape))
-    arrays = [zarr.open_array(session.store, path=path, mode="r") for session in (old, new)]
+    opened = zip((old, new), nodes, strict=True)
+    arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
     found: list[_Changed] = []
     coordinates = []
     for batch in batched(_due(context, views, nodes), _AT_ONCE):
@@ -83,11 +86,20 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     )
 
 
-def _array_at(view: SnapshotView, path: str) -> Node:
-    node = view.nodes.get(path)
-    if node is None or node.array is None:
-        raise NotFoundError(f"there is no array {absolute(path)} at snapshot {view.snapshot_id}")
-    return node
+def _arrays_at(old: SnapshotView, new: SnapshotView, path: str) -> tuple[Node, Node]:
+    """The array in both versions: the one that is there in the newer, or was in the older one."""
+    was, now = old.nodes.get(path), new.nodes.get(path)
+    if now is not None:
+        was = old.by_id.get(now.node_id, was)
+    elif was is not None:
+        now = new.by_id.get(was.node_id)
+    for view, node in ((old, was), (new, now)):
+        if node is None or node.array is None:
+            there = f"at snapshot {view.snapshot_id}"
+            raise NotFoundError(f"there is no array {absolute(path)} {there}")
+    assert was is not None
+    assert now is not None
+    return was, now
 
 
 def _due(

@@ -146,6 +146,10 @@ def test_diff_between_branches_and_of_values(url: Path) -> None:
     assert (found["path"], found["cells"], found["mean"]) == ("/air/t", 6, 97.5)
     assert (found["chunks"], found["counts"]) == ([[0, 0], [0, 1]], [3, 3])
     assert lines("diff", url, "main", "main", "--values") == ["no changes"]
+    assert call("mv", url, "air", "sky", "--branch", "trial").exit_code == 0
+    moved = lines("diff", url, "main~1", "trial", "--values")
+    assert moved[0] == "/sky/t: 6 changed cells in 2 chunks"
+    assert lines("diff", url, "main~1", "trial", "--values", "--array", "air/t") == moved
     assert call("diff", url, "main", "trial", "--array", "air/t").exit_code == 2
     assert call("diff", url, "main", "trial", "--values", "--array", "nope").exit_code == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +16,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
+    from zarr_manifests.format.nodes import Node
     from zarr_manifests.reports import Change, Diff
     from zarr_manifests.repository import Repository
 
@@ -211,13 +212,19 @@ def _show_values(
 
 
 def _in_both(repo: Repository, start: str, end: str) -> list[str]:
-    """The changed arrays that there are at one path in both versions."""
-    from zarr_manifests.keys import absolute
+    """The changed arrays that there are in both versions, by their paths in the newer one."""
     from zarr_manifests.store import contents_of
 
     diff = repo.diff(start, end, symmetric=False)
     found = {*diff.created, *diff.updated, *diff.chunks, *diff.truncated}
-    for version in (start, end):
-        nodes = contents_of(repo.readonly_session(version).store).view.nodes
-        found &= {absolute(path) for path, node in nodes.items() if node.array is not None}
-    return sorted(found)
+    moved_from = {new: old for old, new in diff.moved.items()}
+    was, now = (
+        contents_of(repo.readonly_session(version).store).view.nodes for version in (start, end)
+    )
+
+    def is_array(nodes: Mapping[str, Node], path: str) -> bool:
+        node = nodes.get(path.strip("/"))
+        return node is not None and node.array is not None
+
+    there = (path for path in found if is_array(was, moved_from.get(path, path)))
+    return sorted(path for path in there if is_array(now, path))
