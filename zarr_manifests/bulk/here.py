@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.store import ManifestStore, contents_of
 
 __all__ = ["NotHereError", "is_here", "read_here", "write_here"]
@@ -93,6 +94,9 @@ def _run[T](
 def _may_be_here(array: zarr.Array[Any]) -> bool:
     store = array.store
     if type(store) is not ManifestStore or not contents_of(store).inline:
+        return False
+    # Another pipeline than ours, which `use_bulk` leaves alone, may wait for Zarr's event loop.
+    if type(array.async_array.store_path) is not LazyPath:
         return False
     # Of a document that Zarr had to repair, it stores the repair first, which it awaits.
     return getattr(array.metadata, "_stored_document", None) is None

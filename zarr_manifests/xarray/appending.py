@@ -215,7 +215,7 @@ class Append:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `write` itself reports what they warn of
             both = xr.Variable((self.dim,), np.concatenate((stored, encoded)), attributes)
-            labels = decode_cf_variable(self.dim, both).values
+            labels = decode_cf_variable(self.dim, both, stack_char_dim=False).values
         return labels[: len(stored)], labels[len(stored) :]
 
 

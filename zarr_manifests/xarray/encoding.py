@@ -253,7 +253,9 @@ class _Store(ZarrStore):
 
         like = self.there.like(name)
         _validate_datatypes_for_zarr_append(name, like, variable)  # type: ignore[no-untyped-call]
-        encoded = self.there.encoded_before(name, variable)
+        fit = self.fits.get(name)
+        unchecked = fit is None or fit.needs_no_check
+        encoded = self.there.encoded_before(name, variable) if unchecked else None
         if encoded is None:
             given = variable.copy(deep=False)
             given.encoding = dict(like.encoding)

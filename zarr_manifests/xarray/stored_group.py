@@ -112,7 +112,8 @@ class StoredGroup:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # xarray itself warns when it reads
                 own = xr.Variable(stored.dims, some, attributes, stored.encoding)
-                self._likes[name] = decode_cf_variable(name, own)
+                # Of single bytes, xarray would join those along the last axis.
+                self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
         return self._likes[name]
 
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
