@@ -716,7 +716,7 @@ class Repository:
         True
         >>> repo.resolve("mian")
         Traceback (most recent call last):
-        zarr_manifests.errors.NotFoundError: ...; near it are branch 'main'. ...
+        zarr_manifests.errors.NotFoundError: ...; near it is branch 'main'. ...
         """
         point = Point(VersionName.checked(version))
         return opened(lambda: self._refs.resolve(point)).snapshot_id

@@ -36,7 +36,7 @@ ELSEWHERE = {"import zarr", "import kerchunk", "import icechunk", "recover", "ch
 WRONG: dict[str, list[tuple[str, str]]] = {
     "log": [
         ("--at nope", "there is no branch 'nope'"),
-        ("--at main~99", "there are only 1 snapshots before it"),
+        ("--at main~99", "only 1 snapshot before it"),
         ("--at main@{soon}", "ISO 8601"),
         ("--at main@{1999-01-01}", "no snapshot from 1999"),
         ("--since nope", "there is no branch 'nope'"),
@@ -199,6 +199,11 @@ def test_a_word_too_few_or_an_unknown_option(verb: str) -> None:
         line = said(verb)
         assert "Missing argument" in line
         assert f"; see `zarr-manifests {verb} --help`" in line
+
+
+def test_a_verb_that_is_near_is_asked_for() -> None:
+    line = said("lgo")
+    assert line.endswith("'lgo'. Did you mean 'log'? See `zarr-manifests --help`")
 
 
 @pytest.mark.parametrize("verb", sorted(WITH_URL))

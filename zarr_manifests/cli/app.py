@@ -54,7 +54,9 @@ class _Verbs(TyperGroup):
             if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
                 raise
             where = ctx.command_path if error.ctx is None else error.ctx.command_path
-            write_error(f"{error.format_message().rstrip('.')}; see `{where} --help`")
+            text = error.format_message().rstrip(".")
+            see = " See" if text.endswith("?") else "; see"
+            write_error(f"{text}{see} `{where} --help`")
             raise typer.Exit(2) from error
         except ReaderGoneError as error:
             # What is left in buffers must not fail when the interpreter ends.

@@ -18,9 +18,11 @@ from zarr_manifests.engine.history.ancestry import entries, floor_below, starts
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.records import dataclass
+from zarr_manifests.texts import count_text
 from zarr_manifests.versions import MAIN, is_short_id, named_by
 
 __all__ = ["Found", "before", "found_by_name"]
@@ -106,16 +108,18 @@ def before(
     head, floor = found.at.head, found.at.floor
     if found.branch is None:
         floor = floor_below(context, root, head)
-    seen = 0
+    seen, part = 0, None
     for part in entries(context, head, floor, back + 1):
         if back < seen + len(part):
             at = Branch(part.pointer(len(part) - 1 - (back - seen)).ref, None, floor=floor)
             return Found(at, found.branch)
         seen += len(part)
-    raise NotFoundError(f"{shown!r}: there are only {seen - 1} snapshots before it in history")
+    before_it = count_text(seen - 1, "snapshot")
+    raise NotFoundError(f"{shown!r}: only {before_it} before it in history{_cut_off(part)}")
 
 
 def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:
+    part = None
     for part in entries(context, found.at.head, found.at.floor):
         for at in reversed(range(len(part))):
             if part.written_ms[at] <= until_ms:
@@ -123,9 +127,15 @@ def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:
                 return Found(there, found.branch)
     then = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=until_ms)
     raise NotFoundError(
-        f"{shown!r}: the branch has no snapshot from {then.isoformat()} or before; "
+        f"{shown!r}: the branch has no snapshot from {then.isoformat()} or before{_cut_off(part)}; "
         "`repo.ancestry()` and `zarr-manifests log` list those it has"
     )
+
+
+def _cut_off(last: HistoryEntries | None) -> str:
+    """What to add if history ends there, but not at the first snapshot."""
+    ends_early = last is not None and last.parent is not None
+    return ", because older ones have expired" if ends_early else ""
 
 
 def _by_short_id(context: Context, root: Root, text: str) -> Found:
@@ -173,7 +183,7 @@ def _unknown(context: Context, root: Root, name: str) -> NotFoundError:
     shown = [f"{kinds[n]} {n!r}" if n in kinds else f"the snapshot {n}" for n in near]
     if not shown:
         shown = [f"{kinds[n]} {n!r}" for n in sorted(kinds)[:_LISTED]]
-    what = "there are" if not near else "near it are"
+    what = ("near it" if near else "there") + (" is" if len(shown) == 1 else " are")
     return NotFoundError(
         f"there is no branch {name[:80]!r} in {context.storage.url}, nor a tag or snapshot of that "
         f"name; {what} {', '.join(shown)}. `repo.list_branches()`, "
