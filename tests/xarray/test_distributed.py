@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, worker_client
 
 import zarr_manifests as zm
 from effort import swept
@@ -101,6 +101,48 @@ def test_create_append_and_region(client, tmp_path):
         expected[name][4:10] *= -1
     xr.testing.assert_equal(head(tmp_path).load(), expected)
     assert messages(tmp_path) == ["create", "append", "patch"]
+
+
+def test_several_datasets_in_an_open_session_are_one_commit(client, tmp_path):
+    repo = zm.Repository.create(tmp_path)
+    with repo.writable_session() as session:
+        for group in ("a", "b"):
+            zm.to_session(_with_pids(dask_field(0, 4)), session, group=group, encoding=ENCODING)
+        zm.to_session(_with_pids(dask_field(4, 6)), session, group="a", append_dim="time")
+        assert len([*repo.ancestry()]) == 1
+        session.commit("two groups")
+    assert messages(tmp_path) == ["two groups"]
+    for group, stop in (("a", 6), ("b", 4)):
+        found = head(tmp_path, group=group).load()
+        assert os.getpid() not in found.pid.values  # computed, and written, elsewhere
+        xr.testing.assert_identical(found.drop_vars("pid"), field(0, stop))
+
+
+def _with_pids(ds: xr.Dataset) -> xr.Dataset:
+    """With the process that has computed each block."""
+    pids = ds.t.data.map_blocks(_pid_block, dtype="i8", meta=np.empty((0, 0), "i8"))
+    return ds.assign(pid=(ds.t.dims, pids))
+
+
+def _pid_block(block: np.ndarray) -> np.ndarray:
+    return np.full(block.shape, os.getpid())
+
+
+def test_forks_whose_own_blocks_go_to_forks_of_theirs(client, tmp_path):
+    """Each task writes a part with dask, whose tasks get forks of the task's fork."""
+    session = zm.Repository.create(tmp_path).writable_session()
+    zm.to_session(dask_field(0, 8) * 0, session, encoding=ENCODING)
+    tasks = [client.submit(_write_part, session.fork(), start, pure=False) for start in (0, 4)]
+    session.merge(*client.gather(tasks))
+    session.commit("by forks of forks")
+    assert messages(tmp_path) == ["by forks of forks"]
+    xr.testing.assert_identical(head(tmp_path).load(), field(0, 8))
+
+
+def _write_part(fork: zm.Fork, start: int) -> zm.Fork:
+    with worker_client():
+        zm.to_session(dask_field(start, start + 4).drop_vars("x"), fork, region="auto")
+    return fork
 
 
 def test_a_daily_job(client, tmp_path):
