@@ -62,6 +62,8 @@ _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionE
 _INTEGER: Final = frozenset({int})
 _PLAIN_DIGITS: Final = 18
 """Any number of so many digits is below 2**63."""
+_FEW_KEYS: Final = 8
+"""Up to so many keys are decoded faster one by one."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
 _TRANSFORMED: Final = re.compile(rb'"storage_transformers"\s*:\s*\[\s*[^\s\]]')
 
@@ -169,6 +171,12 @@ class ChunkKeys:
         """
         n, lead = len(rests), int(self.kind == "default")
         coords, known = np.zeros((n, ndim), np.int64), np.zeros(n, np.bool_)
+        if n <= _FEW_KEYS:
+            for row, rest in enumerate(rests):
+                found = self.decode(rest, ndim)
+                if found and max(found) < 10**_PLAIN_DIGITS:
+                    coords[row], known[row] = found, True
+            return coords, known
         text = ("\n".join(rests) + "\n").encode(errors="surrogatepass")
         if not ndim or not n or text.count(b"\n") != n:
             return coords, known

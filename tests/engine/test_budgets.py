@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
@@ -308,6 +309,23 @@ def test_a_warm_commit_takes_two_rounds() -> None:
         ]
         assert due[-1] == ("cas", "current")
         assert {r.op for r in counting.log} <= {"create", "cas", "sync", "create_after"}
+
+
+def test_a_warm_commit_to_a_disk_takes_three_rounds(tmp_path: Path) -> None:
+    """In its turn it reads the root, has everything on the disk at once, and swaps."""
+    counting = CountingStorage(LocalStorage(tmp_path))
+    session = Repository.create(counting).writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(30, 2**18), chunks=(1, 2**18), dtype="u1")
+    session.commit("an array")
+    for i in range(3):
+        for chunk in range(10):
+            put(session, f"a/c/{10 * i + chunk}/0", bytes([i + 1]) * 2**18)
+        counting.reset()
+        session.commit("a pack of 2.5 MB")
+        log = [(r.op, r.key.split("/")[0]) for r in counting.log]
+        assert log[0] == ("get_tagged", "current")
+        assert ("create", "chunks") in log
+        assert counting.rounds() == 3, log
 
 
 def test_a_commit_whose_uploads_come_in_turn_takes_more_rounds() -> None:

@@ -83,8 +83,8 @@ from zarr_manifests.runtime import one_by_one
 
 __all__ = ["Committed", "commit", "root_with"]
 
-_QUICK_BYTES: Final = 1 << 20
-"""Up to this many bytes, chunks are written during the writer's turn."""
+_QUICK_BYTES: Final = 4 << 20
+"""Up to this many bytes, chunks are written in the round of the writer's turn."""
 
 
 @dataclass(frozen=True, slots=True)

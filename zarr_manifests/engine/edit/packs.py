@@ -40,7 +40,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, RefKind, StoredRef
 from zarr_manifests.format.columns import Column
-from zarr_manifests.format.zone_maps import Bounds
+from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.zones.entries import zones_of_chunks
@@ -114,11 +114,14 @@ class Pack:
         Whether the object is known to be in the storage.
     staged : tuple of StagedRef
         The chunks, in order.
+    zones : list of (bytes, ZoneTable), optional
+        Entries of zone maps of the chunks, by node, once they have been made.
     """
 
     def __init__(self, key: str, staged: Sequence[StagedRef]) -> None:
         self.key = key
         self.written = False
+        self.zones: list[tuple[bytes, ZoneTable]] | None = None
         self.staged = tuple(staged)
 
     def rows(self) -> Iterator[tuple[StagedRef, NativeRef]]:
@@ -185,6 +188,13 @@ class Packs:
 
     def _add_zones(self, pack: Pack, changes: ChangeSet) -> None:
         """Add the entries of the pack's chunks to the changes."""
+        if pack.zones is None:
+            pack.zones = self._zones_of(pack)
+        for node_id, zones in pack.zones:
+            changes.add_zones(node_id, zones)
+
+    def _zones_of(self, pack: Pack) -> list[tuple[bytes, ZoneTable]]:
+        """The entries of the pack's chunks, by node."""
         found: dict[
             tuple[bytes, bytes, int], tuple[dict[Coords, StoredRef], list[int], Bounds]
         ] = {}
@@ -195,11 +205,13 @@ class Packs:
                 refs, rows, _ = found.setdefault((node_id, meaning, id(bounds)), ({}, [], bounds))
                 refs[coords] = native
                 rows.append(row)
+        made: list[tuple[bytes, ZoneTable]] = []
         for (node_id, meaning, _), (refs, rows, bounds) in found.items():
             # A pack is in the order of its coordinates, as a table is.
             zones = zones_of_chunks(meaning, ChunkTable.of(refs), bounds.take(np.array(rows)))
             if zones is not None:
-                changes.add_zones(node_id, zones)
+                made.append((node_id, zones))
+        return made
 
     def stage(self, ref: StagedRef, node_id: bytes, coords: Coords) -> None:
         """Record the ref's place in the change set."""
