@@ -28,13 +28,19 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, Extent, measure
+from zarr_manifests.planning.zones.measure import (
+    LARGE_BYTES,
+    PIECE_BYTES,
+    ChunkMeasures,
+    Extent,
+    measure,
+)
 from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.fit import Fit
 
 __all__ = ["ArrayTarget", "Encoder", "start_of"]
 
-_LARGE_BYTES = PIECE_BYTES
+_LARGE_BYTES = LARGE_BYTES
 """Larger chunks are measured one by one: others are many, and measured faster together."""
 _of_thread = threading.local()
 

@@ -83,6 +83,7 @@ def test_chunks_are_measured_as_loops_measure_them(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
         patch.setattr(module, "PIECE_BYTES", piece)
+        patch.setattr(module, "LARGE_BYTES", piece)
         patch.setattr(module, "_FEW", few)
         found = measure(*block)
     columns = (found.missing, found.nan, found.cells)
@@ -181,7 +182,8 @@ def test_chunks_larger_than_a_piece_are_measured_one_by_one() -> None:
 def test_pieces_without_values_say_nothing(
     dtype: str, kept: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PIECE_BYTES", 4 * np.dtype(dtype).itemsize)
+    for name in ("PIECE_BYTES", "LARGE_BYTES"):
+        monkeypatch.setattr(module, name, 4 * np.dtype(dtype).itemsize)
     for mark in (np.nan, 99, 0) if dtype == "f4" else (99, 0):
         values = np.full((2, 12), mark, dtype)
         for piece in kept:

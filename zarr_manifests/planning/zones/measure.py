@@ -23,15 +23,20 @@ import numpy.typing as npt
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray, grid_shape
 
-__all__ = ["PIECE_BYTES", "ChunkMeasures", "Extent", "measure"]
+__all__ = ["LARGE_BYTES", "PIECE_BYTES", "ChunkMeasures", "Extent", "measure"]
 
 type _Values = npt.NDArray[Any]
 type _Room = npt.NDArray[np.uint8]
 
 _SLAB: Final = 2**17
 """Number of values in chunks that are measured together."""
-PIECE_BYTES: Final = 2**18
-"""Chunks that are larger are measured piece by piece."""
+LARGE_BYTES: Final = 2**18
+"""Chunks that are larger are measured one by one."""
+PIECE_BYTES: Final = 2**20
+"""Large chunks are measured in pieces of so many bytes, which a processor's cache holds.
+
+Smaller pieces take longer: each means more calls, and turns for other threads.
+"""
 _FEW: Final = 32
 """Chunks with at most so many values in a row are reduced column by column, which is faster."""
 
@@ -90,7 +95,7 @@ def measure(
         columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", "i8")]
         for place, sizes in _alike(values.shape, chunk_shape):
             columns[-1][place] = whole = math.prod(sizes)
-            is_large = whole * number.itemsize > PIECE_BYTES
+            is_large = whole * number.itemsize > LARGE_BYTES
             for at in _slabs(place, 1 if is_large else _SLAB // whole):
                 starts = [part.start * n for part, n in zip(at, chunk_shape, strict=True)]
                 block = values[_inside(starts, at, sizes)].astype(dtype, copy=False).view(number)
