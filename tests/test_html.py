@@ -116,7 +116,7 @@ SHOWN = [
     kind
     for name in reports.__all__
     if dataclasses.is_dataclass(kind := getattr(reports, name))
-    and kind.__module__ == reports.__name__
+    and kind.__module__.startswith(f"{reports.__name__}.")
     and kind is not reports.ChunkSelection  # its picture has tests of its own
 ]
 

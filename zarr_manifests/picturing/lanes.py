@@ -114,7 +114,7 @@ def _merged(commit: GraphCommit) -> list[str]:
 
 
 def lanes[C: GraphCommit](
-    history: Sequence[Sequence[C]], refs: Mapping[str, Sequence[RefName]], rows: int
+    history: Sequence[Sequence[C]], refs: Mapping[str, Sequence[RefName]], rows: int = 60
 ) -> tuple[GraphRow[C], ...]:
     """The rows of a graph of history, newest first.
 
@@ -141,7 +141,7 @@ def lanes[C: GraphCommit](
     ...         _ = zarr.create_group(store, path=branch)
     >>> from zarr_manifests.versions import refs_by_snapshot
     >>> refs = refs_by_snapshot(repo.list_branches(), repo.list_tags())
-    >>> for row in lanes(lines(refs, repo.ancestry, 100), refs, 60):
+    >>> for row in lanes(lines(refs, repo.ancestry, 100), refs):
     ...     print(row.lane, row.commits[0].message, *row.refs)
     1 on side side
     0 on main main
@@ -173,7 +173,7 @@ def _ends(row: GraphRow[Any]) -> Iterator[int]:
 
 
 def _folded[C: GraphCommit](
-    history: Sequence[Sequence[C]], refs: Mapping[str, Sequence[RefName]], rows: int
+    history: Sequence[Sequence[C]], refs: Mapping[str, Sequence[RefName]], rows: int = 60
 ) -> list[list[list[C]]]:
     """The lines with their commits in groups: of one commit, or of many where there is no room."""
     every = [commit for line in history for commit in line]

@@ -1,0 +1,100 @@
+"""Every value that a repository or a session returns: history, differences, sizes and reports.
+
+All are immutable and hold no connection to the repository.
+"""
+
+from __future__ import annotations
+
+from zarr_manifests.planning.upkeep.cell_changes import ArrayShape, CellChanges
+from zarr_manifests.planning.upkeep.change_records import Change, Operation
+from zarr_manifests.reports.array_reports import (
+    Amount,
+    ArrayStatistics,
+    ArrayStats,
+    ArrayTotals,
+    ArrayUsage,
+    ChunkSelection,
+    StatisticsReport,
+    Totals,
+    Usage,
+)
+from zarr_manifests.reports.manifest_reports import (
+    ArrayPlace,
+    LeafPlace,
+    ManifestLayout,
+    ManifestPlace,
+    PreloadedManifest,
+    PreloadReport,
+    PreloadState,
+    ReadCost,
+    ReadCosts,
+)
+from zarr_manifests.reports.upkeep_reports import (
+    CloneReport,
+    CollectionReport,
+    CompactionReport,
+    ExpiryReport,
+    ExportReport,
+    IndexReport,
+    Problem,
+    RecoveryReport,
+    RepackReport,
+    RestoreReport,
+    RewriteReport,
+    VerifyReport,
+)
+from zarr_manifests.reports.version_reports import (
+    Ancestry,
+    Diff,
+    LoggedOperation,
+    MergeReport,
+    SnapshotInfo,
+    Status,
+    ValueChanges,
+    moved_tops,
+)
+
+__all__ = [
+    "Amount",
+    "Ancestry",
+    "ArrayPlace",
+    "ArrayShape",
+    "ArrayStatistics",
+    "ArrayStats",
+    "ArrayTotals",
+    "ArrayUsage",
+    "CellChanges",
+    "Change",
+    "ChunkSelection",
+    "CloneReport",
+    "CollectionReport",
+    "CompactionReport",
+    "Diff",
+    "ExpiryReport",
+    "ExportReport",
+    "IndexReport",
+    "LeafPlace",
+    "LoggedOperation",
+    "ManifestLayout",
+    "ManifestPlace",
+    "MergeReport",
+    "Operation",
+    "PreloadReport",
+    "PreloadState",
+    "PreloadedManifest",
+    "Problem",
+    "ReadCost",
+    "ReadCosts",
+    "RecoveryReport",
+    "RepackReport",
+    "RestoreReport",
+    "RewriteReport",
+    "SnapshotInfo",
+    "StatisticsReport",
+    "Status",
+    "Totals",
+    "Usage",
+    "ValueChanges",
+    "VerifyReport",
+    "moved_tops",
+]

@@ -1,0 +1,468 @@
+"""Values that tell what upkeep did: compaction, expiry, collection, verification, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from zarr_manifests.grid import Coords
+from zarr_manifests.markup import report
+from zarr_manifests.plain import plain_text
+from zarr_manifests.records import dataclass
+
+__all__ = [
+    "CloneReport",
+    "CollectionReport",
+    "CompactionReport",
+    "ExpiryReport",
+    "ExportReport",
+    "IndexReport",
+    "Problem",
+    "RecoveryReport",
+    "RepackReport",
+    "RestoreReport",
+    "RewriteReport",
+    "VerifyReport",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a compaction did, or would do.
+
+    Attributes
+    ----------
+    snapshot_id : str or None
+        The snapshot that it made; None if there was nothing to do, for a dry run, and if somebody
+        else was faster.
+    deltas_before, deltas_after : int
+        Deltas and runs that readers merge.
+    manifests_before, manifests_after : int
+        Manifests of the base.
+    manifests_written : int
+        Those of the base that are new.
+    refs_merged : int
+        Chunk refs in manifests that were written.
+    bytes_written : int
+        Bytes of all objects that were written.
+    bytes_read : int
+        Bytes of all objects that were fetched; what is in the cache is not fetched.
+    """
+
+    snapshot_id: str | None = None
+    deltas_before: int = 0
+    deltas_after: int = 0
+    manifests_before: int = 0
+    manifests_after: int = 0
+    manifests_written: int = 0
+    refs_merged: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class RepackReport:
+    """What a repacking did, or would do.
+
+    Attributes
+    ----------
+    snapshot_id : str or None
+        The branch's head that it made; None if there was nothing to do, and for a dry run.
+    objects : int
+        Chunk objects that the head refers to.
+    nbytes : int
+        Bytes of these, as far as they are there.
+    packs : int
+        Those of them whose live part is below `min_live`.
+    packs_nbytes : int
+        Bytes of these packs.
+    chunks : int
+        Live chunks in these packs: those that were moved, or would be.
+    chunks_nbytes : int
+        Bytes of these chunks.
+    chunks_overtaken : int
+        Chunks that somebody else has changed meanwhile, which were therefore not moved.
+    packs_written : int
+        New packs.
+    dry_run : bool
+        Whether nothing was written.
+    """
+
+    snapshot_id: str | None = None
+    objects: int = 0
+    nbytes: int = 0
+    packs: int = 0
+    packs_nbytes: int = 0
+    chunks: int = 0
+    chunks_nbytes: int = 0
+    chunks_overtaken: int = 0
+    packs_written: int = 0
+    dry_run: bool = False
+
+    @property
+    def dead_nbytes(self) -> int:
+        """Bytes of the packs that nothing of the head refers to, and that become garbage."""
+        return self.packs_nbytes - self.chunks_nbytes
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteReport:
+    """What writing an array anew has cost, or would cost.
+
+    Attributes
+    ----------
+    path : str
+        The array's absolute path.
+    snapshot_id : str or None
+        The new snapshot; None for a dry run.
+    chunks : tuple of two shapes
+        Shapes of the chunks, before and after.
+    shards : tuple of two shapes or None
+        Shapes of the shards, before and after; None without shards.
+    values_bytes : int
+        Bytes of all values, not encoded.
+    chunks_before, stored_bytes : int
+        Chunks or shards of the old array that are there, and their bytes.
+    reads_per_chunk : float
+        How often each of these is read, on average.
+    chunks_after : int
+        Chunks or shards of the new array; in a dry run, all that there can be.
+    tasks : int
+        Boxes of cells that are read and written at a time.
+    reused_tasks : int
+        Those that an earlier call had written.
+    """
+
+    path: str
+    snapshot_id: str | None
+    chunks: tuple[Coords, Coords]
+    shards: tuple[Coords | None, Coords | None]
+    values_bytes: int
+    chunks_before: int
+    stored_bytes: int
+    reads_per_chunk: float
+    chunks_after: int
+    tasks: int
+    reused_tasks: int
+
+    def __str__(self) -> str:
+        what = [f"{name} {_shape(old)} -> {_shape(new)}" for name, (old, new) in self._shapes()]
+        times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
+        tasks = f"tasks: {self.tasks:,}"
+        did = "would read", "write"
+        if self.snapshot_id is not None:
+            did = "read", "wrote"
+            tasks += f", {self.reused_tasks:,} of them done before" if self.reused_tasks else ""
+        objects = "shards" if self.shards[1] else "chunks"
+        return (
+            f"{plain_text(self.path)}: {', '.join(what) or 'other codecs'}\n"
+            f"{did[0]} {self.chunks_before:,} {'shards' if self.shards[0] else 'chunks'} {times}, "
+            f"and {did[1]} {self.chunks_after:,} {objects}; {tasks}"
+        )
+
+    def _shapes(self) -> list[tuple[str, tuple[Coords | None, Coords | None]]]:
+        """The shapes that change."""
+        shapes = [("chunks", self.chunks), ("shards", self.shards)]
+        return [(name, pair) for name, pair in shapes if pair[0] != pair[1]]
+
+    _repr_html_ = report
+
+
+def _shape(shape: Coords | None) -> str:
+    return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """What building the index has done.
+
+    Parameters
+    ----------
+    leaves : int
+        Leaves of the branch's base.
+    indexed : int
+        Those of them that were new to the index.
+    read_bytes, written_bytes : int
+        Of the manifests that were read, and of the objects that were written.
+    """
+
+    leaves: int
+    indexed: int
+    read_bytes: int
+    written_bytes: int
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryReport:
+    """What an expiry has done, or would do.
+
+    Parameters
+    ----------
+    expired : mapping of str to tuple of str
+        Ids of the snapshots that have left each branch's history, newest first; branches that
+        keep all they have are not named.
+    kept : mapping of str to int
+        How many snapshots the history of each branch has now.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    expired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    dry_run: bool = False
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Ids of all snapshots that have left the history of some branch, each once."""
+        return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What an export has written; `str` says it in words.
+
+    Parameters
+    ----------
+    format : str
+        The format.
+    dest : str
+        Where it is.
+    snapshot_id : str
+        The snapshot that was exported.
+    path : str
+        The group or array that became the root.
+    groups, arrays : int
+        How many there are.
+    chunks, nbytes : int
+        The chunks in it, and their bytes as stored.
+    referenced : int
+        Those of them that are referred to, and not copied.
+    reused : int
+        Those of them that an interrupted export had left there.
+    tag : str or None
+        The tag that keeps what is referred to; None if nothing is.
+    """
+
+    format: str
+    dest: str
+    snapshot_id: str
+    path: str
+    groups: int
+    arrays: int
+    chunks: int
+    nbytes: int
+    referenced: int = 0
+    reused: int = 0
+    tag: str | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path} of snapshot {self.snapshot_id} as {self.format} at {self.dest}",
+            f"arrays: {self.arrays:,}; chunks: {self.chunks:,}, {self.nbytes:,} bytes",
+        ]
+        if self.reused:
+            lines.append(f"chunks that were there already: {self.reused:,}")
+        if self.tag is not None:
+            lines.append(
+                f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"
+            )
+        return "\n".join(map(plain_text, lines))
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionReport:
+    """What a collection has deleted, or would delete.
+
+    Parameters
+    ----------
+    fence : int
+        Sessions that began before this version of the root and hold no lease cannot commit.
+    kept : int
+        Objects that can be reached.
+    objects, nbytes : mapping of str to int
+        Objects deleted, and their bytes, by kind: `chunks`, `manifests`, `snapshots`, `root`, ...
+    leases_removed : int
+        Leases whose time was up.
+    temporary_files : int
+        Files removed that killed writers have left on a local disk.
+    complete : bool
+        Whether all objects of the repository were looked at.
+    dry_run : bool
+        Whether nothing was changed or deleted.
+    """
+
+    fence: int
+    kept: int
+    objects: Mapping[str, int] = field(default_factory=dict)
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+    leases_removed: int = 0
+    temporary_files: int = 0
+    complete: bool = False
+    dry_run: bool = False
+
+    @property
+    def deleted(self) -> int:
+        """Objects of all kinds that were deleted."""
+        return sum(self.objects.values())
+
+    @property
+    def deleted_nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.nbytes.values())
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: the key of an object, and what is wrong with it."""
+
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification has found.
+
+    Parameters
+    ----------
+    problems : tuple of Problem
+        What is wrong; none if all is well.
+    objects : int
+        Metadata objects read, roots and archives included.
+    chunk_objects, chunks : int
+        Chunk objects read, and the different ranges of them that chunks refer to.
+    nbytes : int
+        Bytes of these chunks.
+    unguarded : int
+        Different byte ranges of files elsewhere that virtual chunks refer to without an etag or a
+        time, so that a change of the file is not noticed. They are no problems.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    objects: int = 0
+    chunk_objects: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+    unguarded: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class CloneReport:
+    """What a clone has copied.
+
+    Parameters
+    ----------
+    version : int
+        The version of the clone's root.
+    branches : mapping of str to str
+        The snapshots of the cloned branches, by name.
+    tags : mapping of str to str
+        The snapshots of the tags that are new in the clone, by name.
+    snapshots : int
+        Snapshots that are new in the clone.
+    objects : int
+        Objects copied by this call.
+    nbytes : int
+        Their bytes.
+    within_store : int
+        How many of them the store has copied itself.
+    skipped : int
+        Objects that were there already, from a call that was interrupted.
+    chunks : int
+        Different ranges of chunk objects that these snapshots need and the clone may lack.
+    virtual : int
+        Chunks of these snapshots that are in files elsewhere. They stay there, and the clone
+        refers to the same files.
+    """
+
+    version: int
+    branches: Mapping[str, str]
+    tags: Mapping[str, str]
+    snapshots: int = 0
+    objects: int = 0
+    nbytes: int = 0
+    within_store: int = 0
+    skipped: int = 0
+    chunks: int = 0
+    virtual: int = 0
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """The branches and tags that `restore_refs` has moved, or would move.
+
+    Parameters
+    ----------
+    version : int
+        The version whose branches and tags these are.
+    branches, tags : mapping of str to (str or None, str or None)
+        By name, of those that differ: the ids of their snapshots before and after; None where
+        there is no such branch or tag.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    version: int
+    branches: dict[str, tuple[str | None, str | None]]
+    tags: dict[str, tuple[str | None, str | None]]
+    dry_run: bool = False
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What a recovery has done, or would do.
+
+    Parameters
+    ----------
+    recovered : int
+        The version of the root whose archive was taken.
+    version : int
+        The version of the root now.
+    branches : mapping of str to str
+        The id of each branch's head.
+    perhaps_lost : range
+        Versions after it that there were, or may have been, and that are not in the root now. If
+        the root could not be read, how many there were is not known: then these are all from the
+        first one on up to the root's version now. Empty if the newest version was taken.
+    skipped : mapping of int to str
+        Newer archives that were not taken, and what was wrong with each.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    recovered: int
+    version: int
+    branches: dict[str, str]
+    perhaps_lost: range
+    skipped: dict[int, str]
+    dry_run: bool = False
+
+    _repr_html_ = report

@@ -1,0 +1,527 @@
+"""Values that tell of versions: snapshots, ancestries, differences, merges, the operations log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_manifests.errors import Conflict, ManifestsError
+from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
+from zarr_manifests.format.root import LogEntry
+from zarr_manifests.grid import Coords, IndexArray, grid_shape
+from zarr_manifests.markup import page, report
+from zarr_manifests.plain import plain_text
+from zarr_manifests.records import dataclass
+from zarr_manifests.versions import RefName
+
+__all__ = [
+    "Ancestry",
+    "Diff",
+    "LoggedOperation",
+    "MergeReport",
+    "SnapshotInfo",
+    "Status",
+    "ValueChanges",
+    "moved_tops",
+]
+
+_SHOWN_CHUNKS: Final = 4
+_SHOWN_COMMITS: Final = 1000
+
+
+def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
+    """New path by old path of moved nodes, without those that moved along with their group.
+
+    Examples
+    --------
+    >>> from zarr_manifests.reports import moved_tops
+    >>> moved_tops({"/air": "/sky", "/air/t": "/sky/t", "/air/q": "/q"})
+    {'/air': '/sky', '/air/q': '/q'}
+    """
+
+    def went_along(old: str, new: str) -> bool:
+        (above, _, name), (now_above, _, now_name) = old.rpartition("/"), new.rpartition("/")
+        return name == now_name and moved.get(above) == now_above
+
+    return {old: new for old, new in moved.items() if not went_along(old, new)}
+
+
+class SnapshotInfo:
+    """One entry of the history.
+
+    What it says is looked up when it is asked for, since a listing may have many thousands.
+
+    Attributes
+    ----------
+    snapshot_id, id : str
+        The snapshot's id.
+    parent_id : str or None
+        Its parent's; None for the first of a repository.
+    written_at : datetime
+        When, in UTC, by the committer's clock.
+    kind : str
+        `append`, `overwrite`, `delete`, `metadata`, or `rewrite` (changes no data).
+    message : str
+        Why.
+    metadata : mapping
+        What the committer wanted kept.
+    written : mapping of str to int
+        What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
+    commit_id : str
+        32 hexadecimal digits, as in `CommitOutcomeUnknownError.commit_id`.
+    totals : mapping of str to int
+        What the snapshot holds: `arrays`, `groups`, `chunks`, `chunk-bytes`. Where the last two
+        are upper bounds, they are `chunks-at-most` and `chunk-bytes-at-most`. What is not known
+        is left out. `Repository.totals` gives the same per array.
+    """
+
+    __slots__ = ("_at", "_entries")
+
+    def __init__(self, entries: HistoryEntries, at: int) -> None:
+        self._entries = entries
+        self._at = at
+
+    @classmethod
+    def of(cls, entry: HistoryEntry) -> SnapshotInfo:
+        """The same, with the names that callers use."""
+        return cls(HistoryEntries.of([entry]), 0)
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot's id."""
+        return self._entries.ids[self._at]
+
+    @property
+    def id(self) -> str:
+        """The snapshot's id; the same as `snapshot_id`."""
+        return self.snapshot_id
+
+    @property
+    def parent_id(self) -> str | None:
+        """The id of its parent; None for the first of a repository."""
+        parent = self._entries.parent_of(self._at)
+        return None if parent is None else parent.snapshot_id
+
+    @property
+    def written_at(self) -> datetime:
+        """When it was written, in UTC, by the committer's clock."""
+        return datetime.fromtimestamp(self._entries.written_ms[self._at] / 1000, UTC)
+
+    @property
+    def kind(self) -> str:
+        """What the commit mostly did."""
+        return self._entries.kinds[self._at]
+
+    @property
+    def message(self) -> str:
+        """The commit message."""
+        return self._entries.messages[self._at] or ""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the committer wanted kept."""
+        return self._entries.metadata[self._at]
+
+    @property
+    def written(self) -> Mapping[str, int]:
+        """What the commit did."""
+        return numbers_at(self._entries.totals, self._at)
+
+    @property
+    def commit_id(self) -> str:
+        """The id of the commit, 32 hexadecimal digits."""
+        return self._entries.commit_id(self._at).hex()
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """What the snapshot holds."""
+        return numbers_at(self._entries.sums, self._at)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SnapshotInfo):
+            return NotImplemented
+        return self._entries.entry(self._at) == other._entries.entry(other._at)
+
+    def __hash__(self) -> int:
+        return hash(self.snapshot_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SnapshotInfo.of, (self._entries.entry(self._at),)  # without the other entries
+
+    def __repr__(self) -> str:
+        names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
+        shown = (f"{name}={getattr(self, name)!r}" for name in (*names, "commit_id", "totals"))
+        return f"SnapshotInfo({', '.join(shown)})"
+
+    _repr_html_ = report
+
+
+class Ancestry(Iterator[SnapshotInfo]):
+    """The history of a version, newest first: an iterator that a notebook shows as a graph.
+
+    Made by `Repository.ancestry`. What a notebook shows is not taken from the iterator.
+
+    Parameters
+    ----------
+    found : iterator of SnapshotInfo
+        The snapshots.
+    refs : callable
+        Branches and tags of snapshots, by their ids.
+    ancestry : callable
+        The history of another snapshot, by its id, to show what was merged.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> history = zm.Repository.create("memory://history-example").ancestry()
+    >>> "create repository" in history._repr_html_()
+    True
+    >>> next(history).message
+    'create repository'
+    """
+
+    def __init__(
+        self,
+        found: Iterator[SnapshotInfo],
+        refs: Callable[[], Mapping[str, Sequence[RefName]]],
+        ancestry: Callable[[str], Iterable[SnapshotInfo]],
+    ) -> None:
+        self._found, self._refs, self._ancestry = found, refs, ancestry
+        self._ahead: deque[SnapshotInfo] = deque()
+
+    def __next__(self) -> SnapshotInfo:
+        return self._ahead.popleft() if self._ahead else next(self._found)
+
+    def __repr__(self) -> str:
+        return "<Ancestry: an iterator of SnapshotInfo, newest first>"
+
+    def _repr_html_(self) -> str:
+        from zarr_manifests.picturing.graph import graph_html
+        from zarr_manifests.picturing.lanes import lanes, lines
+
+        refs: Mapping[str, Sequence[RefName]] = {}
+        with suppress(ManifestsError):  # what is shown to look around must not fail
+            self._ahead.extend(islice(self._found, _SHOWN_COMMITS + 1 - len(self._ahead)))
+            refs = self._refs()
+        shown = [*islice(self._ahead, _SHOWN_COMMITS)]
+
+        def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
+            with suppress(ManifestsError):
+                yield from shown if snapshot_id == shown[0].id else self._ancestry(snapshot_id)
+
+        found = lines([one.id for one in shown[:1]], ancestry, _SHOWN_COMMITS)
+        graph = graph_html(lanes(found, refs))
+        if len(self._ahead) > len(shown):
+            graph += '<div class="zm-dim">... and older ones</div>'
+        return page("History", graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What changed from one snapshot to a later one.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        Absolute paths; a node that was deleted and made again is in both lists.
+    chunks : mapping of str to int64[n, ndim]
+        Coordinates of the chunks written or removed, by absolute path, sorted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted, but updated if their metadata
+        changed too.
+    truncated : mapping of str to tuple of int
+        Of arrays that were made smaller, or whose chunks were moved, though they may have grown
+        again since: the shape of the chunk grid, in chunks along each axis, beyond which all chunks
+        went. Which these were is not looked up; `chunks` does not have them.
+    grids : mapping of str to tuple of int
+        Of the arrays in `chunks`: the shape of the chunk grid in the later snapshot.
+    dimensions : mapping of str to tuple of (str or None)
+        Of the arrays in `chunks` that name their dimensions: the names in the later snapshot.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, IndexArray]
+    moved: Mapping[str, str] = field(default_factory=dict)
+    truncated: Mapping[str, Coords] = field(default_factory=dict)
+    grids: Mapping[str, Coords] = field(default_factory=dict, repr=False)
+    dimensions: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
+        return any(listed)
+
+    def __str__(self) -> str:
+        chunks = self.chunks.items()
+        shown = slice(_SHOWN_CHUNKS)
+        return _listed(
+            self, ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
+        )
+
+    _repr_html_ = report
+
+    def plot(self) -> npt.NDArray[np.object_]:
+        """Draw which chunks of each array changed, and return the axes.
+
+        Large grids are folded: a cell then stands for several chunks, and its color says how many
+        of them changed. Where no chunk changed, the picture has what `str` says.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed; it comes with the extra `plot`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.Repository.create("memory://plot-diff-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     air = zarr.create_array(store, name="air", shape=(8, 8), chunks=(2, 2), dtype="i2")
+        ...     air[:] = 1
+        >>> with repo.transaction(message="correct a corner") as store:
+        ...     zarr.open_array(store, path="air")[:2, :2] = 7
+        >>> (axes,) = repo.diff("main~1", "main").plot()
+        >>> axes.get_title(loc="left")
+        '/air: 1 of 16 chunks'
+        """
+        from zarr_manifests.picturing.draw import draw_diff
+
+        counts = [("created", self.created), ("updated", self.updated), ("deleted", self.deleted)]
+        title = "Changed chunks; nodes: " + ", ".join(f"{len(n):,} {name}" for name, n in counts)
+        return draw_diff(title, str(self), self.chunks, self.grids, self.dimensions)
+
+
+def _listed(changes: Diff | Status, chunks: Iterable[tuple[str, int, Iterable[Coords]]]) -> str:
+    """Changes as lines; of the chunks of each array, how many there are and the first of them."""
+    if not changes:
+        return "no changes"
+    groups = (("+", changes.created), ("~", changes.updated), ("-", changes.deleted))
+    lines = [f"{sign} {path}" for sign, paths in groups for path in paths]
+    again = sorted({*changes.created}.intersection(changes.deleted))
+    lines += [f"  {path}: made again, so all that it held before is gone" for path in again]
+    lines += [f"> {old} to {new}" for old, new in moved_tops(changes.moved).items()]
+    lines += [f"  {path}: cut to {shape} chunks" for path, shape in changes.truncated.items()]
+    lines += [f"  {path}: {_chunks_text(count, first)}" for path, count, first in sorted(chunks)]
+    return "\n".join(map(plain_text, lines))
+
+
+def _chunks_text(count: int, first: Iterable[Coords]) -> str:
+    """How many chunks, and the first of them."""
+    text = f"{count:,} chunk{'' if count == 1 else 's'}"
+    shown = [str(at) for at in islice(first, _SHOWN_CHUNKS) if at]
+    if not shown:
+        return text
+    return f"{text}: {', '.join(shown)}{', ...' if count > len(shown) else ''}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueChanges:
+    """Which cells of an array have other values in another version.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path.
+    shape, chunk_shape : tuple of int
+        Of the newer array; of a sharded array, chunks are its shards.
+    chunks : int64[n, ndim]
+        Coordinates of the chunks with changed cells, in C order.
+    counts : int64[n]
+        How many cells have changed in each.
+    minimum, maximum, mean : float or None
+        Of the differences, new minus old, over the changed cells that are numbers in both versions;
+        None if there are none. Values are as stored: not scaled, and times not decoded.
+    to_nan, from_nan : int
+        Changed cells that are NaN (or not a time) only in the newer version, or only in the older.
+    added, removed : int
+        Cells of only one version, because the array has another shape. They are not compared.
+    """
+
+    path: str
+    shape: Coords
+    chunk_shape: Coords
+    chunks: IndexArray
+    counts: IndexArray
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    to_nan: int
+    from_nan: int
+    added: int
+    removed: int
+
+    @property
+    def cells(self) -> int:
+        """How many cells have changed."""
+        return int(self.counts.sum())
+
+    @property
+    def map(self) -> IndexArray:
+        """The number of changed cells in each chunk, in an array of the shape of the chunk grid."""
+        found = np.zeros(grid_shape(self.shape, self.chunk_shape), np.int64)
+        found[tuple(self.chunks.T)] = self.counts
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.cells:,} changed cells in {len(self.chunks):,} chunks"]
+        if self.mean is not None:
+            lines.append(f"  by {self.minimum:g} to {self.maximum:g}, on average by {self.mean:g}")
+        facts = [(self.to_nan, "became NaN"), (self.from_nan, "were NaN")]
+        facts += [(self.added, "were added"), (self.removed, "were removed")]
+        lines += [f"  {count:,} {what}" for count, what in facts if count]
+        return plain_text("\n".join(lines), lines=True)
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The uncommitted changes of a session.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        Absolute paths of nodes; a node that was deleted and made again is created and deleted.
+    chunks : mapping of str to int
+        Number of chunks written or removed, by absolute path; a key that belongs to no array is one
+        chunk.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
+    truncated : mapping of str to tuple of int
+        Of arrays of the snapshot that were made smaller, or whose chunks were moved, though they
+        may have grown again since: the shape of the chunk grid beyond which all chunks went.
+    coordinates : mapping of str to tuple of tuple of int
+        The first 100 of these chunks in C order, by absolute path.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, int]
+    moved: Mapping[str, str] = field(default_factory=dict)
+    truncated: Mapping[str, Coords] = field(default_factory=dict)
+    coordinates: Mapping[str, tuple[Coords, ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
+        return any(listed)
+
+    def __str__(self) -> str:
+        named, counts = self.coordinates, self.chunks.items()
+        return _listed(self, ((path, count, named.get(path, ())) for path, count in counts))
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merge did, or would do.
+
+    Parameters
+    ----------
+    source, base : str
+        Ids of the snapshot that was merged, and of the newest one whose changes both sides had.
+    into : str
+        The branch.
+    snapshot_id : str or None
+        The head of the branch now; None for a dry run.
+    commits : int
+        Commits of the source that the branch did not have.
+    fast_forward : bool
+        Whether the branch was moved to the source, because it had nothing else to keep.
+    conflicts : tuple of Conflict
+        All places where both sides have different changes; only a dry run has any.
+    dry_run : bool
+        Whether nothing was changed.
+    """
+
+    source: str
+    base: str
+    into: str
+    snapshot_id: str | None
+    commits: int
+    fast_forward: bool
+    conflicts: tuple[Conflict, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def merges(self) -> bool:
+        """Whether there was, or is, anything to merge."""
+        return self.source != self.base
+
+    def __str__(self) -> str:
+        if not self.merges:
+            return plain_text(f"{self.into} has all changes of {self.source}")
+        count = f"{self.commits} commit" if self.commits == 1 else f"{self.commits:,} commits"
+        would = "would bring" if self.dry_run else "brought"
+        how = "by moving the branch there" if self.fast_forward else "in one commit"
+        if self.conflicts:
+            places = [f"  {conflict}" for conflict in self.conflicts]
+            first = f"{self.source} cannot be merged into {self.into}, because of conflicts:"
+            return "\n".join([plain_text(first), *places])
+        return plain_text(f"{would} {count} of {self.source} to {self.into}, {how}")
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedOperation:
+    """One operation on the root.
+
+    Parameters
+    ----------
+    version : int
+        The version of the root that it made; `Repository.restore_refs` takes one.
+    at : datetime
+        When, in UTC, by the clock of who did it.
+    operation : str
+        What: `commit append`, `create branch`, `expire snapshots`, ...
+    ref : str
+        The branch or tag it was about; empty if about none.
+    snapshot_id : str
+        The snapshot concerned; may be empty.
+    operation_id : str
+        Its random id in hexadecimal; of a commit that is `SnapshotInfo.commit_id`.
+    by : str
+        Who, as they said: the user and the host, or what the environment variable
+        `ZARR_MANIFESTS_WHO` was set to; may be empty.
+    before : str
+        Of an amend, a reset or a deletion: id of the snapshot that the branch or tag was at. It can
+        be opened by that id until it is collected. Else empty.
+    """
+
+    version: int
+    at: datetime
+    operation: str
+    ref: str
+    snapshot_id: str
+    operation_id: str
+    by: str = ""
+    before: str = ""
+
+    @classmethod
+    def of(cls, entry: LogEntry) -> LoggedOperation:
+        """What an entry of the log says."""
+        at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
+        operation, _, before = entry.operation.partition(" from ")
+        return cls(
+            entry.version,
+            at,
+            operation,
+            entry.ref,
+            entry.snapshot,
+            entry.commit_id.hex(),
+            entry.by,
+            before,
+        )
+
+    _repr_html_ = report
