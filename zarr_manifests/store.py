@@ -528,7 +528,7 @@ def _directory(prefix: str) -> str:
     return prefix + "/" if prefix else ""
 
 
-def _buffer(data: bytes, prototype: BufferPrototype | None) -> Buffer:
+def _buffer(data: bytes | memoryview, prototype: BufferPrototype | None) -> Buffer:
     kind = (prototype or default_buffer_prototype()).buffer
     if kind is CPUBuffer:  # same as `from_bytes`, but faster
         return CPUBuffer(np.frombuffer(data, _BYTE))

@@ -281,10 +281,31 @@ def test_what_is_known_of_a_view_is_told_of_no_other() -> None:
     view, other = (contents_of(repository.readonly_session().store).view for _ in range(2))
     known, node = ahead.RefsAhead(SYSTEM), view.nodes["a"]
     assert view.lookup(node.node_id, (0, 0)) != view.lookup(node.node_id, (0, 1))
-    for j in range(8):
+    for j in range(4):
         known.note(view, node, (0, j))
-    assert known.find(view, key(0, 9)) == view.lookup(node.node_id, (0, 9))
-    assert known.find(other, key(0, 9)) is None
+    assert known.find(view, key(0, 5)) == view.lookup(node.node_id, (0, 5))
+    assert known.find(other, key(0, 5)) is None
+
+
+def test_a_chunk_that_is_looked_up_late_ends_no_run() -> None:
+    """As where a thread looks it up, and the event loop has gone on."""
+    view = contents_of(make().readonly_session().store).view
+    known, node = ahead.RefsAhead(SYSTEM), view.nodes["a"]
+    for j in (0, 1, 2, 3, 2, 8):
+        known.note(view, node, (0, j))
+    assert known.find(view, key(0, 9)) is not None
+
+
+def test_who_begins_anew_has_refs_made_anew() -> None:
+    """Several chunks that a run has passed are another run."""
+    view = contents_of(make().readonly_session().store).view
+    known, node = ahead.RefsAhead(SYSTEM), view.nodes["a"]
+    for j in (0, 1, 2, 3, 8):
+        known.note(view, node, (0, j))
+    known._kept = None, {}
+    for j in range(12):
+        known.note(view, node, (0, j))
+    assert known.find(view, key(0, 13)) is not None
 
 
 def test_a_view_that_a_reader_has_left_is_kept_no_longer() -> None:

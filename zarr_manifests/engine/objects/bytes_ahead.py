@@ -96,7 +96,7 @@ class BytesAhead:
                     self._runtime.background(span.run)
         self._older, self._newest = self._newest, window
 
-    async def take(self, ref: NativeRef | VirtualRef) -> bytes | None:
+    async def take(self, ref: NativeRef | VirtualRef) -> memoryview | None:
         """The chunk, not verified yet; None if it is to be read by itself."""
         if self._pid != os.getpid():
             return None
@@ -129,8 +129,8 @@ class _Span:
         finally:
             self._found.set_result(data)
 
-    async def take(self, ref: NativeRef | VirtualRef) -> bytes | None:
-        """The chunk; None if the request has failed."""
+    async def take(self, ref: NativeRef | VirtualRef) -> memoryview | None:
+        """The chunk, as a view of all bytes of the request; None if that has failed."""
         found = self._found
         if not found.done() and self._is_sent_by(ref):
             data = b""
@@ -141,4 +141,4 @@ class _Span:
                 found.set_result(data)
         data = found.result() if found.done() else await asyncio.wrap_future(found)
         at = ref.offset - self._start
-        return data[at : at + ref.length] if len(data) >= at + ref.length else None
+        return memoryview(data)[at : at + ref.length] if len(data) >= at + ref.length else None

@@ -212,15 +212,20 @@ class ChunkReader:
                 room[:] = bytes(len(room))
         return sound
 
-    async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes:
-        """Like `read`, for an event loop; adjacent reads of remote objects share a request."""
+    async def read_async(self, ref: ChunkRef, start: int, length: int) -> bytes | memoryview:
+        """Like `read`, for an event loop; adjacent reads of remote objects share a request.
+
+        A chunk that was fetched ahead may be a view of all that was fetched with it.
+        """
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
         if isinstance(ref, VirtualRef) and length and self._virtual.is_remote(ref.source):
             if (kept := self.cached(ref)) is not None:
                 return kept[start : start + length]
-            data = await self._ahead.take(ref) if length == ref.length else None
-            if data is None:
+            known = await self._ahead.take(ref) if length == ref.length else None
+            if known is not None:
+                data = bytes(known)
+            else:
                 data = await self._elsewhere.get(ref.source, ref.offset + start, length)
             self.keep(ref, self._virtual.checked(ref, data, length))
             return data
@@ -233,7 +238,11 @@ class ChunkReader:
                 data = await self._storage.get_async(ref.key, ref.offset + start, length)
             else:
                 known = await self._ahead.take(ref) if length == ref.length else None
-                data = known or await self._far.get(ref.key, ref.offset + start, length)
+                if known is not None and self._cache is None and crc32c(known) == ref.crc32c:
+                    return known
+                if known is not None:
+                    return self._checked(ref, bytes(known), start, length)
+                data = await self._far.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
             raise self._missing(ref) from error
         return self._checked(ref, data, start, length)

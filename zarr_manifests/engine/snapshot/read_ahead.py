@@ -12,7 +12,8 @@ Invariants:
   with their refs, in the background; else no table is.
 - At most as many refs are made in vain as were used before: windows double while they are used up.
   Where bytes are fetched ahead, the next window is made in the middle of one, and is smaller at
-  first: up to `MOST` chunks, three quarters are in vain at most, and one and a half times later.
+  first: up to `MOST` chunks, three quarters are in vain at most, or 96 chunks if that is more, and
+  one and a half times later.
 - At most two windows are kept, each of `MOST` or `MOST_FAR` refs; the older one is for threads that
   lag behind.
 
@@ -43,18 +44,22 @@ _BEGINS: Final = 4
 """Number of chunks that have to be read in order first."""
 _FETCHES: Final = 32
 """Number of chunks that have to be read in order before bytes are fetched ahead."""
+_LEAST_FAR: Final = 64
+"""Number of chunks whose bytes are fetched ahead first."""
 _RESTS: Final = 60
 """Number of further chunks after a window was useless, or could not be made."""
 _NEAR: Final = 8
-"""Threads that share the chunks of an array read them in nearly their order."""
+"""Threads that share the chunks of an array read them in nearly their order. So many chunks that a
+run has passed already do not end it."""
 
 
 class _Run(NamedTuple):
-    """Chunks that were read in order: the node, how many, and the next one."""
+    """Chunks that were read in order: the node, how many, the next one, and how many came late."""
 
     node_id: bytes
     length: int
     next: int
+    late: int = 0
 
 
 class _Window(NamedTuple):
@@ -92,7 +97,11 @@ class RefsAhead:
         if node.array is None:
             return
         at = node.array.grid.ravel_one(coords)
-        follows = run.node_id == node.node_id and 0 <= at - run.next < _NEAR
+        ahead = at - run.next if run.node_id == node.node_id else _NEAR
+        if -run.length <= ahead < 0 and run.late < _NEAR:  # its lookup has taken a while
+            self._run = run._replace(late=run.late + 1)
+            return
+        follows = 0 <= ahead < _NEAR
         length = run.length + 1 if follows else 1
         self._asked = self._asked if follows else 0
         self._run = _Run(node.node_id, length, at + 1)
@@ -116,7 +125,8 @@ class RefsAhead:
         used = window.used
         if 8 * self._asked < 7 * used:  # some of them are asked for, here and there
             return ()
-        most = min(used if used >= MOST else used // 2, MOST_FAR)
+        least = _LEAST_FAR if used >= _FETCHES else 0
+        most = min(used if used >= MOST else max(used // 2, least), MOST_FAR)
         made = self._make(view, window.node, window.last, window.reach, most)
         if used < _FETCHES:
             return ()
