@@ -450,6 +450,19 @@ def test_chunks_that_lie_in_the_values_as_in_a_pack_are_not_copied(
     np.testing.assert_array_equal(fused(array)[1000:], values)
 
 
+def test_many_large_chunks_are_written_as_packs_if_no_codec_takes_time() -> None:
+    storage = Recording()
+    session = zm.Repository.create(storage).writable_session()
+    values = np.random.default_rng(1).random((120, 64, 128))  # 64 KB a chunk
+    made: dict[str, Any] = {"shape": values.shape, "chunks": (1, 64, 128), "dtype": "f8"}
+    zarr.create_array(session.store, name="a", compressors=None, **made)
+    array = bulk(session.store)
+    array[:] = values
+    assert [len(data) for data in storage.given] == [120 * 65536]
+    session.commit("written")
+    np.testing.assert_array_equal(fused(array)[:], values)
+
+
 class Meddling(MemoryStorage):
     """A storage that makes a call after the first chunk object was written."""
 

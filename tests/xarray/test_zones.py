@@ -200,9 +200,16 @@ def check_writes(ds: xr.Dataset, how: str) -> None:
             check(repository, "t", first - recorded(repository, "t").keys())
 
 
-@pytest.mark.parametrize(("how", "blocks"), [({}, 0), ({"shards": (300, 600)}, 1)])
+@pytest.mark.parametrize(
+    ("how", "blocks", "entries"),
+    [
+        ({}, 0, 4),
+        ({"compressors": None}, 0, 4),  # in packs
+        ({"shards": (300, 600)}, 1, 2),
+    ],
+)
 def test_large_chunks_are_measured_when_they_are_encoded(
-    how: dict[str, Any], blocks: int, monkeypatch: pytest.MonkeyPatch
+    how: dict[str, Any], blocks: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those in shards, which Zarr writes, are measured all together."""
     calls: list[int] = []
@@ -210,12 +217,13 @@ def test_large_chunks_are_measured_when_they_are_encoded(
     monkeypatch.setattr(array_target, "measure", lambda *a: (calls.append(1), true(*a))[1])
     values = np.random.default_rng(7).normal(size=(600, 600)).astype("f4")
     values[5, 5], values[301:, 300:], values[200, 500] = np.nan, np.nan, 99
-    repository = zm.Repository.create(MemoryStorage())
+    config = {"pack-bytes": 800_000, "pack-chunk-bytes": 400_000}
+    repository = zm.Repository.create(MemoryStorage(), config)
     ds = xr.Dataset({"t": (("y", "x"), values)})
     ds.t.encoding = {"chunks": (300, 300), **how}
     zm.write(ds, repository, message="first")
     assert len(calls) == blocks
-    assert len(recorded(repository, "t")) == (2 if how else 4)
+    assert len(recorded(repository, "t")) == entries
     check(repository, "t")
 
 

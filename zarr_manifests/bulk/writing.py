@@ -85,9 +85,9 @@ def write_batch(
     most, total = max(config.pack_bytes // nbytes, 1), len(batch.keys)
     copied = not decoder.stages and nbytes * total <= _MOST_COPIED_BYTES
     large = nbytes >= LARGE_BYTES and not copied
-    # Parts of equal size: none is left that is too small for a pack of its own.
-    size = 1 if large else -(-total // -(-total // most))
     packed = config.inline_chunk_bytes < nbytes <= workspace.most_packed and not decoder.stages
+    # Parts of equal size: none is left that is too small for a pack of its own.
+    size = 1 if large and not packed else -(-total // -(-total // most))
 
     def put(start: int) -> bool:
         part = range(start, min(start + size, total))
@@ -142,7 +142,8 @@ class _PartWriter:
                 here = slice(rows.start - part.start, rows.stop - part.start)
                 if lying is None and not self._fill(rows, values[here]):
                     return False
-                empty += [here.start + i for i in _empty(values[here], self._batch)]
+                seen = self._shown(rows, values[here])
+                empty += [here.start + i for i in _empty(seen, self._batch)]
                 checksums[here] = crc32c_of_each(list(chunks[here]))
             keys, at = self._keys(part)
             if empty or not at.in_order:
