@@ -11,6 +11,7 @@ rebased onto others'; the labels of an append are compared again with the tip it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import xarray as xr
@@ -86,11 +87,25 @@ def prepare(part: DatasetPart, store: ManifestStore, check: Check) -> PreparedPa
         return None
     options, known = _zarr_options(store, part), frozenset[str]()
     there = StoredGroup.of(store, part.group)
+    if options["mode"] != "w":
+        ds = _turned(ds, there)
+        part = replace(part, ds=ds)
     if check is not None and options["mode"] != "w":
         known = check_agreement(ds, there, options["append_dim"])
     fits = fits_of(ds, there, options, part.encoding, known) if check == "values" else {}
     planned = None if part.append is None else part.append.plan(there)
     return PreparedPart(part, options, fits, there, planned)
+
+
+def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
+    """The dataset with the axes of the existing arrays, so that positions in both agree."""
+    turned = {}
+    for name, variable in ds.variables.items():
+        node = there.nodes.get(str(name))
+        dims = node.array.dimension_names if node is not None and node.array is not None else None
+        if dims is not None and variable.dims != dims and {*variable.dims} == {*dims}:
+            turned[name] = variable.transpose(*dims)
+    return ds.assign(turned) if turned else ds
 
 
 def put(
