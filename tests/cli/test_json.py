@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 import zarr
 from typer.testing import CliRunner
 
 import zarr_manifests as zm
+from cli_verbs import VERBS
 from zarr_manifests import reports
 from zarr_manifests.cli import app
 from zarr_manifests.cli.as_json import json_line
@@ -29,18 +29,6 @@ SILENT = {
     "demo": "it plays a scene, for people",
     "serve": "it says where it listens, and then runs",
 }
-
-
-def verbs(group: Any, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    found = {}
-    for name, command in group.commands.items():
-        inner = (*above, name)
-        deeper = hasattr(command, "commands")
-        found |= verbs(command, inner) if deeper else {" ".join(inner): command}
-    return found
-
-
-VERBS = verbs(typer.main.get_command(app))
 
 
 def test_every_verb_that_tells_something_has_it() -> None:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
+from cli_verbs import WITH_URL
 from zarr_manifests.cli import app
 
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def _verbs(group: Any, above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    found: dict[tuple[str, ...], Any] = {}
-    for name, command in group.commands.items():
-        within = (*above, name)
-        found |= _verbs(command, within) if hasattr(command, "commands") else {within: command}
-    return found
 
 
 # What these verbs cannot do without.
@@ -37,11 +28,6 @@ MORE = {
     "clone": ("elsewhere",),
     "export": ("elsewhere",),
     **dict.fromkeys(("import zarr", "import kerchunk", "import icechunk"), ("elsewhere",)),
-}
-WITH_URL = {
-    " ".join(verb): command
-    for verb, command in _verbs(typer.main.get_command(app)).items()
-    if any(parameter.name == "url" for parameter in command.params)
 }
 
 

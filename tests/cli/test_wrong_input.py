@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import pytest
-import typer
 import zarr
 from typer.testing import CliRunner
 
 import zarr_manifests as zm
+from cli_verbs import VERBS, WITH_URL
 from zarr_manifests.cli import app
 
 AFTER: dict[str, tuple[str, ...]] = {
@@ -146,19 +145,6 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("$new --history some", "--history some"),
     ],
 }
-
-
-def verbs(group: Any, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    found = {}
-    for name, command in group.commands.items():
-        inner = (*above, name)
-        deeper = hasattr(command, "commands")
-        found |= verbs(command, inner) if deeper else {" ".join(inner): command}
-    return found
-
-
-VERBS = verbs(typer.main.get_command(app))
-WITH_URL = {verb for verb, command in VERBS.items() if any(p.name == "url" for p in command.params)}
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -32,8 +32,11 @@ __all__ = [
     "complete_versions",
     "containers_of",
     "open_at",
+    "several",
     "storage_options",
 ]
+
+_PAIR: Final = "NAME=VALUE"
 
 
 def complete_versions(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -60,6 +63,12 @@ def _typed_url(ctx: typer.Context) -> str:
     typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     words = typed.split()[len(ctx.command_path.split()) :]
     return next((word for word in words if not word.startswith("-")), "")
+
+
+def several(*names: str, text: str, metavar: str | None = None) -> Any:
+    """An option that may be given several times, which its help says behind the text."""
+    text = f"{text}; may be given several times."
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
 
 
 Url = Annotated[
@@ -99,49 +108,25 @@ Message = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object on each line.")]
 Authorize = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--authorize",
-        help="Read the files of this saved container; may be given several times.",
-        show_default=False,
-    ),
+    list[str] | None, several("--authorize", text="Read the files of this saved container")
 ]
 Containers = Annotated[
     list[str] | None,
-    typer.Option(
-        "--container",
-        metavar="NAME=URL",
-        help="A place whose files may be looked at; may be given several times.",
-        show_default=False,
-    ),
+    several("--container", metavar="NAME=URL", text="A place whose files may be looked at"),
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option(
-        "--option",
-        "-o",
-        metavar="NAME=VALUE",
-        help="How to reach the storage, such as region=eu-west-1; may be given several times.",
-        show_default=False,
+    several(
+        "--option", "-o", metavar=_PAIR, text="How to reach the storage, such as region=eu-west-1"
     ),
 ]
 FromOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--from-option",
-        metavar="NAME=VALUE",
-        help="How to reach what is imported; may be given several times.",
-        show_default=False,
-    ),
+    several("--from-option", metavar=_PAIR, text="How to reach what is imported"),
 ]
 ToOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--to-option",
-        metavar="NAME=VALUE",
-        help="How to reach the other place; may be given several times.",
-        show_default=False,
-    ),
+    several("--to-option", metavar=_PAIR, text="How to reach the other place"),
 ]
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from zarr_manifests.cli.arguments import Authorize, Json, Options, Url, complete_versions, open_at
+from zarr_manifests.cli.arguments import (
+    Authorize,
+    Json,
+    Options,
+    Url,
+    complete_versions,
+    open_at,
+    several,
+)
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console, progress
 from zarr_manifests.errors import InvalidArgumentError
@@ -64,7 +72,7 @@ def run(
     ] = False,
     array: Annotated[
         list[str] | None,
-        typer.Option("--array", help="With --values: of this array; may be given several times."),
+        several("--array", text="With --values: of this array"),
     ] = None,
     authorize: Authorize = None,
     as_json: Json = False,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zarr_manifests.cli.arguments import Authorize, Options, Url, open_at
+from zarr_manifests.cli.arguments import Authorize, Options, Url, open_at, several
 from zarr_manifests.cli.console import say
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
@@ -30,11 +30,9 @@ _Token = Annotated[
 ]
 _Origins = Annotated[
     list[str] | None,
-    typer.Option(
+    several(
         "--origin",
-        help="Let web pages of this origin read, such as https://viewer.example; * for all. "
-        "May be given several times.",
-        show_default=False,
+        text="Let web pages of this origin read, such as https://viewer.example, or * for all",
     ),
 ]
 
