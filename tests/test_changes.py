@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from effort import examples
+from hearing import Hearing
 from inside import change_root
 from zarr_manifests import Change, Operation, Repository, Session
 from zarr_manifests.errors import (
@@ -428,9 +429,10 @@ def test_records_are_made_commit_by_commit(repository: Repository) -> None:
         session.commit("many")
     counting = CountingStorage(repository.storage)
     reader = Repository.open(counting)
-    calls: list[int] = []
-    changes = reader.changes(start, progress=calls.append)
-    assert calls == [1, 2, 3]
+    heard = Hearing()
+    changes = reader.changes(start, progress=heard)
+    assert heard.told == [("following the history", done) for done in range(4)]
+    assert heard.totals == {"following the history": 3}
 
     def read() -> int:
         return len({r.key for r in counting.log if r.op == "get" and "manifests/" in r.key})

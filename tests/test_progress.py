@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
 
 import zarr_manifests as zm
-from tests.support.hearing import Hearing
+from hearing import Hearing
 from zarr_manifests.progress import counted, expect, ignore
 from zarr_manifests.storage import MemoryStorage
 
@@ -159,3 +161,96 @@ def test_a_plan_and_a_compaction_tell_of_all_refs(repo: zm.Repository) -> None:
     hearing = heard(lambda told: repo.compact(mode="full", progress=told), Told())
     assert totals == [COMMITS + 10, COMMITS]
     assert hearing.done == hearing.totals == {"merging refs": COMMITS}
+
+
+# --- bringing and taking data ----------------------------------------------------------------
+
+
+def references(folder: Path, chunks: int) -> dict[str, Any]:
+    """kerchunk references to an array of that many chunks, in one file."""
+    (folder / "data").write_bytes(bytes(8 * chunks))
+    array = {"zarr_format": 2, "shape": [2 * chunks], "chunks": [2], "dtype": "<i4", "order": "C",
+             "compressor": None, "filters": None, "fill_value": 0}  # fmt: skip
+    found: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps(array)}
+    place = (folder / "data").as_uri()
+    return found | {f"a/{at}": [place, 8 * at, 8] for at in range(chunks)}
+
+
+def test_an_import_of_references_tells_of_references_and_chunks(
+    repo: zm.Repository, tmp_path: Path
+) -> None:
+    repo = zm.Repository.open(repo.storage, virtual_containers={"here": tmp_path})
+    given = references(tmp_path, 30)
+    hearing = heard(lambda told: repo.import_kerchunk(given, "/in", progress=told))
+    assert hearing.done == hearing.totals == {"reading references": 32, "chunks": 30}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_import_of_a_zarr_store_tells_of_files_and_chunks(
+    repo: zm.Repository, tmp_path: Path, copy: bool
+) -> None:
+    repo.readonly_session().export(tmp_path / "plain")
+    files = sum(path.is_file() for path in (tmp_path / "plain").rglob("*"))
+    target = zm.Repository.create(
+        tmp_path / "target", virtual_containers={"plain": tmp_path / "plain"}
+    )
+    hearing = heard(lambda told: target.import_zarr(tmp_path / "plain", "/in", copy, progress=told))
+    assert hearing.done == {"looking for files": files, "chunks": COMMITS}
+    assert hearing.totals == {"chunks": COMMITS}  # a folder says what it holds when it is listed
+
+
+@pytest.mark.parametrize("name", ["zarr", "zip", "kerchunk"])
+def test_an_export_tells_of_all_chunks(repo: zm.Repository, tmp_path: Path, name: Any) -> None:
+    with repo.transaction(message="again, which leaves a bound") as store:
+        zarr.open_array(store, path="t")[:20] = 7
+    session = repo.readonly_session()
+    copy = name != "kerchunk"
+    hearing = heard(
+        lambda told: session.export(tmp_path / "out", name, copy, progress=told), Hearing()
+    )
+    assert hearing.done == hearing.totals == {"chunks": COMMITS}
+
+
+def test_a_rewriting_tells_of_all_boxes(repo: zm.Repository) -> None:
+    hearing = heard(
+        lambda told: zm.rewrite_chunks(
+            repo, "t", chunks=(10,), task_bytes=80, round_bytes=320, progress=told
+        )
+    )
+    boxes = COMMITS // 10
+    assert hearing.totals == {"rewriting chunks": boxes}
+    assert hearing.told == [("rewriting chunks", done) for done in (0, 4, boxes)]
+
+
+# --- looking ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["log", "net"])
+def test_changes_tell_of_commits_followed_and_read(repo: zm.Repository, mode: Any) -> None:
+    hearing = heard(lambda told: [*repo.changes("main~20", "main", mode, progress=told)])
+    assert hearing.done == {"following the history": 20, "reading commits": 20}
+    assert hearing.totals == hearing.done
+    every = heard(lambda told: [*repo.changes(None, "trial", mode, progress=told)])
+    assert every.done["following the history"] == every.totals["following the history"]
+    assert every.done["reading commits"] == every.totals["reading commits"] == COMMITS - 8
+
+
+def test_a_difference_of_values_tells_of_commits_and_chunks(repo: zm.Repository) -> None:
+    hearing = heard(lambda told: repo.diff_values("trial", "main", "t", progress=told))
+    assert hearing.done == hearing.totals == {"reading commits": 10, "comparing chunks": 10}
+    with repo.transaction(message="make t anew") as store:
+        zarr.create_array(
+            store, name="t", shape=(6,), chunks=(2,), dtype="i4", overwrite=True, fill_value=5
+        )
+    anew = heard(lambda told: repo.diff_values("trial", "main", "t", progress=told))
+    assert anew.done == anew.totals == {"comparing chunks": 3}
+
+
+def test_usage_tells_of_every_array(repo: zm.Repository) -> None:
+    with repo.transaction(message="more arrays") as store:
+        for name in "abc":
+            zarr.create_array(store, name=name, shape=(2,), chunks=(2,), dtype="i4")
+    hearing = heard(lambda told: repo.du(progress=told))
+    assert hearing.done == hearing.totals == {"reading refs of arrays": 4}
+    session = repo.readonly_session()
+    assert heard(lambda told: session.du(progress=told)).told == hearing.told

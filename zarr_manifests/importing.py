@@ -9,7 +9,7 @@ Invariant: a branch is only continued from a commit that is an ancestor of its i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from itertools import starmap
@@ -32,7 +32,7 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
@@ -55,7 +55,7 @@ def import_icechunk(
     history: str,
     branches: Iterable[str] | None,
     authorize: Mapping[str, Any] | None,
-    progress: Callable[[str, int], None],
+    progress: Progress,
 ) -> dict[str, str]:
     """Import the branches and tags; the snapshot that each icechunk snapshot has become."""
     if history not in ("all", "heads"):
@@ -92,10 +92,12 @@ class _IcechunkHistory:
     context: Context
     source: IcechunkImport
     all_of_it: bool
-    progress: Callable[[str, int], None]
+    progress: Progress
     ours: dict[str, str] = field(default_factory=dict)
     _refs: Refs = field(init=False)
     _first: str = ""
+    _due: set[str] = field(default_factory=set)
+    _total: int = 0
     _names: dict[str, str | None] = field(default_factory=dict)
     _wanted: set[str] = field(default_factory=set)
 
@@ -116,14 +118,23 @@ class _IcechunkHistory:
         heads = [files.branches[name] for name in chosen]
         self._wanted = {*heads, *files.tags.values()}
         lineages = [files.lineage(head) for head in heads]
-        due = {each.name for lineage in lineages for each in lineage}
-        expect(self.progress, "snapshots", len(due if self.all_of_it else due & self._wanted))
+        tagged = [files.lineage(one) for one in files.tags.values()] if branches is None else []
+        due = {each.name for lineage in (*lineages, *tagged) for each in lineage}
+        self._due = (due if self.all_of_it else due & self._wanted) - self.ours.keys()
+        self._total = len(self._due)
+        expect(self.progress, "snapshots", self._total)
+        self._tell()
         for name, lineage in zip(chosen, lineages, strict=True):
             self._import_branch(name, lineage)
         for tag, snapshot in sorted(files.tags.items()):
             if branches is None or snapshot in self.ours:
                 self._import_tag(tag, snapshot)
         return self.ours
+
+    def _tell(self, *done: str) -> None:
+        """Tell how many of the snapshots that were due are there, with these."""
+        self._due.difference_update(done)
+        self.progress("snapshots", self._total - len(self._due))
 
     def _find_ours(self) -> None:
         """Find what was imported before, and the first snapshot of the repository."""
@@ -159,6 +170,7 @@ class _IcechunkHistory:
         root = lineage[0].name
         if root not in self.ours and not files.nodes(root) and self._first:
             self.ours[root] = self._first  # both are where a history begins, and empty
+            self._tell(root)
         known = [at for at, each in enumerate(lineage) if each.name in self.ours]
         begin = known[-1] if known else -1
         self._place(name, lineage, [lineage[at].name for at in known])
@@ -186,7 +198,7 @@ class _IcechunkHistory:
             )
             self._names[self.ours[each.name]] = each.name
             before = after
-            self.progress("snapshots", len(self.ours))
+            self._tell(each.name)
 
     def _place(self, name: str, lineage: Sequence[ForeignSnapshot], known: Sequence[str]) -> None:
         """See that the branch is at the last of the known snapshots, having been at one of them."""

@@ -52,8 +52,16 @@ def counted[T](
     b
     looking 2
     """
+    if progress is ignore:
+        return iter(items)
     if total is None and isinstance(items, Sized):
         total = len(items)
+    return _counted(progress, stage, items, total)
+
+
+def _counted[T](
+    progress: Progress, stage: str, items: Iterable[T], total: int | None
+) -> Iterator[T]:
     if total is not None:
         expect(progress, stage, total)
     progress(stage, 0)

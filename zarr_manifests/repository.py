@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
@@ -827,7 +827,9 @@ class Repository:
         named = self._refs.named(start, end)
         return history.compare.compare(self._context, *named, symmetric=symmetric)
 
-    def diff_values(self, start: str, end: str, path: str) -> ValueChanges:
+    def diff_values(
+        self, start: str, end: str, path: str, *, progress: Progress | None = None
+    ) -> ValueChanges:
         """Which cells of an array have other values in the version `end` than in `start`.
 
         The chunks that may differ are read in both versions and compared; which these are follows
@@ -839,6 +841,8 @@ class Repository:
             Any names of versions (`readonly_session`).
         path : str
             The array; if it was moved, by its path in either version.
+        progress : callable, optional
+            Called with what is being done, and with how many commits or chunks.
 
         Raises
         ------
@@ -860,7 +864,7 @@ class Repository:
         ...     zarr.open_array(store, path="a")[2] = 5
         >>> found = repo.diff_values("main~1", "main", "a")
         >>> print(found)
-        /a: 1 changed cells in 1 chunks
+        /a: 1 changed cell in 1 chunk
           by 2 to 2, on average by 2
         >>> found.map.tolist()
         [0, 1]
@@ -868,7 +872,7 @@ class Repository:
         from zarr_manifests.value_changes import value_changes
 
         old, new = map(self.readonly_session, (start, end))
-        return value_changes(self._context, old, new, path)
+        return value_changes(self._context, old, new, path, progress or ignore)
 
     def changes(
         self,
@@ -876,7 +880,7 @@ class Repository:
         end: str | None = None,
         mode: Literal["log", "net"] = "log",
         *,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[Change]:
         """The changes made by the commits after `start` up to `end`, oldest first.
 
@@ -894,7 +898,8 @@ class Repository:
             once: what was made and removed in between does not occur. It holds the coordinates of
             all that has changed in memory, and looks up at `start` the chunks that were removed.
         progress : callable, optional
-            Called with the number of commits found so far, while the history is followed.
+            Called with what is being done, and with how many commits: first while the history is
+            followed, then as the records are asked for.
 
         Yields
         ------
@@ -925,7 +930,7 @@ class Repository:
         """
         first, last = self._refs.range(start, end)
         return history.changes_between.changes_between(
-            self._context, first, last.head, mode, floor=last.floor, progress=progress
+            self._context, first, last.head, mode, floor=last.floor, progress=progress or ignore
         )
 
     def changed_cells(
@@ -1269,6 +1274,7 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
+        progress: Progress | None = None,
     ) -> Usage: ...
 
     @overload
@@ -1280,6 +1286,7 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
+        progress: Progress | None = None,
     ) -> ArrayStats: ...
 
     def du(
@@ -1290,6 +1297,7 @@ class Repository:
         branch: str | None = None,
         tag: str | None = None,
         snapshot_id: str | None = None,
+        progress: Progress | None = None,
     ) -> Usage | ArrayStats:
         """Exact chunks and bytes of every array and commit, or how far one array is filled.
 
@@ -1304,6 +1312,8 @@ class Repository:
             The snapshot, as for `readonly_session`; by default the head of `main`.
         path : str, optional
             One array.
+        progress : callable, optional
+            Called with what is being done, and with how many arrays; without a path only.
 
         Raises
         ------
@@ -1334,7 +1344,7 @@ class Repository:
             return opened(count)
         session = self.readonly_session(version, branch=branch, tag=tag, snapshot_id=snapshot_id)
         history = self.ancestry(snapshot_id=session.snapshot_id)
-        return Usage(session.du(), tuple(history))
+        return Usage(session.du(progress=progress), tuple(history))
 
     def build_index(self, branch: str = DEFAULT_BRANCH) -> IndexReport:
         """Bring the index of initialised chunks up to date with a branch.
@@ -1644,6 +1654,7 @@ class Repository:
             storage_options=storage_options,
             copy=copy,
             parallel=self._context.runtime.parallel,
+            progress=progress or ignore,
         )
         trusted = Containers.of({"source": location} if references.fetch is None else {})
         return self._import(
@@ -1654,7 +1665,7 @@ class Repository:
             branch,
             copy,
             max_bytes,
-            progress=progress,
+            progress=progress or ignore,
         )
 
     def import_kerchunk(
@@ -1670,6 +1681,7 @@ class Repository:
         append_dim: str | None = None,
         remote_protocol: str | None = None,
         storage_options: Mapping[str, object] | None = None,
+        progress: Progress | None = None,
     ) -> str:
         """Take kerchunk references in, in one commit: metadata, and refs to chunks.
 
@@ -1697,6 +1709,8 @@ class Repository:
             The scheme of locations without one, such as `s3`.
         storage_options : mapping, optional
             Options of `zarr_manifests.storage.from_url` for the URL of the references.
+        progress : callable, optional
+            Called with what is being done, and with how many references, files or chunks.
 
         Raises
         ------
@@ -1728,6 +1742,7 @@ class Repository:
             max_references=max_references,
             remote_protocol=remote_protocol,
             storage_options=storage_options,
+            progress=progress or ignore,
         )
         return self._import(
             found,
@@ -1738,6 +1753,7 @@ class Repository:
             False,
             max_bytes,
             only_chunks=True,
+            progress=progress or ignore,
             replace=mode == "w",
             append_dim=append_dim,
         )
@@ -1833,7 +1849,7 @@ class Repository:
         max_bytes: int,
         *,
         only_chunks: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = ignore,
         replace: bool = False,
         append_dim: str | None = None,
     ) -> str:

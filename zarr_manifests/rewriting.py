@@ -26,7 +26,7 @@ from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
-from zarr_manifests.progress import ignore
+from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repository import Repository, repository_of
@@ -53,7 +53,7 @@ def rewrite_chunks(
     task_bytes: int = 256 * 1024**2,
     round_bytes: int = 16 * 1024**3,
     dry_run: bool = False,
-    progress: Callable[[str, int], None] | None = None,
+    progress: Progress | None = None,
     run: Run | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> RewriteReport:
@@ -230,7 +230,7 @@ class _Rewriting:
         message: str,
         per_round: int,
         run: Run,
-        progress: Callable[[str, int], None],
+        progress: Progress,
     ) -> RewriteReport:
         """Rewrite what is left, and commit it to the branch."""
         # No compaction may come between the commits that amend each other.
@@ -245,6 +245,8 @@ class _Rewriting:
         kept = self._branch_name()
         reused = done = self._resumed(repository, kept)
         session = repository.writable_session(kept)
+        expect(progress, "rewriting chunks", len(self.needed))
+        progress("rewriting chunks", done or 0)
         while done is None or done < len(self.needed):
             first = done is None
             if first:

@@ -9,7 +9,7 @@ their changes back.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -43,6 +43,7 @@ from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
+from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     ArrayUsage,
     ChunkSelection,
@@ -755,7 +756,7 @@ class Session:
         overwrite: bool = False,
         tag: str | None = None,
         storage_options: Mapping[str, object] | None = None,
-        progress: Callable[[str, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> ExportReport:
         """Write the session's snapshot in a format that other software reads.
 
@@ -835,12 +836,17 @@ class Session:
 
     # --- contents ----------------------------------------------------------------------------
 
-    def du(self) -> tuple[ArrayUsage, ...]:
+    def du(self, *, progress: Progress | None = None) -> tuple[ArrayUsage, ...]:
         """Chunks and bytes of every array, and of every key that belongs to none.
 
         Counted from the manifests, uncommitted changes included; no chunk is read.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with what is being done, and with how many arrays.
         """
-        return usage_of(self._contents)
+        return usage_of(self._contents, progress or ignore)
 
     def totals(self) -> Totals:
         """Chunks and bytes of the session's snapshot, as the snapshot records them.

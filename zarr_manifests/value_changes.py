@@ -7,9 +7,9 @@ only if its values differ; NaN equals NaN.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import batched, product
+from itertools import batched, chain, product
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ValueChanges
 from zarr_manifests.session import Session
@@ -33,10 +34,13 @@ __all__ = ["value_changes"]
 _AT_ONCE: Final = 16
 
 
-def value_changes(context: Context, old: Session, new: Session, path: str) -> ValueChanges:
+def value_changes(
+    context: Context, old: Session, new: Session, path: str, progress: Progress = ignore
+) -> ValueChanges:
     """The cells of an array that differ between the snapshots of two sessions.
 
-    It may have been moved in between; then the path is either of both.
+    It may have been moved in between; then the path is either of both. `progress` is told how many
+    commits were read, then how many chunks.
 
     Raises
     ------
@@ -61,24 +65,26 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
     found: list[_Changed] = []
     coordinates = []
-    for batch in batched(_due(context, views, nodes), _AT_ONCE):
-        calls = [partial(_compared, arrays, _region(at, now.chunk_shape, shared)) for at in batch]
-        for at, changed in zip(batch, context.runtime.parallel(calls), strict=True):
-            if changed.cells:
-                found.append(changed)
-                coordinates.append(at)
+    due, count = _due(context, views, nodes, progress)
+    compare = partial(_compared_at, context, arrays, now.chunk_shape, shared)
+    batches = map(compare, batched(due, _AT_ONCE))
+    told = counted(progress, "comparing chunks", chain.from_iterable(batches), count)
+    for at, changed in told:
+        if changed.cells:
+            found.append(changed)
+            coordinates.append(at)
     rank = len(now.shape)
-    counted = [one for one in found if one.compared]
-    cells = sum(one.compared for one in counted)
+    numeric = [one for one in found if one.compared]
+    cells = sum(one.compared for one in numeric)
     return ValueChanges(
         absolute(path),
         now.shape,
         now.chunk_shape,
         np.array(coordinates, np.int64).reshape(len(coordinates), rank),
         np.array([one.cells for one in found], np.int64),
-        min((one.least for one in counted), default=None),
-        max((one.greatest for one in counted), default=None),
-        sum(one.total for one in counted) / cells if cells else None,
+        min((one.least for one in numeric), default=None),
+        max((one.greatest for one in numeric), default=None),
+        sum(one.total for one in numeric) / cells if cells else None,
         sum(one.to_nan for one in found),
         sum(one.from_nan for one in found),
         int(np.prod(now.shape, dtype=object) - np.prod(shared, dtype=object)),
@@ -102,18 +108,21 @@ def _arrays_at(old: SnapshotView, new: SnapshotView, path: str) -> tuple[Node, N
     return was, now
 
 
+type _At = tuple[int, ...]
+"""Coordinates of a chunk."""
+
+
 def _due(
-    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node]
-) -> Iterator[tuple[int, ...]]:
-    """The chunks of the newer array that may differ, in C order."""
+    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node], progress: Progress
+) -> tuple[Iterable[_At], int]:
+    """The chunks of the newer array that may differ, in C order, and how many these are."""
     (old, new), (was, now) = views, nodes
     assert was.array is not None
     assert now.array is not None
     # Of an array made anew, no log says which chunks are the same; unset ones differ by fill value.
     if was.node_id != now.node_id or _fill(was) != _fill(now):
-        yield from product(*map(range, now.array.grid.hi))
-        return
-    delta = net_changes(context, context.roots.read().root, old, new)
+        return product(*map(range, now.array.grid.hi)), now.array.grid.size
+    delta = net_changes(context, context.roots.read().root, old, new, progress)
     parts: list[IndexArray] = [
         delta.embedded.decode(part, data).coords()
         for part, data in delta.embedded.parts
@@ -121,10 +130,12 @@ def _due(
     ]
     if was.documents != now.documents:  # a chunk at the edge may have other cells
         parts += [t.coords() for v in views if (t := v.chunks(now.node_id)) is not None]
-    if parts:
-        hi = np.asarray(now.array.grid.hi, np.int64)
-        coords = np.unique(np.concatenate(parts), axis=0)
-        yield from map(tuple, coords[(coords < hi).all(axis=1)].tolist())
+    if not parts:
+        return (), 0
+    hi = np.asarray(now.array.grid.hi, np.int64)
+    coords = np.unique(np.concatenate(parts), axis=0)
+    coords = coords[(coords < hi).all(axis=1)]
+    return map(tuple, coords.tolist()), len(coords)
 
 
 def _fill(node: Node) -> str:
@@ -149,6 +160,18 @@ class _Changed:
     total: float = 0.0
     to_nan: int = 0
     from_nan: int = 0
+
+
+def _compared_at(
+    context: Context,
+    arrays: Sequence[zarr.Array[Any]],
+    chunk: Sequence[int],
+    shape: Sequence[int],
+    places: Sequence[_At],
+) -> Iterator[tuple[_At, _Changed]]:
+    """What differs in each of these chunks, which are read at once."""
+    calls = [partial(_compared, arrays, _region(at, chunk, shape)) for at in places]
+    return zip(places, context.runtime.parallel(calls), strict=True)
 
 
 def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _Changed:

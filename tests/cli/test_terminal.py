@@ -21,6 +21,8 @@ from zarr_manifests.cli import app
 from zarr_manifests.cli.progress_bar import ProgressBar
 from zarr_manifests.cli.words import on_command_line
 
+ICECHUNK = Path(__file__).parents[1] / "virtual/icechunk_golden/format-2"
+
 
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
@@ -128,7 +130,36 @@ VERBS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ["looking at what is there"],
     ),
     "export": (["export", "REPO", "PLAIN"], ["chunks"], []),
-    "import": (["import", "zarr", "IMPORTED", "PLAIN"], ["chunks"], []),
+    "import zarr": (
+        ["import", "zarr", "IMPORTED", "PLAIN"],
+        ["chunks"],
+        ["looking for files"],
+    ),
+    "import kerchunk": (
+        ["import", "kerchunk", "IMPORTED", "REFERENCES"],
+        ["reading references", "chunks"],
+        [],
+    ),
+    "import icechunk": (
+        ["import", "icechunk", "IMPORTED", "ICECHUNK", "--container", "here=HERE"],
+        ["snapshots"],
+        [],
+    ),
+    "diff": (
+        ["diff", "REPO", "main~2", "main"],
+        ["following the history", "reading commits"],
+        [],
+    ),
+    "diff --values": (
+        ["diff", "REPO", "main~2", "main", "--values"],
+        ["reading commits", "comparing chunks"],
+        [],
+    ),
+    "log": (["log", "REPO"], [], ["following the history"]),
+    "log PATH": (["log", "REPO", "t"], ["following the history", "reading commits"], []),
+    "ops": (["ops", "REPO"], [], ["reading the log"]),
+    "du": (["du", "REPO"], ["reading refs of arrays"], []),
+    "info": (["info", "REPO"], [], ["looking at what is stored"]),
     "expire": (["expire", "REPO", "--keep-last", "1"], ["following the history"], []),
     "gc": (
         ["gc", "REPO", "--grace", "0s"],
@@ -154,12 +185,16 @@ def places(url: Path) -> dict[str, str]:
         with repo.transaction(branch=branch, message="write") as store:
             zarr.open_array(store, path="t")[:2] = 5
     repo.delete_branch("gone")
-    repo.readonly_session().export(elsewhere / "plain")
+    session = repo.readonly_session()
+    session.export(elsewhere / "plain")
+    session.export(elsewhere / "references", "kerchunk", copy=False, tag="kept")
+    shutil.copytree(ICECHUNK, elsewhere / "icechunk")
     shutil.copytree(url, elsewhere / "lost")
     (elsewhere / "lost" / "current").unlink()
     (elsewhere / "config").write_text("chunk-manifests: {}\n")
-    names = ("config", "clone", "imported", "lost", "plain")
-    return {"REPO": str(url), **{name.upper(): str(elsewhere / name) for name in names}}
+    names = ("config", "clone", "icechunk", "imported", "lost", "plain", "references")
+    found = {"REPO": str(url), "here=HERE": f"here={elsewhere}"}
+    return found | {name.upper(): str(elsewhere / name) for name in names}
 
 
 @pytest.mark.parametrize("verb", VERBS)

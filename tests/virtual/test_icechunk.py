@@ -23,6 +23,7 @@ import zarr
 import zstandard
 
 import zarr_manifests as zm
+from hearing import Hearing
 from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.errors import (
     ConflictError,
@@ -96,10 +97,13 @@ def check(repo: zm.Repository, ours: dict[str, str], expected: dict[str, Any]) -
 def test_all_snapshots_branches_and_tags_come_along(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
-    told: list[tuple[str, int]] = []
-    ours = repo.import_icechunk(source, progress=lambda *what: told.append(what))
+    hearing = Hearing()
+    ours = repo.import_icechunk(source, progress=hearing)
     assert ours.keys() == expected["snapshots"].keys()
-    assert told[-1] == ("snapshots", len(ours))
+    assert hearing.done == hearing.totals == {"snapshots": len(ours)}
+    again = Hearing()
+    repo.import_icechunk(source, progress=again)
+    assert again.done == again.totals == {"snapshots": 1}  # the empty first one, as each time
     check(repo, ours, expected)
     assert repo.list_branches() == {n: ours[s] for n, s in expected["branches"].items()}
     assert repo.list_tags() == {n: ours[s] for n, s in expected["tags"].items()}
@@ -183,9 +187,11 @@ def test_an_import_that_was_interrupted_goes_on(
 def test_heads_are_imported_alone(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
-    ours = repo.import_icechunk(source, history="heads")
+    hearing = Hearing()
+    ours = repo.import_icechunk(source, history="heads", progress=hearing)
     named = {*expected["branches"].values(), *expected["tags"].values()}
     assert ours.keys() == named | {"1CECHNKREP0F1RSTCMT0"}
+    assert hearing.done == hearing.totals == {"snapshots": len(named)}
     check(repo, ours, expected)
     found = [info.snapshot_id for info in repo.ancestry("side")]
     assert found[0] == ours[expected["branches"]["side"]]

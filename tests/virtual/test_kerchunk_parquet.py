@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from hearing import Hearing
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
@@ -83,6 +84,15 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     mapper["empty/.zattrs"] = dims("none")
     mapper.flush()
     return tmp_path / "refs"
+
+
+def test_an_import_tells_of_files_and_chunks(repo: zm.Repository, folder: Path) -> None:
+    hearing = Hearing()
+    repo.import_kerchunk(folder, progress=hearing)
+    files = len([*folder.rglob("*.parq")])
+    chunks = len(THERE) - 2  # those in the references themselves are no references
+    assert hearing.done == hearing.totals
+    assert hearing.done == {"reading files of references": files, "chunks": chunks}
 
 
 @pytest.fixture

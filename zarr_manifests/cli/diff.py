@@ -91,9 +91,7 @@ def run(
         _show_difference(repo.diff(start, end, symmetric=not direct), coordinates, as_json)
         return
     with progress("following the history") as told:
-        changes = repo.changes(
-            start, end, "log" if log else "net", progress=lambda done: told("following", done)
-        )
+        changes = repo.changes(start, end, "log" if log else "net", progress=told)
         first = next(changes, None)
     found = _with_first(first, changes)
     if as_json:
@@ -208,8 +206,8 @@ def _show_values(
     if not (paths or as_json):
         out.print("no changes")
     for path in paths:
-        with progress(f"comparing {plain_text(path)}"):
-            found = repo.diff_values(start, end, path)
+        with progress(f"comparing {plain_text(path)}") as told:
+            found = repo.diff_values(start, end, path, progress=told)
         if as_json:
             print_json(found)
             continue

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at
 from zarr_manifests.cli.as_json import print_json
-from zarr_manifests.cli.console import columns, console
+from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text
@@ -48,7 +48,8 @@ def run(
         found = session.totals()
         print_json(found) if as_json else _print_totals(found)
         return
-    arrays = session.du()
+    with progress("reading manifests") as told:
+        arrays = session.du(progress=told)
     if as_json:
         print_json({"snapshot_id": session.snapshot_id, "arrays": arrays})
     else:

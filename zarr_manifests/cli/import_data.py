@@ -103,7 +103,7 @@ def run_kerchunk(
 ) -> None:
     """Import kerchunk references in one commit: a JSON file, or a folder of parquet files."""
     reached = storage_options(references, from_option, "--from-option") or None
-    with progress("importing references"):
+    with progress("importing references") as told:
         made = _into(
             url,
             option,
@@ -116,6 +116,7 @@ def run_kerchunk(
                 mode="w" if replace else "w-",
                 append_dim=append_dim,
                 remote_protocol=remote_protocol,
+                progress=told,
                 **_bound(max_bytes, storage_options=reached),
             ),
         )

@@ -14,6 +14,7 @@ from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.cli.repository_metadata import value_text
 from zarr_manifests.plain import plain_text
+from zarr_manifests.progress import counted
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 
 if TYPE_CHECKING:
@@ -145,11 +146,10 @@ def _stored(repo: Repository) -> dict[str, tuple[int, int]]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     with progress("looking at what is stored") as told:
-        for done, info in enumerate(repo.storage.list(), 1):
+        for info in counted(told, "looking at what is stored", repo.storage.list()):
             kind = info.key.partition("/")[0]
             counts[kind] += 1
             sizes[kind] += info.nbytes
-            told("looking at what is stored", done)
     return {kind: (counts[kind], nbytes) for kind, nbytes in sizes.most_common()}
 
 

@@ -16,6 +16,7 @@ from zarr_manifests.cli.as_json import plain, print_json
 from zarr_manifests.cli.console import console, progress
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.progress import counted
 from zarr_manifests.texts import time_text, totals_text, written_text
 from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
@@ -66,7 +67,9 @@ def run(
         touched = _touching(repo, at, path)
         history = (info for info in history if info.snapshot_id in touched)
     refs, out = refs_by_snapshot(repo.list_branches(), repo.list_tags()), console()
-    shown = [*islice(history, min(limit, sys.maxsize) or None)]
+    taken = islice(history, min(limit, sys.maxsize) or None)
+    with progress("following the history") as told:
+        shown = [*counted(told, "following the history", taken)]
     if as_json:
         print_json(*(snapshot_record(info, refs.get(info.id, ())) for info in shown))
         return
@@ -120,7 +123,7 @@ def _touching(repo: Repository, at: str, path: str) -> set[str]:
     with progress("following the history") as told:
         records = [
             (change.snapshot_id, change.path, change.moved_from)
-            for change in repo.changes(start, at, progress=lambda done: told("following", done))
+            for change in repo.changes(start, at, progress=told)
         ]
     now = absolute(path.strip("/"))
     names, touched = _Names(now), set[str]()

@@ -22,6 +22,7 @@ from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.progress import counted
 from zarr_manifests.texts import bytes_text, count_text, time_text
 
 if TYPE_CHECKING:
@@ -192,7 +193,9 @@ def run_ops(
     url: Url, limit: _Limit = _SHOWN, as_json: Json = False, option: Options = None
 ) -> None:
     """Show who did what to which branch or tag, newest first."""
-    operations = islice(open_at(url, option).ops_log(), min(limit, sys.maxsize) or None)
+    taken = islice(open_at(url, option).ops_log(), min(limit, sys.maxsize) or None)
+    with progress("reading the log") as told:
+        operations = [*counted(told, "reading the log", taken)]
     if as_json:
         print_json(*operations)
         return

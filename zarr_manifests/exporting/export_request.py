@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import absolute
+from zarr_manifests.progress import Progress, expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ExportReport
 
@@ -43,7 +44,7 @@ class ExportRequest:
     overwrite: bool
     tag: str | None
     storage_options: Mapping[str, object] | None
-    progress: Callable[[str, int], None] | None
+    progress: Progress | None
 
     def check_copies(self) -> None:
         """Refuse what only goes with references.
@@ -111,6 +112,8 @@ class ExportCount:
 
     def report(self, source: SnapshotSource, dest: str, tag: str | None = None) -> ExportReport:
         """What the export has written."""
+        if self.request.progress is not None:  # of the chunks before, only a bound was known
+            expect(self.request.progress, "chunks", self.chunks)
         return ExportReport(
             format=self.request.format,
             dest=dest,

@@ -12,13 +12,14 @@ names.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from zarr_manifests.progress import Progress
 from zarr_manifests.reports import (
     CollectionReport,
     CompactionReport,
@@ -37,7 +38,6 @@ from zarr_manifests.storage import Storage
 __all__ = ["collect", "compact", "compute_statistics", "repack", "rewrite_chunks", "verify"]
 
 type Location = str | os.PathLike[str] | Storage | Repository
-type Progress = Callable[[str, int], None]
 
 
 def verify(

@@ -43,6 +43,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.storage import ObjectStorage
 from zarr_manifests.storage.files import open_regular
 from zarr_manifests.storage.object_versions import Version
@@ -75,6 +76,7 @@ def read_kerchunk(
     max_references: int = MAX_REFERENCES,
     remote_protocol: str | None = None,
     storage_options: Mapping[str, object] | None = None,
+    progress: Progress = ignore,
 ) -> References:
     """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
 
@@ -97,6 +99,8 @@ def read_kerchunk(
         The scheme of locations without one, such as `s3`.
     storage_options : mapping, optional
         Options of `from_url` for the URL of the references.
+    progress : callable
+        Called with what is being done, and how many references or files were read.
 
     Raises
     ------
@@ -118,8 +122,8 @@ def read_kerchunk(
         url = location_of(given)
         scheme, place = parse_location(url)
         if scheme == "file" and os.path.isdir(place):
-            return read_parquet(place, files, budget)
-        found = _remote_folder(scheme, url, files, budget, storage_options)
+            return read_parquet(place, files, budget, progress)
+        found = _remote_folder(scheme, url, files, budget, storage_options, progress)
         if found is not None:
             return found
         if scheme == "file":
@@ -133,7 +137,7 @@ def read_kerchunk(
     keys: list[str] = []
     source, offset, length = array("q"), array("q"), array("q")
     try:
-        for key, ref in refs.items():
+        for key, ref in counted(progress, "reading references", refs.items()):
             if type(ref) not in (list, tuple):
                 values[key] = _value(key, ref, budget)
                 continue
@@ -195,6 +199,7 @@ def _remote_folder(
     files: Files,
     budget: Budget,
     storage_options: Mapping[str, object] | None,
+    progress: Progress,
 ) -> References | None:
     """The references of a folder of parquet files in an object store; None if there is none."""
     if scheme in ("file", *WEB) or url.endswith(_ENDINGS):
@@ -207,7 +212,7 @@ def _remote_folder(
     except ObjectNotFoundError:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        for info in storage.files():
+        for info in counted(progress, "fetching files", [*storage.files()]):
             if not {"", ".", ".."}.isdisjoint(info.key.split("/")):
                 raise InvalidArgumentError(f"{url} has an object with an odd name, {info.key!r}")
             budget.take(info.nbytes, url)
@@ -215,7 +220,7 @@ def _remote_folder(
             path = Path(folder, info.key)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(read[0] if read is not None else b"")
-        return read_parquet(folder, files, budget)
+        return read_parquet(folder, files, budget, progress)
 
 
 def _unpacked(reader: Any, url: str, budget: Budget) -> bytes:

@@ -25,6 +25,8 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -46,6 +48,7 @@ from zarr_manifests.keys import (
     parse_documents,
     split,
 )
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.virtual.budget import Budget
@@ -74,7 +77,9 @@ class _RefColumns:
     length: Column
 
 
-def read_parquet(folder: str, files: Files, budget: Budget) -> References:
+def read_parquet(
+    folder: str, files: Files, budget: Budget, progress: Progress = ignore
+) -> References:
     """Read the references in a folder of parquet files, within the budget of bytes.
 
     Raises
@@ -97,16 +102,17 @@ def read_parquet(folder: str, files: Files, budget: Budget) -> References:
     numbered: list[Numbered] = []
     rows = 0
     _check_strays(folder, arrays)
-    for path, meta in arrays.items():
+    due = [(path, number) for path in arrays for number in _numbers(os.path.join(folder, path))]
+    told = counted(progress, "reading files of references", due)
+    for path, some in groupby(told, key=itemgetter(0)):
         found = [
-            _read(folder, path, number, meta, record_size, files, values, budget)
-            for number in _numbers(os.path.join(folder, path))
+            _read(folder, path, number, arrays[path], record_size, files, values, budget)
+            for _, number in some
         ]
-        if found:
-            chunk = np.concatenate([part.chunk for part in found])
-            numbered.append(Numbered(path, rows, chunk))
-            rows += len(chunk)
-            parts += found
+        chunk = np.concatenate([part.chunk for part in found])
+        numbered.append(Numbered(path, rows, chunk))
+        rows += len(chunk)
+        parts += found
     none = np.zeros(0, np.int64)
     source, offset, length = (
         np.concatenate([none, *(getattr(part, name) for part in parts)])

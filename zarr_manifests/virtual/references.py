@@ -33,6 +33,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.columns import Column
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import ObjectStorage, Storage, from_url
@@ -48,6 +49,7 @@ from zarr_manifests.virtual.virtual_files import VirtualReader
 __all__ = ["Files", "Numbered", "References", "list_zarr", "location_of"]
 
 _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+_LISTING: Final = "looking for files"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,11 +259,12 @@ def list_zarr(
     storage_options: Mapping[str, object] | None = None,
     copy: bool = False,
     parallel: Parallel = one_by_one,
+    progress: Progress = ignore,
 ) -> tuple[str, References]:
     """The name of a place, and the entries of the Zarr store there, each a file.
 
     Documents count up to `max_bytes`. The entries of a Zarr `Store` that is at no place can only be
-    copied.
+    copied. `progress` is told how many files were found.
 
     Raises
     ------
@@ -288,7 +291,7 @@ def list_zarr(
         return f"a {type(given).__name__}", _in_store(given, Budget(max_bytes))
     if isinstance(given, ObjectStorage):
         refuse_options("a storage", storage_options)
-        return given.url, _in_bucket(given, Budget(max_bytes), parallel)
+        return given.url, _in_bucket(given, Budget(max_bytes), parallel, progress)
     if not isinstance(given, str | os.PathLike):
         given = given.url
     root = location_of(given)
@@ -296,7 +299,7 @@ def list_zarr(
     if scheme in REMOTE:
         storage = storage_of(root, storage_options)
         assert isinstance(storage, ObjectStorage)
-        return root, _in_bucket(storage, Budget(max_bytes), parallel)
+        return root, _in_bucket(storage, Budget(max_bytes), parallel, progress)
     refuse_options("a local folder", storage_options)
     if scheme == "file" and os.path.isfile(place):
         zipped = "a ZIP file" if zipfile.is_zipfile(place) else "a file"
@@ -308,7 +311,7 @@ def list_zarr(
     keys, sizes, modified = [], [], []
     budget = Budget(max_bytes)
     entries = _files_below(place, budget) if scheme == "file" else _objects_below(place, budget)
-    for key, nbytes, modified_ms, data in entries:
+    for key, nbytes, modified_ms, data in counted(progress, _LISTING, entries):
         if data is not None:
             values[key] = data
         else:
@@ -343,7 +346,9 @@ def _references(
     )
 
 
-def _in_bucket(storage: ObjectStorage, budget: Budget, parallel: Parallel) -> References:
+def _in_bucket(
+    storage: ObjectStorage, budget: Budget, parallel: Parallel, progress: Progress
+) -> References:
     """The entries of a store in a bucket, whose documents are fetched at once."""
 
     def fetch(key: str) -> bytes:
@@ -352,7 +357,7 @@ def _in_bucket(storage: ObjectStorage, budget: Budget, parallel: Parallel) -> Re
             raise StorageError(f"{storage.url}/{key} has changed while it was read; try again")
         return found[0]
 
-    listed = [*storage.files()]
+    listed = [*counted(progress, _LISTING, storage.files())]
     sizes = {info.key: info.nbytes for info in listed}
     times = {info.key: info.modified_ms for info in listed}
     documents = [info.key for info in listed if info.key.rpartition("/")[2] in _DOCUMENTS]

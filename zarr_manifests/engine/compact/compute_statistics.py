@@ -62,7 +62,7 @@ from zarr_manifests.planning.zones.entries import (
 )
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ArrayStatistics, StatisticsReport
 from zarr_manifests.runtime import Run
@@ -184,7 +184,7 @@ class _Measuring:
     contents: SessionView
     keys: SessionKeys
     zones: LeafZones
-    progress: Callable[[str, int], None]
+    progress: Progress
     run: Run | None = None
     new: dict[bytes, NewPages] = field(default_factory=dict)
     done: int = 0
@@ -346,7 +346,7 @@ def compute_statistics(
     context: Context,
     paths: Sequence[str] | None,
     branch: str,
-    progress: Callable[[str, int], None],
+    progress: Progress,
     run: Run | None = None,
 ) -> StatisticsReport:
     """Make the zone maps of these arrays, or of all, as they are on the branch.
@@ -369,7 +369,7 @@ def _compute(
     context: Context,
     paths: Sequence[str] | None,
     branch: str,
-    progress: Callable[[str, int], None],
+    progress: Progress,
     run: Run | None,
 ) -> StatisticsReport:
     root = context.roots.with_branch(context.roots.read().root, branch)

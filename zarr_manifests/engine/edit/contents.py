@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import batched, chain
 from typing import Final
 
 import numpy as np
@@ -13,10 +14,12 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import changed_nodes
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.reports import ArrayUsage, Status
 
 __all__ = ["status_of", "summary", "usage_of"]
 
+_AT_ONCE: Final = 256
 _NAMED: Final = 3
 _CHUNKS: Final = 100
 """So many chunks of an array are named."""
@@ -72,10 +75,15 @@ def summary(contents: SessionView) -> str:
     return f"change {', '.join(found[:_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def usage_of(contents: SessionView) -> tuple[ArrayUsage, ...]:
-    """Chunks and bytes of every array and opaque entry, by path; no chunk is read."""
+def usage_of(contents: SessionView, progress: Progress = ignore) -> tuple[ArrayUsage, ...]:
+    """Chunks and bytes of every array and opaque entry, by path; no chunk is read.
+
+    `progress` is told of how many of these.
+    """
     nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
-    calls = [partial(contents.chunks, node) for node in nodes]
-    tables = contents.context.runtime.parallel(calls)
-    found = map(ArrayUsage.of, (absolute(node.path) for node in nodes), tables)
+    calls = (partial(contents.chunks, node) for node in nodes)
+    tables = chain.from_iterable(map(contents.context.runtime.parallel, batched(calls, _AT_ONCE)))
+    told = counted(progress, "reading refs of arrays", tables, len(nodes))
+    both = zip(nodes, told, strict=True)
+    found = [ArrayUsage.of(absolute(node.path), table) for node, table in both]
     return tuple(sorted(found, key=lambda usage: usage.path))

@@ -10,7 +10,7 @@ nothing is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -27,7 +27,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, VirtualRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.virtual.appended_references import appended
 from zarr_manifests.virtual.containers import Containers
@@ -56,7 +56,7 @@ def import_references(
     copy: bool,
     max_bytes: int,
     only_chunks: bool = False,
-    progress: Callable[[str, int], None] | None = None,
+    progress: Progress = ignore,
     append_dim: str | None = None,
 ) -> None:
     """Put what `references` say below `path`.
@@ -78,7 +78,7 @@ def import_references(
     only_chunks : bool
         Whether to refuse keys that are neither documents nor chunks of an array. Otherwise they
         are kept as they are, as other files in a Zarr store.
-    progress : callable, optional
+    progress : callable
         Called with `"chunks"` and the number of chunks taken in so far.
     append_dim : str, optional
         The dimension along which they continue what is there, if anything is.
@@ -108,8 +108,8 @@ def import_references(
     rows_of, others = _by_array(workspace, path, references)
     if only_chunks:
         _refuse_others(workspace, path, references, others)
-    done, told = 0, progress or (lambda stage, done: None)
-    expect(told, "chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
+    done = 0
+    expect(progress, "chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
     for place, parts in rows_of.items():
         node = workspace.contents.array_at(place)
         assert node.array is not None
@@ -121,13 +121,13 @@ def import_references(
             table = _table(workspace, node, references, rows, coords)
             workspace.put_table(node.path, node.array.grid, table)
             done += len(rows)
-            told("chunks", done)
+            progress("chunks", done)
             continue
         for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
             key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
             workspace.set(key, source.read(row))
             done += 1
-            told("chunks", done)
+            progress("chunks", done)
     for row in others:
         workspace.set(join(path, references.keys[row]), source.read(row))
 

@@ -49,6 +49,7 @@ __all__ = [
     "locate",
     "starts",
     "tag_floor",
+    "walk_length",
 ]
 
 FOLLOWING: Final = "following the history"
@@ -112,9 +113,7 @@ def _walk[T: Snapshot | Ancestor](
     progress: Progress,
 ) -> Iterator[tuple[BlobRef, T]]:
     walk = _steps(context, start, floor, load)
-    if progress is ignore:
-        return walk
-    return counted(progress, FOLLOWING, walk, _length(context, start, floor))
+    return counted(progress, FOLLOWING, walk, walk_length(context, start, floor, progress))
 
 
 def _steps[T: Snapshot | Ancestor](
@@ -136,11 +135,15 @@ def _steps[T: Snapshot | Ancestor](
         ref = snapshot.parent if ref.key != last else None
 
 
-def _length(context: ReadContext, start: BlobRef, floor: str | None) -> int | None:
-    """How many snapshots a walk finds; None if it cannot be told.
+def walk_length(
+    context: ReadContext, start: BlobRef, floor: str | None, progress: Progress
+) -> int | None:
+    """How many snapshots a walk finds; None if it cannot be told, or nobody wants to know.
 
     It reads the two ends, since a snapshot knows how many ancestors it has.
     """
+    if progress is ignore:
+        return None
     if floor == snapshot_id_of(start.key):
         return 1
     try:

@@ -13,7 +13,7 @@ chunks that were unset in the range are looked up at its start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, Literal
@@ -21,7 +21,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.engine.history.ancestry import ancestors
+from zarr_manifests.engine.history.ancestry import FOLLOWING, ancestors, walk_length
 from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -40,6 +40,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.presence import kinds_at
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
+from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.records import dataclass
 
 __all__ = [
@@ -52,7 +53,6 @@ __all__ = [
 ]
 
 type Mode = Literal["log", "net"]
-type Progress = Callable[[int], None]
 
 _AT_ONCE: Final = 64
 
@@ -72,12 +72,12 @@ def changes_between(
     mode: Mode,
     *,
     floor: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> Iterator[Change]:
     """The changes of the commits after snapshot `start` (None: all) up to the one at `end`.
 
-    `floor` is the oldest snapshot in history, if that is not the first; `progress` is called with
-    the number of commits found so far.
+    `floor` is the oldest snapshot in history, if that is not the first; `progress` is told how many
+    commits were found, and how many were read.
 
     Raises
     ------
@@ -91,7 +91,8 @@ def changes_between(
     with if_expired(context, start, end):
         commits, before = commits_between(context, start, end, floor, progress)
         view = None if before is None else context.open_view(before)
-    records = _log(context, view, commits) if mode == "log" else _net(context, view, commits)
+    read = _log if mode == "log" else _net
+    records = read(context, view, commits, progress)
     return _guarded(context, start, end, records)
 
 
@@ -108,7 +109,7 @@ def commits_between(
     start: str | None,
     end: BlobRef,
     floor: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = ignore,
 ) -> tuple[list[LoggedCommit], BlobRef | None]:
     """The commits, oldest first, and the snapshot before the first of them.
 
@@ -118,7 +119,10 @@ def commits_between(
     commits: list[LoggedCommit] = []
     due: list[Snapshot] = []
     before: BlobRef | None = None
-    for ref, snapshot in ancestors(context, end):
+    length = walk_length(context, end, floor if start is None else start, progress)
+    if length is not None and start is not None:
+        length -= 1  # its own commit is not one of them
+    for ref, snapshot in counted(progress, FOLLOWING, ancestors(context, end), length):
         if ref.key == stop:
             before = ref
             break
@@ -127,8 +131,6 @@ def commits_between(
         if len(due) == _AT_ONCE:
             _check_logs(context, due)
             due = []
-        if progress is not None:
-            progress(len(commits))
         if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:
             raise _expired(start, end, f"the history of the branch begins at {floor}")
     if before is None and start is not None:
@@ -149,19 +151,25 @@ def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
 
 
 def _log(
-    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
+    context: ReadContext,
+    before: SnapshotView | None,
+    commits: list[LoggedCommit],
+    progress: Progress,
 ) -> Iterator[Change]:
     nodes = NodeTable(() if before is None else before.nodes.values())
-    for commit in commits:
+    for commit in counted(progress, "reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
         yield from changes_of(nodes, delta, _tables(context, delta), commit.snapshot_id)
 
 
 def _net(
-    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
+    context: ReadContext,
+    before: SnapshotView | None,
+    commits: list[LoggedCommit],
+    progress: Progress,
 ) -> Iterator[Change]:
     net = Net.since(() if before is None else before.nodes.values())
-    for commit in commits:
+    for commit in counted(progress, "reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
         net.add(delta, _tables(context, delta))
     yield from net.node_changes()
