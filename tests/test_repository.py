@@ -133,6 +133,26 @@ def test_open_says_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("winds.nc", r"a netCDF file lies there, and no repository: `zm\.virtual\.write` refers"),
+        ("WINDS.H5", r"a netCDF file lies there"),
+        ("winds.grib2", r"a GRIB file lies there, .*`repo\.import_kerchunk` refers.*`zm\.write`"),
+        ("winds.csv", r"make one with Repository\.create, or check the path"),
+    ],
+)
+def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "files").mkdir()
+    file = tmp_path / "files" / name
+    file.write_bytes(b"data")
+    with pytest.raises(NotARepositoryError, match=said):
+        Repository.open(file)
+    in_folder = said.replace("a netCDF file", "a folder with netCDF files")
+    with pytest.raises(NotARepositoryError, match=in_folder.replace("a GRIB file", "GRIB files")):
+        Repository.open(tmp_path / "files")
+
+
 def test_open_or_create_makes_one_and_opens_it_afterwards(tmp_path: Path) -> None:
     first = Repository.open_or_create(tmp_path / "r", {"max-delta-count": 7})
     second = Repository.open_or_create(tmp_path / "r")

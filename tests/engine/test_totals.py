@@ -570,3 +570,16 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
     assert set(asked) <= {"array7"}
     assert len(bases) == 1
     check_sums(contents_of(session.store).view.snapshot.sums, repository.totals())
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (Amount(1, 1, refs_exact=True, nbytes_exact=True), "1 chunk, 1 byte"),
+        (Amount(2000, 1, refs_exact=False, nbytes_exact=True), "at most 2,000 chunks, 1 byte"),
+        (Amount(1, 20, refs_exact=True, nbytes_exact=False), "1 chunk, at most 20 bytes"),
+        (Amount(0, None, refs_exact=True, nbytes_exact=True), "0 chunks"),
+    ],
+)
+def test_an_amount_says_one_chunk_and_two_chunks(one: Amount, text: str) -> None:
+    assert str(one) == text

@@ -20,6 +20,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.sums import Tally
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports.version_reports import SnapshotInfo
+from zarr_manifests.texts import count_text
 
 __all__ = [
     "Amount",
@@ -311,10 +312,11 @@ class Amount:
         return self.refs_exact and self.nbytes_exact
 
     def __str__(self) -> str:
-        chunks = f"{'' if self.refs_exact else 'at most '}{self.refs:,} chunks"
+        chunks = ("" if self.refs_exact else "at most ") + count_text(self.refs, "chunk")
         if self.nbytes is None:
             return chunks
-        return f"{chunks}, {'' if self.nbytes_exact else 'at most '}{self.nbytes:,} bytes"
+        most = "" if self.nbytes_exact else "at most "
+        return f"{chunks}, {most}{count_text(self.nbytes, 'byte')}"
 
     @classmethod
     def of(cls, tally: Tally) -> Amount:

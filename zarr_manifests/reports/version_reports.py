@@ -20,6 +20,7 @@ from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.markup import page, report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
+from zarr_manifests.texts import count_text
 from zarr_manifests.versions import RefName
 
 __all__ = [
@@ -372,7 +373,8 @@ class ValueChanges:
         return found
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {self.cells:,} changed cells in {len(self.chunks):,} chunks"]
+        chunks = count_text(len(self.chunks), "chunk")
+        lines = [f"{self.path}: {count_text(self.cells, 'changed cell')} in {chunks}"]
         if self.mean is not None:
             lines.append(f"  by {self.minimum:g} to {self.maximum:g}, on average by {self.mean:g}")
         facts = [(self.to_nan, "became NaN"), (self.from_nan, "were NaN")]
@@ -461,7 +463,7 @@ class MergeReport:
     def __str__(self) -> str:
         if not self.merges:
             return plain_text(f"{self.into} has all changes of {self.source}")
-        count = f"{self.commits} commit" if self.commits == 1 else f"{self.commits:,} commits"
+        count = count_text(self.commits, "commit")
         would = "would bring" if self.dry_run else "brought"
         how = "by moving the branch there" if self.fast_forward else "in one commit"
         if self.conflicts:

@@ -7,7 +7,9 @@ requests.
 from __future__ import annotations
 
 import contextlib
+from itertools import islice
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from zarr_manifests.errors import ManifestsError
@@ -18,6 +20,12 @@ from zarr_manifests.storage.protocol import ReadableStorage
 __all__ = ["around", "instead"]
 
 _DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_KINDS: Final = {
+    **dict.fromkeys((".nc", ".nc4", ".cdf", ".h5", ".hdf5"), "netCDF"),
+    **dict.fromkeys((".grib", ".grib2", ".grb", ".grb2"), "GRIB"),
+}
+_LOOKED_AT: Final = 100
+"""So many names in a folder are looked at."""
 
 
 def instead(storage: ReadableStorage) -> str | None:
@@ -35,9 +43,9 @@ def instead(storage: ReadableStorage) -> str | None:
         return (
             "a plain Zarr store lies there, which xr.open_zarr and zarr.open_group open. If there "
             "was a repository, something like to_zarr(mode='w') has deleted it, and only a backup "
-            "has it"
+            "has it. `repo.import_zarr` and `zarr-manifests import zarr` take it into another one"
         )
-    return None
+    return _of_files(storage)
 
 
 def around(storage: ReadableStorage) -> Path | None:
@@ -58,6 +66,25 @@ def _is_plain_zarr(storage: ReadableStorage) -> bool:
         storage.head(_DOCUMENTS[0])
         return True
     return False
+
+
+def _of_files(storage: ReadableStorage) -> str | None:
+    """How to take in files of netCDF or GRIB, if the place is one, or a folder with some."""
+    folder = _folder(storage)
+    if folder is None:
+        return None
+    files = [folder]
+    with contextlib.suppress(OSError):  # unknown counts as no
+        files += islice(folder.iterdir(), _LOOKED_AT)
+    kind = next((kind for file in files if (kind := _KINDS.get(file.suffix.lower()))), None)
+    if kind is None:
+        return None
+    there = f"a {kind} file" if not folder.is_dir() else f"a folder with {kind} files"
+    refer = "repo.import_kerchunk" if kind == "GRIB" else "zm.virtual.write"
+    return (
+        f"{there} lies there, and no repository: `{refer}` refers to the data where they are, "
+        "`zm.write` copies what xarray opens; give the place of a repository"
+    )
 
 
 def _folder(storage: ReadableStorage) -> Path | None:
