@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import select
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from served import Answer, get
+from served import Answer, get, serving_process
 
 READERS, ROUNDS, REQUESTS = 16, 4, 12
 STALLED = 60
@@ -28,24 +25,6 @@ GROWTH_BYTES = 128 * MIB
 ROOM_BYTES, PIECE_BYTES = 256 * MIB, 8 * MIB
 PEAK_BYTES = 640 * MIB
 """More than the room for chunks and what a server has without readers."""
-
-
-@contextlib.contextmanager
-def serving_process(place: Path) -> Iterator[tuple[str, int]]:
-    """The URL of a server in a process of its own, and its process id."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "zarr_manifests", "serve", str(place), "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        assert server.stdout is not None
-        (url,) = re.findall(r"http://[0-9.:]+", server.stdout.readline())
-        yield url, server.pid
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
 
 
 def memory(pid: int, name: str) -> int:
@@ -93,7 +72,7 @@ def test_many_readers_get_everything_and_the_server_does_not_grow(tmp_path: Path
             check("slice", get(url, f"/slice/main/a?index={row},:"), 200)
         check("large", get(url, "/zarr/main/large/c/0"), 200, large.tobytes())
 
-    with serving_process(place) as (url, pid):
+    with serving_process(str(place)) as (url, pid):
         sizes = []
         for _ in range(ROUNDS):
             threads = [threading.Thread(target=read, args=(url, n)) for n in range(READERS)]
