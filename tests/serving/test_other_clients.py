@@ -48,9 +48,10 @@ import json, sys, warnings
 import rasterio
 warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
 found = {}
-for name in sys.argv[2:]:
-    with rasterio.open(f'ZARR:"/vsicurl/{sys.argv[1]}/{name}"') as dataset:
-        found[name] = dataset.read(1).tolist()
+for name in sys.argv[1:]:
+    with rasterio.open(name) as dataset:
+        band = dataset.read(1).tolist() if dataset.count else None
+        found[name] = {"subdatasets": dataset.subdatasets, "band": band}
 print(json.dumps(found))
 """
 
@@ -79,6 +80,11 @@ def written(name: str) -> tuple[zm.Repository, np.ndarray]:
         root.create_array("bare", chunks=(3, 10), compressors=None, **one)[:] = values
         root.create_array("sharded", chunks=(2, 5), shards=(4, 10), **one)[:] = values
         root.create_array("holes", chunks=(2, 5), fill_value=-1, **one)[:2] = values[:2]
+        air = root.create_group("air")
+        for path in ("t", "high/t"):
+            air.create_array(path, chunks=(2, 5), **one)[:] = values
+        days = np.stack([values - 1, values])
+        air.create_array("days", shape=days.shape, chunks=(1, 2, 5), dtype="f4")[:] = days
         ds = xr.Dataset({"t": (("y", "x"), values)})
         ds.to_zarr(store, group="two", zarr_format=2, consolidated=False)
     return repo, values
@@ -115,14 +121,32 @@ def test_zarrita_reads_snapshots(served: tuple[str, np.ndarray], tmp_path: Path)
     assert "NotFound" in found["nothing"]["error"] or "not found" in found["nothing"]["error"]
 
 
-def test_rasterio_reads_arrays_without_shards(served: tuple[str, np.ndarray]) -> None:
+def by_rasterio(*datasets: str) -> dict[str, Any]:
     if importlib.util.find_spec("rasterio") is None:
         missing("rasterio is not installed")
-    url, values = served
     environment = os.environ | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    found = run([sys.executable, "-c", READ_TIFF, url, "plain", "bare", "holes"], env=environment)
-    for path, read in found.items():
-        np.testing.assert_array_equal(read, expected(values, path), path)
+    found: dict[str, Any] = run([sys.executable, "-c", READ_TIFF, *datasets], env=environment)
+    return found
+
+
+def test_rasterio_reads_arrays_without_shards(served: tuple[str, np.ndarray]) -> None:
+    url, values = served
+    wanted = {f'ZARR:"/vsicurl/{url}/{path}"': path for path in ("plain", "bare", "holes", "air/t")}
+    # An array in a group below the URL, and one position along its first dimension. GDAL does not
+    # find its way through a store of both formats, such as this one, from the root.
+    within = {"air": ("t", "high/t", "days:1"), "two": ("t",)}
+    for group, paths in within.items():
+        wanted |= {f'ZARR:"/vsicurl/{url}/{group}":/{path}': f"{group}/{path}" for path in paths}
+    read = by_rasterio(*wanted)
+    assert read.keys() == wanted.keys()
+    for dataset, found in read.items():
+        np.testing.assert_array_equal(found["band"], expected(values, wanted[dataset]), dataset)
+
+
+def test_rasterio_finds_the_arrays_of_a_group(served: tuple[str, np.ndarray]) -> None:
+    group = f'ZARR:"/vsicurl/{served[0]}/air"'
+    (found,) = by_rasterio(group).values()
+    assert found["subdatasets"] == [f"{group}:/{path}" for path in ("days", "t", "high/t")]
 
 
 def test_a_damaged_chunk_is_an_error_in_zarrita(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The names right below a path of a snapshot, as a page of links that fsspec reads."""
+"""The names right below a path of a snapshot, as a page of links that fsspec and GDAL read."""
 
 from __future__ import annotations
 
@@ -105,10 +105,11 @@ def folder_page(url: str, names: Sequence[str]) -> str:
         The names in it.
     """
     # Relative links: fsspec puts them below the URL that it asked for, whatever stands before it.
+    # GDAL takes a page for that of a folder by its title.
     links = "\n".join(f'<li><a href="{_link(name)}">{html_text(name)}</a></li>' for name in names)
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        f'<base href="{escape(url)}"><title>{html_text(url)}</title></head>\n'
+        f'<base href="{escape(url)}"><title>Index of {html_text(url)}</title></head>\n'
         f"<body><h1>{html_text(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
     )
 
