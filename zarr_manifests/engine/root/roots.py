@@ -280,12 +280,13 @@ class Roots(RootReader):
         if version <= self._archived or (log and log[-1].version != version):
             return []
         self._runtime.checkpoint("root.archive")
+        if self._is_durable(archive_key(version)):
+            self._archived = max(self._archived, version)
+            return []
         return [partial(self._archive, at.root)]
 
     def _archive(self, root: Root) -> None:
-        key = archive_key(root.version)
-        if not self._is_durable(key):
-            self._storage.create(key, root.bare().encode())
+        self._storage.create(archive_key(root.version), root.bare().encode())
         self._archived = max(self._archived, root.version)
 
     def _is_durable(self, key: str) -> bool:
