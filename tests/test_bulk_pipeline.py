@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,7 @@ from zarr.testing import strategies as zarr_strategies
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests.bulk import BulkCodecPipeline, reading, use_bulk, writing
+from zarr_manifests.bulk import BulkCodecPipeline, here, reading, use_bulk, writing
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -820,3 +823,39 @@ def test_reads_within_one_loop_run_side_by_side() -> None:
 def _as_before() -> Iterator[None]:
     yield
     zarr.config.reset()
+
+
+def test_an_interrupt_at_any_line_leaves_nothing_behind_for_later_requests() -> None:
+    store = zm.Repository.create("memory://interrupted-here").writable_session().store
+    a = zarr.create_array(store, name="a", data=np.arange(6), chunks=(2,))
+    use_bulk(a)
+    lines, before = 0, sys.gettrace()
+
+    def run_until(last: int) -> int:
+        """Write, and interrupt before that line of the module; return how many lines were run."""
+        seen = 0
+
+        def traced(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal seen
+            if frame.f_code.co_filename != here.__file__:
+                return None
+            seen += event == "line"
+            if seen == last:
+                raise KeyboardInterrupt
+            return traced
+
+        sys.settrace(traced)
+        try:
+            with suppress(KeyboardInterrupt):
+                here.write_here(a, (slice(1, None),), np.full(5, 9))
+        finally:
+            sys.settrace(before)
+        return seen
+
+    while run_until(lines + 1) > lines:
+        lines += 1
+        assert not here.is_here(), f"after line {lines}"
+        assert a[1:].tolist() in ([1, 2, 3, 4, 5], [9] * 5)
+        a[1:] = np.arange(1, 6)
+    assert lines > 10
+    assert a[:].tolist() == [0, 9, 9, 9, 9, 9]

@@ -8,7 +8,8 @@ coroutine ends at its first step. Any other call goes Zarr's way.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from contextlib import closing
+from contextvars import ContextVar, copy_context
 from typing import Any, Final
 
 import numpy as np
@@ -76,19 +77,24 @@ def _run[T](
 ) -> T:
     if not _may_be_here(array):
         return there()
-    token = _HERE.set(True)
-    coroutine = here()
     try:
-        coroutine.send(None)
+        copy_context().run(_to_its_end, here)
     except StopIteration as ended:
         result: T = ended.value
         return result
     except NotHereError:
         pass
-    finally:
-        _HERE.reset(token)
-        coroutine.close()
     return there()
+
+
+def _to_its_end(start: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Take the first step of a coroutine, which is its only one; called in a copy of the context.
+
+    The thread's own context stays as it is, so that an interrupt leaves nothing in it.
+    """
+    _HERE.set(True)
+    with closing(start()) as coroutine:
+        coroutine.send(None)
 
 
 def _may_be_here(array: zarr.Array[Any]) -> bool:
