@@ -739,6 +739,26 @@ def test_a_repository_is_read_from_a_web_server(small_store: Any) -> None:
         zm.Repository.create(web)
 
 
+def test_threads_that_begin_together_share_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    storage = _storage()
+    make, made, ready = object_clients.Endpoint.client, list[object](), threading.Barrier(4)
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        made.append(object())
+        time.sleep(0.05)  # time enough for the others to come
+        return make(*arguments, **options)
+
+    def ask(_: int) -> Any:
+        ready.wait(30)
+        return storage._requests.client()
+
+    monkeypatch.setattr(object_clients.Endpoint, "client", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        found = {id(client) for client in pool.map(ask, range(4))}
+    assert (len(found), len(made)) == (1, 1)
+
+
 # --- races, forks, exits ---------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Endpoint,
@@ -43,6 +43,7 @@ class Requests:
     def __init__(self, place: Endpoint, proof: Proof) -> None:
         self._place, self._proof = place, proof
         self._clients: dict[tuple[int, bool, bool], Any] = {}
+        self._making = ForkSafeLock()
         limit = dict(place.options).get("concurrency")
         self._limit = limit if isinstance(limit, int) else 0
         self._gates: dict[int, Gate] = {}
@@ -59,8 +60,12 @@ class Requests:
         at = generation(), nbytes is not None and nbytes > LARGE_BYTES, singly
         client = self._clients.get(at)
         if client is None:
-            client = self._place.client(self._proof.endpoint, large=at[1], singly=singly)
-            self._clients[at] = client
+            # To make one takes milliseconds, so threads that begin together share it.
+            with self._making:
+                client = self._clients.get(at)
+                if client is None:
+                    client = self._place.client(self._proof.endpoint, large=at[1], singly=singly)
+                    self._clients[at] = client
         return client
 
     def ask(self, doing: str, key: str, call: Callable[[], Any]) -> Any:
