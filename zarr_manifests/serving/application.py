@@ -107,11 +107,14 @@ def create_app(
         ),
         Middleware(_Guard, token=token, hosts=hosts),
     ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={ManifestsError: failed, Exception: _unexpected},
     )
+    # A path that is not known is 404, and never an address made of what was asked for.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
