@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -244,7 +245,7 @@ def test_a_task_goes_on_where_a_lease_cannot_be_renewed(
 def test_no_lease_is_left_where_nothing_can_be_written(
     repo: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
-    storage = LocalStorage(Path.from_uri(repo.url))
+    storage = LocalStorage(Path(unquote(urlsplit(repo.url).path)))
     faulty = Repository.open(FaultyStorage(storage, [Fault("fail_before", "cas", count=None)]))
     leave_lease(faulty, faulty.list_branches()["main"], HOUR)
     assert "no lease on" in caplog.text

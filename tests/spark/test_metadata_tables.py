@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_the_driver_reads_no_refs_of_chunks(
 def test_a_lease_keeps_what_tasks_read(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(Path.from_uri(repo.url), tmp_path / "copy")
+    shutil.copytree(Path(unquote(urlsplit(repo.url).path)), tmp_path / "copy")
     copy = Repository.open(tmp_path / "copy")
     expected = metadata_table(spark, copy, "chunks", lease=None).count()
     first = copy.list_branches()["main"]

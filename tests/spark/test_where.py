@@ -6,6 +6,7 @@ import itertools
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -143,7 +144,7 @@ def test_damaged_statistics_leave_out_nothing(
     repo: Repository, tmp_path: Path, damage: str
 ) -> None:
     place = tmp_path / "damaged"
-    shutil.copytree(Path.from_uri(repo.url), place)
+    shutil.copytree(Path(unquote(urlsplit(repo.url).path)), place)
     damaged = [path for path in (place / "indexes").rglob("*") if path.is_file()]
     assert damaged
     for path in damaged:
