@@ -510,9 +510,10 @@ def lying(
     --------
     >>> import numpy as np
     >>> from zarr_manifests.decoding import lying
-    >>> lying((2,), np.array([[1], [2]]), np.array([1, 2, 3, 4, 5]), [1])
     >>> lying((2,), np.array([[1], [2]]), np.array([1, 2, 3, 4, 5]), [2]).tolist()
     [[1, 2], [3, 4]]
+    >>> lying((2,), np.array([[1], [2]]), np.array([1, 2, 3, 4, 5]), [3]) is None  # a part
+    True
     """
     if not cells.ndim:
         return None
