@@ -18,6 +18,7 @@ import pytest
 import zarr_manifests
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import Disk
+from zarr_manifests.storage.protocol import ReadsInto
 from zarr_manifests.testing import WrappedStorage
 
 API = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -159,8 +160,9 @@ def test_signatures_are_found() -> None:
 def has_docstring(kind: type | None, name: str, value: Any) -> bool:
     doc = inspect.getdoc(value) or (kind and inspect.getdoc(getattr(kind, name)))
     # What keeps a protocol of storages is documented there.
-    protocols = (inspect.getdoc(getattr(each, name, None)) for each in (Storage, Disk))
-    return bool((doc or next(filter(None, protocols), "")).strip())
+    protocols = [each for each in (Storage, ReadsInto, Disk) if hasattr(each, name)]
+    docs = [doc, *(inspect.getdoc(getattr(each, name)) for each in protocols)]
+    return any((each or "").strip() for each in docs)
 
 
 def test_everything_public_has_a_docstring() -> None:
