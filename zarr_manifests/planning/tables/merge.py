@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.columns import repeated
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
@@ -104,13 +105,12 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
 
 def bare(table: ChunkTable) -> ChunkTable:
     """The table with only set or unset for each chunk: set ones as empty inline chunks."""
-    zeros = np.broadcast_to(np.int64(0), (len(table),))
+    zeros = repeated(0, len(table))
     is_set = _constant(table.kind)
     if is_set is None:
         kind = np.where(table.kind == RefKind.UNSET, RefKind.UNSET, RefKind.INLINE)
     else:
-        value = np.int64(RefKind.INLINE if is_set else RefKind.UNSET)
-        kind = np.broadcast_to(value, (len(table),))
+        kind = repeated(RefKind.INLINE if is_set else RefKind.UNSET, len(table))
     columns = (kind.astype(np.int64, copy=False), zeros, zeros, zeros, zeros, zeros)
     return ChunkTable(table.box, table.index, *columns, (), b"")
 
@@ -156,7 +156,7 @@ def unset_at(coords: IndexArray) -> ChunkTable:
     """An UNSET row at each of these coordinates (int64[n, ndim], n >= 1, ascending, distinct)."""
     box = Box.around_coords(coords)
     index = box.ravel(coords)
-    zeros = np.broadcast_to(np.int64(0), (len(coords),))
+    zeros = repeated(0, len(coords))
     columns = (zeros, zeros, zeros, zeros, zeros, zeros)
     return ChunkTable(box, None if len(coords) == box.size else index, *columns, (), b"")
 
@@ -507,7 +507,7 @@ def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
 
 def _unset(table: ChunkTable) -> ChunkTable:
     """An UNSET row at every coordinate of the table."""
-    zeros = np.broadcast_to(np.int64(0), (len(table),))
+    zeros = repeated(0, len(table))
     columns = (zeros, zeros, zeros, zeros, zeros, zeros)
     return ChunkTable(table.box, table.index, *columns, (), b"")
 
@@ -551,7 +551,7 @@ def _gather(
     def column(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         values = {_constant(column) for column in columns}
         if len(values) == 1 and (value := values.pop()) is not None:
-            return np.broadcast_to(np.int64(value), (len(index),))  # takes no memory
+            return repeated(value, len(index))  # takes no memory
         whole = columns[0] if len(columns) == 1 else np.concatenate(columns)
         return whole if rows is None else whole[rows]
 
@@ -621,10 +621,10 @@ def _placed(
         return shifted
     places = {RefKind.NATIVE: sessions, RefKind.VIRTUAL: files}.get(RefKind(kind))
     if places is None:
-        return np.broadcast_to(np.int64(0), (len(table),))
+        return repeated(0, len(table))
     source = _constant(table.source)
     if source is not None:
-        return np.broadcast_to(places[source], (len(table),))
+        return repeated(int(places[source]), len(table))
     if (places == np.arange(len(places))).all():
         return table.source
     return np.asarray(places[table.source])
