@@ -19,7 +19,7 @@ effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -184,7 +184,7 @@ def _landed(
     if changes.unsynced or sum(pack.nbytes for pack in packs) > _QUICK_BYTES:
         landing.upload_ahead()  # keeps the turn short
     ahead = partial(landing.upload_ahead, abreast=False)
-    with context.roots.turn(ahead, landing.look_ahead) as held:
+    with context.roots.turn(ahead) as held:
         landed = landing.land(in_turn=held)
     context.objects.remember(landed.head, landed.snapshot)  # after the turn has ended
     return landed
@@ -276,14 +276,6 @@ class _Landing:
         """
         if self.context.storage.capabilities.turns:
             self._upload(self.prepared.uploads, abreast=abreast)
-
-    def look_ahead(self) -> None:
-        """Read the commits that landed first so far, so that the turn reads little."""
-        context = self.context
-        with suppress(ManifestsError):  # if it still matters, it is raised during the turn
-            root = context.roots.with_branch(context.roots.read().root, self.branch)
-            if self.branch in root.branches:
-                context.open_branch(root.branches[self.branch])
 
     def _upload(
         self,

@@ -340,16 +340,12 @@ class Roots(RootReader):
         return refs
 
     @contextmanager
-    def turn(
-        self,
-        meanwhile: Callable[[], None] = lambda: None,
-        when_next: Callable[[], None] = lambda: None,
-    ) -> Iterator[bool]:
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[bool]:
         """Make other writers on this machine wait for the block; yields whether they do.
 
         Without a turn, all but one of the writers that try at the same time would prepare their
-        commit in vain. `meanwhile` is called if there is a wait, and `when_next` once this writer
-        is next. The wait is bounded, since the holder may have been stopped or be slow.
+        commit in vain. `meanwhile` is called if there is a wait, which is bounded, since the holder
+        may have been stopped or be slow.
         """
         turn = self._turn("swap")
         if turn is None:
@@ -361,11 +357,7 @@ class Roots(RootReader):
             if not held:
                 meanwhile()
                 held = turn.take()
-            looked = False
             while not held and self._runtime.monotonic_s() < until_s:
-                if turn.is_next and not looked:
-                    looked = True
-                    when_next()
                 poll_s = _NEXT_POLL_S if turn.is_next else _TURN_POLL_S
                 self._runtime.sleep(poll_s + self._runtime.jitter(poll_s))
                 held = turn.take()
