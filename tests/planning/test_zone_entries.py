@@ -71,6 +71,12 @@ def test_a_native_chunk_is_the_same_at_the_same_address_only(other: StoredRef) -
     zones = sound({(0, 1): NATIVE})
     assert counts(zones, {(0, 0): UNSET, (0, 1): NATIVE, (0, 2): other}) == [True]
     assert counts(zones, {(0, 0): NATIVE, (0, 1): other}) == [False]
+    assert counts(zones, {(0, 1): other}) == [False]
+    # As many chunks in the same box, but others.
+    assert counts(
+        sound({(0, 0): NATIVE, (0, 1): NATIVE, (0, 3): NATIVE}),
+        {(0, 0): NATIVE, (0, 2): NATIVE, (0, 3): NATIVE},
+    ) == [True, False, True]
     assert counts(zones, {(0, 2): NATIVE}) == [False]
 
 

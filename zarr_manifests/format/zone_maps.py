@@ -111,6 +111,8 @@ class Bounds:
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Bounds:
         """The bounds at these rows, or where a mask is true."""
+        if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
+            return self
         low, high, bounded = self.low[rows], self.high[rows], self.bounded[rows]
         return Bounds(low, high, bounded, self.missing[rows], self.nan[rows], self.cells[rows])
 

@@ -238,12 +238,15 @@ class ArrayTarget:
             measured.append(self._chunks.rows())
         if not measured:
             return
-        around = Box.around(box for box, _, _ in measured)
-        index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
-        order = np.argsort(index)
-        joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
+        around, index, joined = measured[0]  # in order
+        if len(measured) > 1:
+            around = Box.around(box for box, _, _ in measured)
+            index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
+            order = np.argsort(index)
+            joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
+            index = index[order]
         where = self._workspace, self.array.path, around, self.meaning.digest
-        record_zones(*where, joined, index[order])
+        record_zones(*where, joined, index)
         self._measured, self._chunks = [], self._no_chunks()
 
 

@@ -208,7 +208,9 @@ class Packs:
         made: list[tuple[bytes, ZoneTable]] = []
         for (node_id, meaning, _), (refs, rows, bounds) in found.items():
             # A pack is in the order of its coordinates, as a table is.
-            zones = zones_of_chunks(meaning, ChunkTable.of(refs), bounds.take(np.array(rows)))
+            every = rows == [*range(len(bounds))]
+            its = bounds if every else bounds.take(np.array(rows))
+            zones = zones_of_chunks(meaning, ChunkTable.of(refs), its)
             if zones is not None:
                 made.append((node_id, zones))
         return made

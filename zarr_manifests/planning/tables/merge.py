@@ -491,8 +491,19 @@ def rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     return rows
 
 
+def same_rows(a: ChunkTable, b: ChunkTable) -> bool:
+    """Whether row i of both tables is for the same coordinate; False if their boxes differ."""
+    if a.box != b.box or len(a) != len(b):
+        return False
+    return a.index is b.index or (
+        a.index is not None and b.index is not None and np.array_equal(a.index, b.index)
+    )
+
+
 def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
     """Both tables with the same numbering of sessions and files."""
+    if new.sources == old.sources and not len(new.virtual) and not len(old.virtual):
+        return new, old
     sessions = tuple(dict.fromkeys((*new.sources, *old.sources)))
     place = {session: i for i, session in enumerate(sessions)}
     virtual, places = VirtualSources.union((new.virtual, old.virtual))

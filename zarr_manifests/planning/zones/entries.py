@@ -24,6 +24,7 @@ from zarr_manifests.planning.tables.merge import (
     merge_layers,
     pick,
     rows_at,
+    same_rows,
     select,
     split,
     without_unused_sessions,
@@ -82,13 +83,16 @@ def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
     count = np.zeros(len(zones), np.bool_)
     if table is None or table.box.ndim != zones.box.ndim:
         return count
-    coords = zones.coords()
-    # Only these rows are looked at, since there may be many others. Both are in C order.
-    table = without_unused_sessions(pick(table, coords))
-    known = _identified(table)
-    rows = rows_at(table, coords)
-    due = rows >= 0
-    due[due] = known[rows[due]]
+    if same_rows(zones.addresses, table):  # as those of chunks that were written together have
+        due = known = _identified(table)
+    else:
+        coords = zones.coords()
+        # Only these rows are looked at, since there may be many others. Both are in C order.
+        table = without_unused_sessions(pick(table, coords))
+        known = _identified(table)
+        rows = rows_at(table, coords)
+        due = rows >= 0
+        due[due] = known[rows[due]]
     if not due.any():
         return count
     mine, its = aligned(select(zones.addresses, due), _addresses(select(table, known)))
@@ -159,6 +163,9 @@ def merged_by_node(tables: Sequence[tuple[bytes, ZoneTable]]) -> list[tuple[byte
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:
     """The entries in tables of at most `PAGE_ROWS`, in boxes that do not overlap."""
+    if len(zones) <= PAGE_ROWS:
+        yield zones
+        return
     start = 0
     for part in split(zones.addresses, PAGE_ROWS):
         stop = start + len(part)
