@@ -251,6 +251,20 @@ def test_arrays_that_zarr_draws_are_read_and_written_as_numpy_arrays(data: st.Da
     np.testing.assert_array_equal(array.vindex[at], judge[at])
 
 
+def test_a_few_chunks_keep_the_cells_that_are_not_written() -> None:
+    storage = MemoryStorage()
+    repository, values = filled(storage, (7,), (2,))
+    with repository.transaction(message="some") as store:
+        array = bulk(store)
+        array.oindex[[0, 0, 2, 2]] = np.array([70, 71, 72, 73])  # as many cells as both chunks have
+        array[5:7] = [74, 75]
+        array.resize((8,))
+        values = np.append(values, 0)
+        values[[0, 2, 5, 6]] = 71, 73, 74, 75
+        np.testing.assert_array_equal(array[:], values)
+    np.testing.assert_array_equal(bulk(repository.readonly_session().store)[:], values)
+
+
 # --- where chunks are ------------------------------------------------------------------------
 
 

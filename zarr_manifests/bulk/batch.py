@@ -86,6 +86,12 @@ class Batch:
         half = 2 * self.cells.size >= len(self.keys) * math.prod(self.spec.shape)
         return half and self.chunk_bytes <= _MOST_WHOLE_BYTES
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cells of these chunks are selected, beyond the array's edge too: of none."""
+        cells = len(self.keys) * math.prod(self.spec.shape)
+        return all(self.complete) and self.cells.size == cells
+
     def put(self, at: int, values: npt.NDArray[Any]) -> None:
         """Copy what is wanted of one chunk."""
         found = np.asanyarray(values[self.selected[at]])

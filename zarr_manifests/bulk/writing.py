@@ -40,6 +40,7 @@ type _Watch = Callable[[Coords, _Values], object]
 
 _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
+_MOST_TAKEN: Final = 8
 _MOST_COPIED_BYTES: Final = 2 * 1024**2
 _MOST_KEPT_BYTES: Final = 8 * 1024**2
 _ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
@@ -78,11 +79,15 @@ def write_batch(
     found = array_keys(workspace.contents, batch.keys)
     if found is None or len(set(batch.keys)) < len(batch.keys):
         return False
-    parts = _PartWriter(workspace, batch, decoder, transform, found, batch.corner(found.coords))
     nbytes, config = batch.chunk_bytes, workspace.context.config
+    # Where a few chunks lie in the values need not be known: copied one by one, they are faster.
+    total = len(batch.keys)
+    few = total <= _MOST_TAKEN and 2 * total * nbytes < config.pack_bytes
+    corner = None if few else batch.corner(found.coords)
+    parts = _PartWriter(workspace, batch, decoder, transform, found, corner)
     # Threads are worth while for large chunks only, and then each takes one at a time. To copy a
     # few MB takes less time than to hand them over.
-    most, total = max(config.pack_bytes // nbytes, 1), len(batch.keys)
+    most = max(config.pack_bytes // nbytes, 1)
     copied = not decoder.stages and nbytes * total <= _MOST_COPIED_BYTES
     large = nbytes >= LARGE_BYTES and not copied
     packed = config.inline_chunk_bytes < nbytes <= workspace.most_packed and not decoder.stages
@@ -197,8 +202,9 @@ class _PartWriter:
         """Fill in the new values of chunks, of shape (chunks, *chunk shape); False if in doubt."""
         batch, corner = self._batch, self._corner
         _, at = self._keys(part)
-        if corner is None or not _are_inside(
-            at.coords, batch.spec.shape, corner, batch.cells.shape
+        if not batch.is_whole and (
+            corner is None
+            or not _are_inside(at.coords, batch.spec.shape, corner, batch.cells.shape)
         ):
             values[...] = fill_value_or_default(batch.spec)
             partial = np.flatnonzero([not batch.complete[i] for i in part])
