@@ -32,6 +32,7 @@ from zarr_manifests.planning.conflict.append_labels import AppendPlan
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import CountingStorage, InterruptingStorage, in_order
+from zarr_manifests.xarray import stored_group
 from zarr_manifests.xarray.appending import Append
 
 ENCODING: dict[Any, Any] = {
@@ -605,8 +606,11 @@ def test_looking_costs_a_request_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
         assert {r.op for r in counting.log} <= {"head", "get", "get_tagged", "get_ranges"}
 
 
-def test_an_append_opens_the_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document is parsed once, for what looks at the group and for what writes."""
+def test_an_append_parses_no_document_that_the_append_before_has_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one parses each once, for what looks at the group and for what writes."""
+    monkeypatch.setattr(stored_group, "_PARSED", {})
     storage, both = MemoryStorage(), {name: ("time", [1.0]) for name in "tuv"}
     write(xr.Dataset(both, {"time": [0]}), storage, encoding={})
     arrays, made = Counter[str](), zarr.Array.from_dict
@@ -617,7 +621,11 @@ def test_an_append_opens_the_group_once(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(zarr.Array, "from_dict", from_dict)
     write(xr.Dataset(both, {"time": [1]}), storage, encoding={})
-    assert arrays == dict.fromkeys(["t", "u", "v", "time"], 1)
+    assert arrays == {"t": 1, "time": 1}  # the others have the same document
+    for day in (2, 3):
+        write(xr.Dataset(both, {"time": [day]}), storage, encoding={})
+    assert arrays.total() == 2
+    assert opened(storage).time.values.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

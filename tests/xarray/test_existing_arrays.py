@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import xarray as xr
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import fully_qualified_name, register_pipeline
 
@@ -18,6 +20,7 @@ import zarr_manifests as zm
 from effort import examples
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.xarray.stored_group import open_array
 
 
 def rows(labels: Any, **encoding: Any) -> xr.Dataset:
@@ -209,3 +212,36 @@ def test_pipelines_of_others_run_in_zarrs_event_loop(in_loop: bool) -> None:
         else:
             zm.write(rows([3]), storage, message="m", append_dim="time")
     assert opened(storage).time.values.tolist() == [1, 2, 3]
+
+
+def test_an_array_that_was_made_anew_is_opened_anew() -> None:
+    storage = MemoryStorage()
+    zm.write(rows([1, 2]), storage, message="first")
+    zm.write(rows([3]), storage, message="longer", append_dim="time")
+    repository = zm.Repository.open(storage)
+    with repository.transaction(message="attributes") as store:
+        zarr.open_array(store, path="time").attrs["units"] = "days since 2000-01-01"
+    with pytest.raises(InvalidArgumentError, match="has no units"):
+        zm.write(rows([4]), storage, message="m", append_dim="time")
+    days = rows([4]).assign_coords(time=("time", np.array(["2000-01-05"], "M8[ns]")))
+    zm.write(days, storage, message="days", append_dim="time")
+    stored = zarr.open_array(repository.readonly_session().store, path="time", mode="r")
+    assert stored[:].tolist() == [1, 2, 3, 4]
+    assert stored.attrs["units"] == "days since 2000-01-01"
+    zm.write(rows([1, 2]), storage, message="anew", mode="w")
+    zm.write(rows([3]), storage, message="longer", append_dim="time")
+    assert opened(storage).time.values.tolist() == [1, 2, 3]
+
+
+def test_a_document_that_zarr_repairs_is_repaired_whenever_it_is_opened() -> None:
+    storage = MemoryStorage()
+    zm.write(rows([1, 2]), storage, message="first")
+    repository = zm.Repository.open(storage)
+    session = repository.writable_session()
+    stored: Any = session.store.get_sync("time/zarr.json")
+    document = json.loads(stored.to_bytes())
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [0]
+    session.store.set_sync("time/zarr.json", cpu.Buffer.from_bytes(json.dumps(document).encode()))
+    for _ in range(2):
+        with pytest.warns(match="chunk"):
+            open_array(session.store, "time", 3)

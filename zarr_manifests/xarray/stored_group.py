@@ -181,6 +181,8 @@ class StoredGroup:
             metadata = metadata.update_shape(tuple(shape))
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
+                if key == V3_DOCUMENT:
+                    _keep(value.to_bytes(), metadata)  # for the next append
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
 
@@ -251,13 +253,34 @@ def open_array(store: ManifestStore, path: str, zarr_format: int) -> zarr.Array[
     Its documents are read like by Zarr, so a session notes them as read.
     """
 
-    def fields(name: str) -> dict[str, Any]:
+    def document(name: str) -> bytes:
         found = store.get_sync(join(path, name), prototype=default_buffer_prototype())
-        document: dict[str, Any] = {} if found is None else json.loads(found.to_bytes())
-        return document
+        return b"{}" if found is None else found.to_bytes()
 
-    if zarr_format == 3:
-        document = fields(V3_DOCUMENT)
-    else:
-        document = {**fields(V2_ARRAY), "attributes": fields(V2_ATTRIBUTES)}
-    return zarr.Array.from_dict(StorePath(store, path), document)
+    place = StorePath(store, path)
+    if zarr_format != 3:
+        fields = {
+            **json.loads(document(V2_ARRAY)),
+            "attributes": json.loads(document(V2_ATTRIBUTES)),
+        }
+        return zarr.Array.from_dict(place, fields)
+    stored = document(V3_DOCUMENT)
+    known = _PARSED.get(stored)
+    if known is not None:
+        return zarr.Array(zarr.AsyncArray(metadata=known, store_path=place))
+    found = zarr.Array.from_dict(place, json.loads(stored))
+    _keep(stored, found.metadata)
+    return found
+
+
+_MOST_PARSED: Final = 1024
+_PARSED: dict[bytes, Any] = {}
+"""What Zarr makes of v3 documents. Nobody changes it: arrays are made longer by a copy."""
+
+
+def _keep(document: bytes, metadata: Any) -> None:
+    if getattr(metadata, "_stored_document", None) is not None:  # which Zarr has yet to repair
+        return
+    if len(_PARSED) >= _MOST_PARSED:
+        _PARSED.clear()
+    _PARSED[document] = metadata
