@@ -1,4 +1,4 @@
-"""Creating a repository in an object store: in three rounds of requests, and nowhere it should not.
+"""Creating a repository in an object store: in two rounds of requests, and nowhere it should not.
 
 A round is counted by holding its requests back until all of them have come: were one of them sent
 only after another is answered, none would be.
@@ -9,18 +9,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import zarr_manifests as zm
-from zarr_manifests.errors import AlreadyExistsError, UnsupportedStorageError
+from small_store import Answer, Request
+from zarr_manifests.errors import AlreadyExistsError, StorageError, UnsupportedStorageError
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_proof import Proof
 
 URL = "s3://bucket/prefix"
 LISTINGS = ["GET /bucket"]
+OBJECTS = ["PUT /bucket/prefix/deltas", "PUT /bucket/prefix/snapshots"]
 PROBE = "PUT /bucket/prefix/.probe"
+ROOT = "PUT /bucket/prefix/current"
 
 
 def _kind(request: Any) -> str:
@@ -58,20 +63,56 @@ def _rounds(store: Any, *rounds: list[str]) -> Iterator[None]:
     assert (done, come) == (len(due), [])
 
 
-def test_creating_takes_three_rounds(small_store: Any) -> None:
-    objects = ["PUT /bucket/prefix/deltas", "PUT /bucket/prefix/snapshots"]
-    root = ["PUT /bucket/prefix/current"]
-    with _rounds(small_store, [*LISTINGS, PROBE], [*objects, PROBE, PROBE], root):
+def test_creating_takes_two_rounds(small_store: Any) -> None:
+    with _rounds(small_store, [*LISTINGS, *OBJECTS, PROBE, PROBE], [PROBE, ROOT]):
         zm.Repository.create(URL)
     assert zm.Repository.open(URL).verify().ok
 
 
-def test_creating_takes_three_rounds_where_conditions_are_promised(
+def test_the_root_waits_until_it_is_known_to_replace_no_other(small_store: Any) -> None:
+    taken: list[Any] = []
+
+    def take(request: Any) -> Any:
+        """Take the first two requests for the probe, as if it were removed between them."""
+        if not request.path.endswith("/.probe") or len(taken) == 2:
+            return None
+        taken.append(request)
+        small_store.objects["bucket/prefix/.probe"] = request.body
+        return Answer(200, b"", {"ETag": '"1"'})
+
+    early = [*LISTINGS, *OBJECTS, PROBE, PROBE]
+    with _rounds(small_store, early, [PROBE, PROBE], [ROOT]):
+        small_store.faults.append(take)
+        zm.Repository.create(URL)
+    assert zm.Repository.open(URL).verify().ok
+
+
+def test_the_first_root_is_archived_once_the_proof_has_ended(small_store: Any) -> None:
+    zm.Repository.create(URL, runtime=replace(SYSTEM, background=lambda call: call()))
+    tried = [_kind(Request("PUT", f"/{name}", {}, {}, b"")) for name in small_store.objects]
+    assert sorted(tried) == sorted([*OBJECTS, PROBE, ROOT, "PUT /bucket/prefix/root"])
+    assert small_store.requests[-1].startswith("PUT /bucket/prefix/root/")
+
+
+def test_a_proof_without_an_answer_is_made_up_for_by_the_first_commit(small_store: Any) -> None:
+    def deny(request: Any) -> Any:
+        swaps = request.headers.get("If-Match") and request.path.endswith("/.probe")
+        return Answer.refusal(403, "AccessDenied") if swaps else None
+
+    small_store.faults.append(deny)
+    repo = zm.Repository.create(URL)
+    with pytest.raises(StorageError, match=r"'\.probe'.* rights"):
+        repo.create_tag("v1", repo.readonly_session().snapshot_id)
+    small_store.faults.remove(deny)
+    repo.create_tag("v1", repo.readonly_session().snapshot_id)
+    assert zm.Repository.open(URL).verify().ok
+
+
+def test_creating_takes_two_rounds_where_conditions_are_promised(
     small_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Proof, "due", False)
-    objects = ["PUT /bucket/prefix/deltas", "PUT /bucket/prefix/snapshots"]
-    with _rounds(small_store, LISTINGS, objects, ["PUT /bucket/prefix/current"]):
+    with _rounds(small_store, [*LISTINGS, *OBJECTS], [ROOT]):
         zm.Repository.create(URL)
 
 
@@ -98,7 +139,8 @@ def test_a_store_that_ignores_conditions_keeps_no_snapshot(small_store: Any, ign
     with pytest.raises(UnsupportedStorageError, match=f"takes no notice of {ignored}"):
         zm.Repository.create(URL)
     assert list(small_store.objects) == ["bucket/prefix/.probe"]
-    assert not any("/current" in request for request in small_store.requests)
+    if ignored == "If-None-Match":
+        assert ROOT not in small_store.requests
 
 
 def test_a_probe_that_somebody_withdraws_is_no_bad_sign(small_store: Any) -> None:

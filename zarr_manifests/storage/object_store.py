@@ -37,10 +37,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage.object_clients import (
-    Endpoint,
-    library,
-)
+from zarr_manifests.storage.object_clients import Endpoint, library
 from zarr_manifests.storage.object_errors import Failure, storage_error
 from zarr_manifests.storage.object_proof import Proof
 from zarr_manifests.storage.object_requests import Requests
@@ -383,7 +380,8 @@ class ObjectStorage:
         check_key(key)
         if then_create is not None:
             check_key(then_create[0])
-        self.end_proof()
+        if token is not None or not self._creates_once():
+            self.end_proof()
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
@@ -513,10 +511,15 @@ class ObjectStorage:
 
     # --- whether the store respects conditions -------------------------------------------------
 
-    def begin_proof(self) -> None:
-        """Send the first request of the proof, if one is due; its failure decides nothing."""
+    def begin_proof(self) -> bool:
+        """Begin the proof, if one is due; return whether what exists is not created again."""
         if self._proof.due and not self._place.read_only:
             self._trial.begin()
+        return self._creates_once()
+
+    def _creates_once(self) -> bool:
+        """Whether that is known, even if the proof has not ended."""
+        return self._trial.creates_once if self._proof.due else not self._proof.failed
 
     def end_proof(self) -> None:
         """Raise `UnsupportedStorageError` if the store ignores conditions."""

@@ -1,7 +1,9 @@
 """The requests that find out whether a store respects conditions.
 
 One object, `.probe`, is created, created again and replaced on an ETag that no object has. The
-first request can be sent early, beside others; the other two are sent together.
+first two requests can be sent early, together and beside others: where the store refuses one of
+them because the object exists, it respects that condition. Otherwise the second one is sent again,
+once the object is there for sure, beside the replacement.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ class Trial:
     ) -> None:
         self._requests, self._put, self._stale, self._url = requests, put, stale, url
         self._is_made: bool | None = None  # by the last `begin`; None if that is not known
+        self.creates_once = False
+        """Whether the store has refused to create the probe because it exists."""
 
     def begin(self) -> None:
         """Make the probe if it is not there. A failure decides nothing: `ignored` begins again."""
-        found = self._create()
-        there = isinstance(found, Failure) and found.kind == "exists"
-        if not isinstance(found, Failure) or (there and not self._requests.is_contended(found)):
-            self._is_made = not there
+        found = SYSTEM.parallel([self._create, self._create])
+        there = [self._is_there(one) for one in found]
+        if all(there) or not all(isinstance(one, Failure) for one in found):
+            self._is_made = not all(there)
+        self.creates_once = any(there)
 
     def withdraw(self, delete: Callable[[str], None]) -> None:
         """Delete the probe if `begin` has made it."""
@@ -71,7 +76,8 @@ class Trial:
         is_made, self._is_made = self._is_made, None
         mode = self._stale(_NO_SUCH_ETAG)
         swap = partial(self._requests.repeated, partial(self._put, PROOF_KEY, _PROOF, mode))
-        calls: list[Callable[[], Any]] = [swap, *[self._create] * is_made]
+        unsure = is_made and not self.creates_once
+        calls: list[Callable[[], Any]] = [swap, *[self._create] * unsure]
         swapped, *again = SYSTEM.parallel(calls)
         if again and self._takes_no(again[0], "exists"):
             return "If-None-Match"
@@ -80,6 +86,10 @@ class Trial:
 
     def _create(self) -> Any:
         return self._requests.repeated(partial(self._put, PROOF_KEY, _PROOF, "create"))
+
+    def _is_there(self, found: Any) -> bool:
+        exists = isinstance(found, Failure) and found.kind == "exists"
+        return exists and not self._requests.is_contended(found)
 
     def _takes_no(self, found: Any, *refusals: str) -> bool:
         """Whether the store has done what the condition forbids, or does not know conditions."""

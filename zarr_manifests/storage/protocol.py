@@ -365,8 +365,12 @@ class ProvesConditions(Protocol):
         """The names of what is at the place, valid keys or not, in order; not hidden ones."""
         ...
 
-    def begin_proof(self) -> None:
-        """Send the first request; a failure decides nothing."""
+    def begin_proof(self) -> bool:
+        """Send the first requests; return whether what exists is known not to be created again.
+
+        From then on `cas` without a token does not wait for the end of the proof. A failure decides
+        nothing.
+        """
         ...
 
     def end_proof(self) -> None:

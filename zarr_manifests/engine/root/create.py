@@ -3,9 +3,12 @@
 The repository exists once the root is written. Objects of a create that was killed before that are
 recognized by their names, and do not keep the next create from succeeding.
 
-On an object store it takes three rounds of requests. The place is listed while the proof of its
-conditions begins. The snapshot is written while the proof ends: under a random name, so that no
-condition is needed. The root comes last. A store that ignores conditions keeps neither.
+On an object store it takes two rounds of requests. In the first the place is listed, the proof of
+its conditions begins, and the snapshot is written: under a random name, so that no condition is
+needed. The root is written while the proof ends, if it is known by then that it replaces no other.
+If the store turns out to ignore swaps, the root is deleted. Nobody has swapped it: whoever wants to
+finds out first. A store that ignores conditions keeps neither, and a place that is not empty keeps
+no snapshot.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import new_session_id, object_key, session_of, session_start, snapshot_id_of
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ProvesConditions, is_key
@@ -57,14 +60,9 @@ def create_repository(
             f"{storage.url} cannot put-if-absent and compare-and-swap, so a repository there "
             "could lose commits; choose a local disk or a storage that can"
         )
-    proof = _proof(storage)
-    _begin(storage, runtime, proof)
+    check_outside(storage)
     repository_id = runtime.random_bytes(16).hex()
     log, snapshot = _first_snapshot(runtime, repository_id)
-    if proof is None:
-        runtime.parallel([partial(objects.create, u.key, u.data) for u in (log, snapshot)])
-    else:
-        _put_beside(proof, storage, runtime, (log, snapshot))
     head = replace(snapshot.ref, copy=snapshot.data)
     now_ms = runtime.now_ms()
     root = Root(
@@ -78,7 +76,15 @@ def create_repository(
             LogEntry(1, now_ms, "create", branch, snapshot_id_of(head.key)).signed(runtime.who()),
         ),
     )
-    at = Roots(storage, runtime).create(root)
+    uploads, proof = (log, snapshot), _proof(storage)
+    if proof is None:
+        _refuse_stray(storage, storage.stray())
+        _check_no_objects(storage, (info.key for info in storage.list()))
+        runtime.parallel([partial(objects.create, u.key, u.data) for u in uploads])
+        at = Roots(storage, runtime).create(root)
+    else:
+        known = _put_beside(proof, storage, runtime, uploads)
+        at = _create_beside(proof, storage, runtime, root, uploads, at_once=known)
     if at is None:
         raise AlreadyExistsError(
             f"a repository was made at {storage.url} at the same moment; open it instead"
@@ -94,33 +100,56 @@ def _proof(storage: Storage) -> ProvesConditions | None:
     return bare if isinstance(bare, ProvesConditions) and not isinstance(storage, Unmade) else None
 
 
-def _begin(storage: Storage, runtime: Runtime, proof: ProvesConditions | None) -> None:
-    """Refuse a place that is not empty; where that takes requests, begin the proof beside it."""
-    check_outside(storage)
-    if proof is None:
-        _refuse_stray(storage, storage.stray())
-        _check_no_objects(storage, (info.key for info in storage.list()))
-        return
-    try:
-        calls: list[Callable[[], None]] = [partial(_check_no_names, storage, proof)]
-        runtime.parallel([*calls, proof.begin_proof])
-    except BaseException:
-        with contextlib.suppress(StorageError):  # the first error says more
-            proof.withdraw_proof()
-        raise
-
-
 def _put_beside(
     proof: ProvesConditions, storage: Storage, runtime: Runtime, uploads: Sequence[Upload]
-) -> None:
-    """Write objects while the proof ends; delete them if the store ignores conditions."""
+) -> bool:
+    """Refuse a place that is not empty; beside that, write objects and begin the proof.
+
+    Return whether the store is known to create no object twice.
+    """
+    calls: list[Callable[[], bool | None]] = [partial(_check_no_names, storage, proof)]
+    calls += [proof.begin_proof, *[partial(storage.put, u.key, u.data) for u in uploads]]
     try:
-        puts: list[Callable[[], None]] = [partial(storage.put, u.key, u.data) for u in uploads]
-        runtime.parallel([proof.end_proof, *puts])
+        return bool(runtime.parallel(calls)[1])
+    except BaseException:
+        keys = [upload.key for upload in uploads]
+        for withdraw in (proof.withdraw_proof, partial(storage.delete_many, keys)):
+            with contextlib.suppress(StorageError):  # the first error says more
+                withdraw()
+        raise
+
+
+def _create_beside(
+    proof: ProvesConditions,
+    storage: Storage,
+    runtime: Runtime,
+    root: Root,
+    uploads: Sequence[Upload],
+    *,
+    at_once: bool,
+) -> RootAt | None:
+    """Write the root beside the end of the proof, or after it; None if there is one already.
+
+    If the store ignores conditions, the root and the objects are deleted.
+    """
+    roots, made = Roots(storage, runtime), list[RootAt]()
+
+    def create() -> None:
+        made.extend(filter(None, [roots.create(root, archived=False)]))
+
+    try:
+        (runtime.parallel if at_once else one_by_one)([proof.end_proof, create])
     except UnsupportedStorageError:
         with contextlib.suppress(StorageError):  # the first error says more
-            storage.delete_many([upload.key for upload in uploads])
+            storage.delete_many([*[ROOT_KEY for _ in made], *[upload.key for upload in uploads]])
         raise
+    except StorageError:  # decides nothing: the first commit begins the proof again
+        if not made:
+            raise
+    for at in made:  # the first commit archives it otherwise
+        with contextlib.suppress(RuntimeError):  # no more threads: the program is ending
+            runtime.background(partial(roots.archive, at))
+    return made[0] if made else None
 
 
 def check_outside(storage: Storage) -> None:

@@ -402,12 +402,14 @@ class Roots(RootReader):
         )
         return self.create(new, token)
 
-    def create(self, root: Root, token: Token | None = None) -> RootAt | None:
-        """Write the first root of a repository; None if there is one already."""
-        data, archived = root.encode(), root.bare().encode()
+    def create(
+        self, root: Root, token: Token | None = None, *, archived: bool = True
+    ) -> RootAt | None:
+        """Write the first root of a repository, and its archive; None if there is one already."""
+        data, bare = root.encode(), root.bare().encode()
         failure: StorageError | None = None
         try:
-            then_create = (archive_key(root.version), archived)
+            then_create = (archive_key(root.version), bare) if archived else None
             new_token = self._storage.cas(ROOT_KEY, data, token, then_create=then_create)
         except StorageError as error:
             failure, new_token = error, None
