@@ -11,6 +11,7 @@ import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, fields
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 __all__ = ["dataclass"]
@@ -111,7 +112,14 @@ def _init(owner: Any, used: dict[str, object], frozen: bool) -> str:
             continue
         if field.init:
             (by_name if field.kw_only else given).append(parameter)
-        lines.append(f"  _set(self, {name!r}, {value})" if frozen else f"  self.{name} = {value}")
+        slot = getattr(owner, name, None)
+        if not frozen:
+            lines.append(f"  self.{name} = {value}")
+        elif isinstance(slot, MemberDescriptorType):  # a third faster than by name
+            used[f"_set_{name}"] = slot.__set__
+            lines.append(f"  _set_{name}(self, {value})")
+        else:
+            lines.append(f"  _set(self, {name!r}, {value})")
     if hasattr(owner, "__post_init__"):
         lines.append("  self.__post_init__()")
     parameters = given + by_name if len(by_name) > 1 else given
