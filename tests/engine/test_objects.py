@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zarr_manifests.config import CacheOptions
@@ -25,8 +26,10 @@ def key(n: int) -> str:
     return f"deltas/{1:012d}-{'ab' * 12}/{n}"
 
 
-def stored(storage: Storage, n: int) -> tuple[BlobRef, Delta]:
-    delta = Delta(bytes([n]) * 16)
+def stored(
+    storage: Storage, n: int, deleted: Mapping[str, bytes] | None = None
+) -> tuple[BlobRef, Delta]:
+    delta = Delta(bytes([n]) * 16, deleted=deleted or {})
     storage.create(key(n), delta.encode())
     return BlobRef.to(key(n), delta.encode()), delta
 
@@ -57,12 +60,16 @@ def test_what_is_carried_along_or_remembered_is_not_fetched() -> None:
     assert counting.requests == 0
 
 
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize(
+    ("local", "nbytes", "threads"),
+    [(False, 0, 30), (True, 0, 1), (True, 4_000, 4), (True, 50_000, 8)],
+)
 def test_a_local_disk_is_asked_by_few_threads_a_distant_storage_by_as_many_as_it_takes(
-    tmp_path: Path, local: bool
+    tmp_path: Path, local: bool, nbytes: int, threads: int
 ) -> None:
     storage = LocalStorage(tmp_path / "r") if local else MemoryStorage()
-    wanted = [stored(storage, n) for n in range(30)]
+    noise = np.random.default_rng(1).bytes(nbytes).hex()
+    wanted = [stored(storage, n, {f"/{noise}": bytes(12)} if nbytes else {}) for n in range(30)]
     abreast = []
 
     def parallel(calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -73,7 +80,7 @@ def test_a_local_disk_is_asked_by_few_threads_a_distant_storage_by_as_many_as_it
     objects = Objects(storage, replace(SYSTEM, parallel=whole))
     found = objects.load_all([(ref, Delta) for ref, _ in wanted])
     assert found == {ref.key: delta for ref, delta in wanted}
-    assert abreast == [8 if local else 30]
+    assert abreast == [threads]
 
 
 def test_threads_that_want_the_same_object_wait_for_one_fetch() -> None:

@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 _DISK_ABREAST: Final = 8
+_BYTES_A_THREAD: Final = 32 * 1024
 _CREATIONS: Final = 5
 _WHOLE_BYTES: Final = 256 * 1024
 _HEAD_BYTES: Final = 16 * 1024
@@ -207,8 +208,11 @@ class ObjectReader:
         by_key = {ref.key: (ref, kind) for ref, kind in wanted}
         here = [key for key, (ref, kind) in by_key.items() if self.has(ref, kind)]
         loaded = {key: self.load(*by_key.pop(key)) for key in here}
-        # More parallel reads do not make a disk faster, and a thread costs as much as a small read.
-        most = _DISK_ABREAST if self.storage.capabilities.turns else len(by_key)
+        most = len(by_key)
+        if self.storage.capabilities.turns:
+            # More parallel reads do not make a disk faster, and threads cost more than small reads.
+            due = sum(ref.length for ref, _ in by_key.values())
+            most = min(_DISK_ABREAST, 1 + due // _BYTES_A_THREAD)
         groups = [[*by_key.items()][i::most] for i in range(min(most, len(by_key)))]
         calls = [partial(self._load_each, group) for group in groups]
         for found in (runtime or self._runtime).parallel(calls):
