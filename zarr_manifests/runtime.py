@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from _thread import RLock
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -45,8 +46,10 @@ MAX_MS: Final = 253_402_300_799_999
 _POOL_THREADS = 64  # enough to fetch all live deltas of an array at once
 
 
-class ForkSafeLock:
+class ForkSafeLock(RLock):  # type: ignore[misc]  # in CPython it is not final
     """A reentrant lock that is free in a forked child, whichever thread of the parent held it.
+
+    Entered and left in C, so that no interrupt comes between the lock and the block that holds it.
 
     Examples
     --------
@@ -56,20 +59,10 @@ class ForkSafeLock:
     ...     pass
     """
 
-    __slots__ = ("__weakref__", "_lock")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
 
 
 _LOCKS: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
@@ -77,7 +70,7 @@ _LOCKS: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
 
 def _renew_locks() -> None:
     for lock in list(_LOCKS):
-        lock._renew()
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the locks of `logging` do
 
 
 os.register_at_fork(after_in_child=_renew_locks)
