@@ -29,6 +29,7 @@ from zarr_manifests.records import dataclass
 __all__ = [
     "SYSTEM",
     "ForkSafeLock",
+    "Latch",
     "PerThread",
     "Run",
     "Runtime",
@@ -94,6 +95,39 @@ def fork_awaited_lock() -> AbstractContextManager[bool]:
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
     return lock
+
+
+class Latch:
+    """Closed until it is opened, once.
+
+    Unlike a `threading.Event`, whose own lock an interrupt may leave held, it is waited for in C.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import Latch, start_thread
+    >>> latch = Latch()
+    >>> start_thread(latch.open)
+    >>> latch.wait()
+    >>> latch.is_open
+    True
+    """
+
+    __slots__ = ("_closed", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def open(self) -> None:
+        """Let everybody through."""
+        self.is_open = True
+        self._closed.release()
+
+    def wait(self) -> None:
+        """Wait until it is open."""
+        with self._closed:
+            pass
 
 
 class PerThread[T]:
@@ -187,9 +221,15 @@ class _Pool:
         self._executor = None  # the parent's threads do not exist in the child
 
     def submit(self, call: Callable[[], None]) -> None:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
-        self._executor.submit(call)
+        executor = self._executor
+        if executor is None:
+            executor = self._executor = ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
+        try:
+            executor.submit(call)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._executor = None  # the interrupt may have left a lock of it held
+            raise
 
 
 _POOL = _Pool()
@@ -203,7 +243,7 @@ class _Call[R]:
     def __init__(self, call: Callable[[], R]) -> None:
         self._call = call
         self._taken: dict[str, object] = {}
-        self._ended = threading.Event()
+        self._ended = Latch()
         self._error: BaseException | None = None
         self._result: R
 
@@ -222,7 +262,7 @@ class _Call[R]:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._ended.set()
+            self._ended.open()
 
     def wait(self) -> None:
         """Wait until the thread that took it has ended it."""
@@ -252,10 +292,14 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
                 _POOL.submit(one.run)
         for one in (handed[0], *reversed(handed[1:])):  # the pool starts from the front
             one.run(here)
-    finally:
-        # If this thread was interrupted, it takes the calls that nobody has begun: they never run.
+        for one in handed:
+            one.wait()
+    except BaseException:
+        # This thread was interrupted. It takes the calls that nobody has begun: they never run. A
+        # second interrupt leaves the others running.
         for one in [one for one in handed if not one.take(here)]:
             one.wait()
+        raise
     return [one.outcome() for one in handed]
 
 

@@ -17,11 +17,10 @@ Not thread-safe except `Flight.wait`: the workspace's lock is held during calls.
 from __future__ import annotations
 
 import os
-import threading
 from typing import Final
 
 from zarr_manifests.engine.edit.packs import Pack
-from zarr_manifests.runtime import Runtime, handed_over
+from zarr_manifests.runtime import Latch, Runtime, handed_over
 from zarr_manifests.storage import Storage
 
 __all__ = ["MOST", "Flight", "PackWrites"]
@@ -45,7 +44,7 @@ class Flight:
         self.pack = pack
         self.error: BaseException | None = None
         self._storage = storage
-        self._ended = threading.Event()
+        self._ended = Latch()
 
     def run(self) -> None:
         """Write it, not durably, and never raise."""
@@ -54,12 +53,12 @@ class Flight:
         except BaseException as error:  # noqa: BLE001 - raised where the pack is taken back
             self.error = error
         finally:
-            self._ended.set()
+            self._ended.open()
 
     @property
     def ended(self) -> bool:
         """Whether its write has ended."""
-        return self._ended.is_set()
+        return self._ended.is_open
 
     def wait(self) -> None:
         """Wait for the end of its write."""
