@@ -7,7 +7,8 @@ import hashlib
 import os
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -358,15 +359,30 @@ def test_a_value_is_made_once_for_all_who_want_it() -> None:
     assert gate.calls == 1
 
 
+def watch_waits(
+    monkeypatch: pytest.MonkeyPatch, cache: DecodedCache, watch: Callable[[], object]
+) -> None:
+    """Call `watch` before a thread waits for the one that makes the value."""
+    flight = cache._flights[(OBJECT, 1)]
+    making = flight.making
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        watch()
+        with making:
+            yield
+
+    monkeypatch.setattr(flight, "making", watched())
+
+
 def test_an_error_is_raised_for_those_who_wait_and_not_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache, gate = cache_of(), Gate(ValueError("no"))
     first = Obtain(cache, gate).start()
     assert gate.begun.wait(20)
-    ended, waits = cache._flights[(OBJECT, 1)].ended, threading.Event()
-    wait = ended.wait
-    monkeypatch.setattr(ended, "wait", lambda: waits.set() or wait(20))
+    waits = threading.Event()
+    watch_waits(monkeypatch, cache, waits.set)
     waiting = Obtain(cache, lambda: b"second").start()
     assert waits.wait(20)
     gate.go.set()
@@ -391,11 +407,10 @@ def test_a_waiter_that_is_interrupted_leaves_the_maker_alone(
     first = Obtain(cache, gate).start()
     assert gate.begun.wait(20)
 
-    def interrupted(timeout: float | None = None) -> bool:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
-    flight = cache._flights[(OBJECT, 1)]
-    monkeypatch.setattr(flight.ended, "wait", interrupted)
+    watch_waits(monkeypatch, cache, interrupted)
     assert isinstance(Obtain(cache, gate).start().end(), KeyboardInterrupt)
     gate.go.set()
     assert first.end() == b"made"

@@ -47,18 +47,15 @@ class _Entry:
 
 
 class _Flight:
-    """A value that a thread is making."""
+    """A value that a thread is making: the one that holds the lock."""
 
-    __slots__ = ("ended", "error", "value")
+    __slots__ = ("ended", "error", "making", "value")
 
     def __init__(self) -> None:
-        self.ended = threading.Event()
+        self.making = threading.Lock()
+        self.ended = False
         self.value: Any = None
-        self.error: Exception | None = _InterruptedError()
-
-
-class _InterruptedError(Exception):
-    """The maker was interrupted; seen only by the threads that wait for it."""
+        self.error: Exception | None = None
 
 
 class DecodedCache:
@@ -134,38 +131,21 @@ class DecodedCache:
 
     def obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Return the value; if it is missing, one thread calls `make` for it."""
-        while True:
-            flight: _Flight | None = None
-            try:
-                with self._lock:
-                    found = self.find(name)
-                    if found is not None:
-                        return found
-                    waiting = self._flights.get(name)
-                    if waiting is None:
-                        flight = self._flights[name] = _Flight()
-                if waiting is None:
-                    value = make()
-                    self.keep(name, value)
-                    assert flight is not None
-                    flight.value, flight.error = value, None
-                    return value
-            except Exception as error:
-                if flight is not None:
+        flight = self._flights.setdefault(name, _Flight())
+        with flight.making:
+            if not flight.ended:  # nobody has made it, or an interrupt ended the attempt
+                try:
+                    flight.value = self.find(name)
+                    if flight.value is None:
+                        flight.value = make()
+                        self.keep(name, flight.value)
+                except Exception as error:  # noqa: BLE001 - raised below, and where others wait
                     flight.error = error
-                raise
-            finally:
-                if flight is not None:
-                    with self._lock:
-                        # A child forked in the meantime has only its own flights.
-                        if self._flights.get(name) is flight:
-                            del self._flights[name]
-                    flight.ended.set()
-            waiting.ended.wait()
-            if waiting.error is None:
-                return waiting.value
-            if not isinstance(waiting.error, _InterruptedError):
-                raise waiting.error
+                self._flights.pop(name, None)  # before its end: no later caller finds an old error
+                flight.ended = True
+        if flight.error is not None:
+            raise flight.error
+        return flight.value
 
     def _part(self, name: tuple[Any, ...]) -> tuple[OrderedDict[tuple[Any, ...], _Entry], int]:
         return (self._objects, 0) if name[0] == OBJECT else (self._made, 1)
@@ -196,6 +176,9 @@ class DecodedCache:
         parts = self._objects, self._made
         while sum(self._bytes) > self.max_size:
             at = int(self._bytes[1] > self._bytes[0])
+            if not parts[at]:  # an interrupt came between dropping a value and its size
+                self._bytes[at] = 0
+                continue
             if next(iter(parts[at])) == newest and len(parts[at]) == 1:
                 at = 1 - at  # the value added last stays
                 if not parts[at] or self._bytes[at] <= self.max_size // 2:
