@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.compaction import compact_branch
@@ -46,21 +47,23 @@ os.register_at_fork(after_in_child=_QUEUE.reset)  # the parent's threads are not
 
 def compact_soon(context: Context, branch: str) -> None:
     """Compact the branch on a thread in the background; returns at once."""
+    most = context.config.compaction.async_threads
     with _QUEUE.lock:
         _QUEUE.due[context.repository_id, branch] = context
-        if _QUEUE.threads >= context.config.compaction.async_threads:
+        if _QUEUE.threads >= most:
             return
-        _QUEUE.threads += 1
     try:
-        start_thread(_work)
+        start_thread(partial(_work, most))
     except RuntimeError:  # no more threads, or the interpreter is about to exit
-        with _QUEUE.lock:
-            _QUEUE.threads -= 1
         _LOG.warning("no thread to compact %r on", branch, exc_info=True)
 
 
-def _work() -> None:
-    """Process the queue until it is empty."""
+def _work(most: int) -> None:
+    """Process the queue until it is empty, unless `most` threads do already."""
+    with _QUEUE.lock:  # it counts itself: an interrupt may come before or after it is started
+        if _QUEUE.threads >= most:
+            return
+        _QUEUE.threads += 1
     while True:
         with _QUEUE.lock:
             if not _QUEUE.due:
