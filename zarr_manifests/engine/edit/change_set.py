@@ -231,16 +231,21 @@ class ChangeSet:
 
     def put_table(self, node_id: bytes, table: Rows) -> None:
         """Put a table of refs on top of the node's changes."""
-        refs = self.chunks.pop(node_id, None)
+        refs = self.chunks.get(node_id)
         self._stack(node_id, ([ChunkTable.of(refs)] if refs else []) + [table])
+        self.chunks.pop(node_id, None)  # last: an interrupt loses none of them
+
+    def put_below(self, node_id: bytes, table: ChunkTable) -> None:
+        """Put a table of refs on top of the node's tables, below its single refs."""
+        self._stack(node_id, [table])
 
     def put_beside(self, node_id: bytes, table: ChunkTable) -> None:
         """Put a table of refs on top of the node's changes; other single refs stay single."""
+        self._stack(node_id, [table])
         refs = self.chunks.get(node_id)
         if refs:
             for coords in map(tuple, table.coords().tolist()):
                 refs.pop(coords, None)
-        self._stack(node_id, [table])
 
     def _stack(self, node_id: bytes, added: Sequence[Rows]) -> None:
         tables = list(self.tables.get(node_id, ()))

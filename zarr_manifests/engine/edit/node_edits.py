@@ -123,30 +123,31 @@ class NodeEdits:
     def hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
         """Put the ref into the change set; only this and `_hold_all` add single refs to it."""
         refs = self._contents.changes.chunks.setdefault(node.node_id, {})
-        refs[coords] = ref
-        if isinstance(ref, StagedRef):
+        if isinstance(ref, StagedRef):  # first: packs forget what an interrupt leaves out
             self.packs.stage(ref, node.node_id, coords)
+        refs[coords] = ref
         if len(refs) % self._most_single == 0:
             self._gather(node.node_id)
 
     def _hold_all(self, node: Node, added: Mapping[Coords, ChunkRef]) -> None:
         refs = self._contents.changes.chunks.setdefault(node.node_id, {})
         before = len(refs)
-        refs.update(added)
         self.packs.stage_all(node.node_id, added)
+        refs.update(added)
         if before // self._most_single < len(refs) // self._most_single:
             self._gather(node.node_id)
 
     def _gather(self, node_id: bytes) -> None:
         """Turn single refs into a table, which takes less memory; staged refs stay single."""
-        refs = self._contents.changes.chunks[node_id]
+        changes = self._contents.changes
+        refs = changes.chunks[node_id]
         staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
         if len(staged) < len(refs):
-            del self._contents.changes.chunks[node_id]
             rest = {at: ref for at, ref in refs.items() if at not in staged}
-            self._contents.changes.put_table(node_id, ChunkTable.of(rest))
-            if staged:
-                self._contents.changes.chunks[node_id] = {**staged}
+            changes.put_below(node_id, ChunkTable.of(rest))
+            changes.chunks[node_id] = {**staged}
+            if not staged:
+                del changes.chunks[node_id]
 
     def unset(self, node: Node, coords: Coords) -> None:
         """Remove the ref of a chunk, if there is one."""

@@ -218,21 +218,22 @@ class Packs:
     def stage(self, ref: StagedRef, node_id: bytes, coords: Coords) -> None:
         """Record the ref's place in the change set."""
         at = id(ref)
-        if at not in self._places and at not in self._open:
-            self._open[at] = ref
-            self._open_bytes += len(ref.data)
+        is_new = at not in self._places and at not in self._open
         self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
+        if is_new:
+            self._open_bytes += len(ref.data)
+            self._open[at] = ref
 
     def stage_all(self, node_id: bytes, added: Mapping[Coords, StoredRef]) -> None:
         """Record the places of new refs, of which those that are not staged are left out."""
         staged = {id(ref): ref for ref in added.values() if isinstance(ref, StagedRef)}
-        self._open.update(staged)
-        self._open_bytes += sum([len(ref.data) for ref in staged.values()])
         self._places.update(
             (id(ref), _new_tuple(_Place, (ref, node_id, coords)))
             for coords, ref in added.items()
             if isinstance(ref, StagedRef)
         )
+        self._open_bytes += sum([len(ref.data) for ref in staged.values()])
+        self._open.update(staged)
 
     def full(self, changes: ChangeSet, nbytes: int) -> Pack | None:
         """The open pack if `nbytes` more do not fit, else None; callers write and settle it."""
@@ -321,7 +322,7 @@ class Packs:
 
     def _forget(self, staged: Iterable[StagedRef]) -> None:
         for ref in staged:
-            self._places.pop(id(ref), None)
-            self._measured.pop(id(ref), None)
-            if self._open.pop(id(ref), None) is not None:
+            if self._open.pop(id(ref), None) is not None:  # all that is open has a place
                 self._open_bytes -= ref.length
+            self._measured.pop(id(ref), None)
+            self._places.pop(id(ref), None)
