@@ -26,7 +26,7 @@ from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.detach import attach, detach
 from zarr_manifests.engine.edit.pin import SessionWriter
-from zarr_manifests.engine.edit.workspace import TipCheck
+from zarr_manifests.engine.edit.workspace import UNKNOWN, TipCheck
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.history.leases import checked_timeout_ms
 from zarr_manifests.engine.snapshot.context import Context
@@ -296,7 +296,16 @@ class SessionCommits:
         return Rebasing(rebase is not False, policy, self._serializable)
 
     def _land(self, request: CommitRequest) -> str:
-        done = commit(self.writer.workspace, self.writer.branch, request)
+        workspace = self.writer.workspace
+        if workspace.landing:  # an interrupt came after a swap, and before the session moved on
+            workspace.closed = UNKNOWN
+        self.writer.check_open()
+        workspace.landing = True
+        try:
+            done = commit(workspace, self.writer.branch, request)
+        except ManifestsError:
+            workspace.landing = False
+            raise
         self._go_on(done, self.writer.branch)
         return snapshot_id_of(done.head.key)
 

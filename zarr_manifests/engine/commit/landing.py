@@ -37,7 +37,7 @@ from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.detach import win_claim
 from zarr_manifests.engine.edit.packs import Pack
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
 from zarr_manifests.engine.history.ancestry import find_kept, is_missing
 from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
@@ -160,7 +160,7 @@ def _closed_if_unknown(workspace: Workspace) -> Iterator[None]:
     except BaseException as error:
         # An interrupt may have come after the swap.
         if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):
-            workspace.closed = "whether its last commit took effect is not known"
+            workspace.closed = UNKNOWN
         raise
 
 

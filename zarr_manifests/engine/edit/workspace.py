@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -38,7 +38,10 @@ from zarr_manifests.ids import crc32c, crc32c_of_each
 from zarr_manifests.keys import document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
-__all__ = ["TipCheck", "Workspace"]
+__all__ = ["UNKNOWN", "TipCheck", "Workspace"]
+
+UNKNOWN: Final = "whether its last commit took effect is not known"
+"""Why a workspace is closed whose commit was interrupted, or whose answer was lost."""
 
 type TipCheck = Callable[[SnapshotView], None]
 """Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
@@ -78,6 +81,8 @@ class Workspace:
         What a tip has to pass before the changes are put on top of it.
     closed : str or None
         Why the workspace takes no more writes; None if it does.
+    landing : bool
+        Whether a commit of the changes has begun that neither failed nor was moved on from.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class Workspace:
         self.pickled = False
         self.frozen: ChangeSet | None = None
         self.tip_checks: list[TipCheck] = []
+        self.landing = False  # last: the changes are others now
 
     def check_tip(self, tip: SnapshotView) -> None:
         """Raise `ConflictError` if the changes must not be put on top of this tip."""
