@@ -13,11 +13,10 @@ import dis
 import functools
 import itertools
 import random
-import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -208,12 +207,12 @@ class Read(Scenario):
     def __init__(self, storage: Storage, through: Storage) -> None:
         super().__init__(storage, through)
         zm.write(dataset(4, 6), storage, message="wanted", append_dim="time")
-        self.store = zm.Repository.open(through).readonly_session().store
+        self.session = zm.Repository.open(through).readonly_session()
 
     def work(self) -> None:
-        read = xr.open_dataset(self.store, engine="zarr_manifests").load()
+        read = xr.open_dataset(self.session, engine="zarr_manifests").load()
         xr.testing.assert_identical(read, self.wanted)
-        found = zarr.open_group(self.store, mode="r")["packed"][:]  # type: ignore[index]
+        found = zarr.open_group(self.session.store, mode="r")["packed"][:]  # type: ignore[index]
         np.testing.assert_array_equal(found, self.wanted.packed)
 
     def again(self) -> None:
@@ -240,11 +239,12 @@ def in_time(call: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[[str, type[Scenario]], Scenario]]:
+def made(tmp_path: Path) -> Callable[[str, type[Scenario]], Scenario]:
+    numbers = itertools.count()
+
     def make(kind: str, scenario: type[Scenario]) -> Scenario:
         if kind == "disk":
-            shutil.rmtree(tmp_path / "r", ignore_errors=True)
-            storage: Storage = LocalStorage(tmp_path / "r")
+            storage: Storage = LocalStorage(tmp_path / str(next(numbers)))
             return scenario(storage, storage)
         storage = MemoryStorage()
         far = LatencyStorage(storage, latency_s=0.0)

@@ -127,6 +127,23 @@ def test_variables_without_the_dimension_are_written_as_by_any_append() -> None:
     assert opened(storage).m.values.tolist() == [4, 5, 6]
 
 
+@pytest.mark.parametrize("check", ["values", "encoding", None])
+@pytest.mark.parametrize("rows", [(1, 2), (2, 3)])
+def test_a_new_variable_cannot_be_written_over_a_part_of_the_rows(
+    check: Any, rows: tuple[int, int]
+) -> None:
+    storage = MemoryStorage()
+    write(days(1, 2), storage)
+    more = days(*rows, value=1)
+    new = more.assign(new=("time", [7.0, 8.0]), other=("y", [1, 2]))
+    with pytest.raises(InvalidArgumentError, match=r"'new' does not exist yet"):
+        write(new, storage, on_existing="replace", check=check)
+    same(storage, days(1, 2))
+    write(new.drop_vars("new"), storage, on_existing="replace", check=check)
+    assert opened(storage).other.values.tolist() == [1, 2]
+    np.testing.assert_array_equal(opened(storage).t[-2:], more.t)
+
+
 def test_no_rows() -> None:
     for on_existing in ("error", "skip", "replace"):
         storage = MemoryStorage()

@@ -26,7 +26,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.xarray.stored_group import MEANING, StoredGroup, meaning_of_bounds
 
-__all__ = ["check_agreement"]
+__all__ = ["check_agreement", "check_not_new"]
 
 _PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _CLOSE: Final = 1e-6
@@ -115,8 +115,20 @@ def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hasha
             "group could not be opened as a dataset any more: append all of its variables "
             "together, or delete those arrays"
         )
-    new = {str(k) for k, v in ds.variables.items() if append_dim in v.dims} - lengths.keys()
-    if new and any(lengths.values()):
+    if any(lengths.values()):
+        check_not_new(ds, arrays, append_dim)
+
+
+def check_not_new(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
+    """Refuse variables along the dimension that the group, which has values along it, lacks.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are any.
+    """
+    new = {str(k) for k, v in ds.variables.items() if append_dim in v.dims} - arrays.keys()
+    if new:
         raise InvalidArgumentError(
             f"{_names(new)} does not exist yet, so an append would leave it shorter than the "
             f"rest along {append_dim!r}: write it at full length first, or drop it from the append"

@@ -28,7 +28,7 @@ from zarr_manifests.planning.conflict.append_labels import AppendPlan
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
-from zarr_manifests.xarray.agreement import check_agreement
+from zarr_manifests.xarray.agreement import check_agreement, check_not_new
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
 from zarr_manifests.xarray.fit import Fit
@@ -94,6 +94,8 @@ def prepare(part: DatasetPart, store: ManifestStore, check: Check) -> PreparedPa
         known = check_agreement(ds, there, options["append_dim"])
     fits = fits_of(ds, there, options, part.encoding, known) if check == "values" else {}
     planned = None if part.append is None else part.append.plan(there)
+    if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
+        check_not_new(ds, there.nodes, options["append_dim"])
     return PreparedPart(part, options, fits, there, planned)
 
 

@@ -94,8 +94,8 @@ def write(
         then unsorted. By default that is an error.
     check : {"values", "encoding"} or None, default "values"
         What to refuse. `values`: values that would be read back differently, and encodings that
-        contradict the existing arrays. `encoding`: the latter only. None: nothing. Values of dask
-        arrays are checked when they are computed.
+        contradict the existing arrays. `encoding`: the latter only. None: nothing that can be
+        written. Values of dask arrays are checked when they are computed.
     statistics : bool, default True
         Record the smallest and largest value and the number of missing ones of each chunk that is
         written wholly, so that `Session.chunks_where` can leave chunks out. Arrays with a codec
