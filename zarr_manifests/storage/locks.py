@@ -13,7 +13,6 @@ import fcntl
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from io import FileIO
 
 from zarr_manifests.errors import StorageError
@@ -45,15 +44,19 @@ os.register_at_fork(
 )
 
 
-@contextlib.contextmanager
-def exclusive(path: str) -> Iterator[None]:
-    """Wait for the lock file at `path` and hold it for the block."""
+def exclusive(path: str) -> FileIO:
+    """Wait for the lock file at `path`, to hold it for a `with` block.
+
+    The block is entered and left in C. So an interrupt leaves nothing held, not even if its
+    traceback is kept, as in interactive sessions.
+    """
     file = _opened(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
+    except BaseException:
         _close(file)
+        raise
+    return file
 
 
 class LockFile:
