@@ -253,6 +253,7 @@ def made(tmp_path: Path) -> Callable[[str, type[Scenario]], Scenario]:
     return make
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files not closed
 @pytest.mark.parametrize(
     ("kind", "scenario"),
     [

@@ -235,10 +235,6 @@ class ChangeSet:
         self._stack(node_id, ([ChunkTable.of(refs)] if refs else []) + [table])
         self.chunks.pop(node_id, None)  # last: an interrupt loses none of them
 
-    def put_below(self, node_id: bytes, table: ChunkTable) -> None:
-        """Put a table of refs on top of the node's tables, below its single refs."""
-        self._stack(node_id, [table])
-
     def put_beside(self, node_id: bytes, table: ChunkTable) -> None:
         """Put a table of refs on top of the node's changes; other single refs stay single."""
         self._stack(node_id, [table])

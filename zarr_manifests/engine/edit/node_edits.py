@@ -144,8 +144,7 @@ class NodeEdits:
         staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
         if len(staged) < len(refs):
             rest = {at: ref for at, ref in refs.items() if at not in staged}
-            changes.put_below(node_id, ChunkTable.of(rest))
-            changes.chunks[node_id] = {**staged}
+            changes.put_beside(node_id, ChunkTable.of(rest))
             if not staged:
                 del changes.chunks[node_id]
 
