@@ -44,6 +44,7 @@ __all__ = [
     "pick",
     "rearranged",
     "rows_at",
+    "same_rows",
     "select",
     "shared_rows",
     "split",
