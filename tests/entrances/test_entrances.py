@@ -420,8 +420,8 @@ BY_ENTRANCE = {
     ),
     ("create_view", "options"): Values(
         ({}, {"branch": "main"}, {"nan": "keep"}),
-        ({"nope": 1}, {"branch": "\ud800"}, {"tag": "v1", "branch": "main"}, {"nan": "x"}),
-        ({"branch": 5}, {"ranges": 5}, {"target_rows": "x"}),
+        ({"branch": "\ud800"}, {"tag": "v1", "branch": "main"}, {"nan": "x"}),
+        ({"nope": 1}, {"branch": 5}, {"ranges": 5}, {"target_rows": "x"}),
     ),
     ("compute_statistics", "paths"): Values(
         (None, ["a"], ("/a", "/v"), ()),

@@ -656,6 +656,7 @@ def test_progress_and_report_say_what_goes_where(files, tmp_path):
         ({"open": "csv"}, "open must be one of 'netcdf'"),
         ({"open": day, "mode": "virtual"}, "a function makes values"),
         ({"files_per_commit": 0}, "files_per_commit must be 1 or more"),
+        ({"open_options": "x"}, "open_options must be a mapping, not 'x'"),
         ({"encoding": {"t": {"dtype": "i2"}}}, "the encoding of 't' has 'dtype'"),
     ],
 )

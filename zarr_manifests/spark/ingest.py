@@ -124,7 +124,7 @@ def ingest(
     >>> print(report)  # doctest: +SKIP
     366 files added, in 1 commit: 9120.4 MB in 71.2 s, 128.1 MB/s
     """
-    _check(open, mode, on_error, on_changed, files_per_commit, encoding)
+    _check(open, mode, on_error, on_changed, files_per_commit, open_options, encoding)
     urls = [source_url(file) for file in files]
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
@@ -166,6 +166,7 @@ def _check(
     on_error: object,
     on_changed: object,
     files_per_commit: object,
+    open_options: object,
     encoding: Mapping[str, Mapping[str, Any]] | None,
 ) -> None:
     known = (
@@ -186,6 +187,8 @@ def _check(
         )
     if files_per_commit is not None and (type(files_per_commit) is not int or files_per_commit < 1):
         raise InvalidArgumentError(f"files_per_commit must be 1 or more, not {files_per_commit!r}")
+    if not isinstance(open_options, Mapping | None):
+        raise InvalidArgumentError(f"open_options must be a mapping, not {open_options!r}")
     for name, how in (encoding or {}).items():
         other = next((key for key in how if key not in _CHUNK_ENCODING), None)
         if other is not None:
