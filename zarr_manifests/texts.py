@@ -1,11 +1,47 @@
-"""Counts, bytes, times and sums as the command line and the pages show them."""
+"""Counts, bytes, times and sums as the command line and the pages show them; and near names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from difflib import get_close_matches
+from os.path import commonprefix
+from typing import Final
 
-__all__ = ["bytes_text", "count_text", "time_text", "totals_text", "written_text"]
+__all__ = ["bytes_text", "count_text", "near_names", "time_text", "totals_text", "written_text"]
+
+_CANDIDATES: Final = 200
+_COMPARED: Final = 50_000
+"""Characters of a name times those of all names that it is compared with: at most some 5 ms."""
+
+
+def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The known names that are spelled nearly like this one, the nearest first.
+
+    However many are known, a few are compared: those that begin and end as the name does. So a
+    suggestion may be missed among thousands, or for a very long name.
+
+    Examples
+    --------
+    >>> near_names("mian", ["main", "summer"])
+    ['main']
+    """
+    names = list(known)
+    if len(names) > _CANDIDATES:
+        names = sorted(each for each in names if abs(len(each) - len(name)) * 2 <= len(name))
+        first = max(bisect(names, name) - _CANDIDATES // 2, 0)
+        names = names[first : first + _CANDIDATES]
+    count = _COMPARED // (len(name) + 1) ** 2
+    if len(names) > count:
+        names.sort(key=lambda each: _ends_alike(name, each), reverse=True)
+    return get_close_matches(name, names[:count], most, cutoff)
+
+
+def _ends_alike(name: str, other: str) -> int:
+    """How many characters two names share at the beginning and at the end."""
+    pairs = (name, other), (name[::-1], other[::-1])
+    return sum(len(commonprefix(pair)) for pair in pairs)  # noqa: RUF071 - not of paths
 
 
 def count_text(count: int, noun: str) -> str:

@@ -9,12 +9,13 @@ A fault is a line `PLACE: PROBLEM`. The place is relative to the value: empty, o
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final
+
+from zarr_manifests.texts import near_names
 
 __all__ = [
     "MAX_REFS",
@@ -69,7 +70,7 @@ def hyphened(key: object) -> str:
 def known_as(name: object, known: Iterable[str]) -> str:
     """Advice for an unknown name: the known name that is close to it, or all known names."""
     names = list(known)
-    close = difflib.get_close_matches(spelled(name), names, 1)
+    close = near_names(spelled(name), names)
     if close:
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(sorted(names)[:40])}" if names else "there are none"

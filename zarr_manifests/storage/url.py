@@ -6,7 +6,6 @@ a refused URL than its scheme.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.object_credentials import checked_credentials, function_named
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.storage.secrets import is_secret
+from zarr_manifests.texts import near_names
 
 if TYPE_CHECKING:
     from zarr_manifests.storage.object_clients import OptionValue
@@ -436,7 +436,7 @@ def _check(scheme: str, options: Mapping[str, object]) -> None:
                 "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         else:
-            close = difflib.get_close_matches(name, known, 1)
+            close = near_names(name, known)
             hint = f"; did you mean {close[0]}?" if close else ""
             problem = f"unknown storage option; {takes}{hint}"
         problems += [f"{name}: {problem}"] if problem else []

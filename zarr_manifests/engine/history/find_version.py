@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from itertools import islice
 from typing import Final
 
@@ -22,7 +21,7 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.records import dataclass
-from zarr_manifests.texts import count_text
+from zarr_manifests.texts import count_text, near_names
 from zarr_manifests.versions import MAIN, is_short_id, named_by
 
 __all__ = ["Found", "before", "found_by_name"]
@@ -171,15 +170,13 @@ def _known_ids(context: Context, root: Root) -> Iterator[str]:
 
 
 def _unknown(context: Context, root: Root, name: str) -> NotFoundError:
-    whole = context.roots.whole(root)
-    kinds = dict.fromkeys(whole.tags, "tag") | dict.fromkeys(whole.branches, "branch")
-    near = get_close_matches(name, kinds, n=3, cutoff=0.5)
+    root = context.roots.around(root, name)  # not all names, of which there may be thousands
+    kinds = dict.fromkeys(root.tags, "tag") | dict.fromkeys(root.branches, "branch")
+    near = near_names(name, kinds, 3, cutoff=0.5)
     if is_short_id(name):
-        recent = entries(context, whole.branches["main"].head, whole.branches["main"].floor)
+        recent = entries(context, root.branches["main"].head, root.branches["main"].floor)
         ids = [i for part in islice(recent, 1) for i in part.ids]
-        near += get_close_matches(
-            name, [i.split("-")[1][: len(name)] for i in ids], n=2, cutoff=0.6
-        )
+        near += near_names(name, [i.split("-")[1][: len(name)] for i in ids], 2)
     shown = [f"{kinds[n]} {n!r}" if n in kinds else f"the snapshot {n}" for n in near]
     if not shown:
         shown = [f"{kinds[n]} {n!r}" for n in sorted(kinds)[:_LISTED]]
