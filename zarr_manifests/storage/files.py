@@ -133,9 +133,8 @@ def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
     at = with_room(lambda: os.open(root or "/", _FOLDER))
     try:
         for folder in folders:
-            below = _opened_folder(folder, at, path)
-            os.close(at)
-            at = below
+            above, at = at, _opened_folder(folder, at, path)
+            os.close(above)  # last: after an interrupt it would be closed again
         return open_regular(name, dir_fd=at, named=path)
     finally:
         os.close(at)
