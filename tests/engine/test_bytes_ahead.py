@@ -19,7 +19,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import ManifestStore, Repository
-from zarr_manifests.engine.objects import bytes_ahead, coalescing
+from zarr_manifests.engine.objects import bytes_ahead
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, StorageError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
@@ -161,10 +161,7 @@ def test_a_part_reads_not_much_in_vain(filled: MemoryStorage, wanted: int, most:
     assert wanted <= _read(far)[1] <= most
 
 
-def test_chunks_here_and_there_are_read_alone(
-    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coalescing, "SPARE_BYTES", CHUNK_BYTES // 4)  # as for chunks of 64 KB
+def test_of_chunks_here_and_there_few_bytes_are_read_in_vain(filled: MemoryStorage) -> None:
     far, array = _opened(filled)
     for seed in range(5):
         here = sorted(random.Random(seed).sample(range(CHUNKS), 100))
@@ -174,14 +171,11 @@ def test_chunks_here_and_there_are_read_alone(
 
 @pytest.mark.parametrize("before", [0, 600])
 @pytest.mark.parametrize("step", [3, 5])
-def test_every_few_chunks_are_read_alone(
-    filled: MemoryStorage, monkeypatch: pytest.MonkeyPatch, step: int, before: int
-) -> None:
+def test_every_few_chunks_are_read_alone(filled: MemoryStorage, step: int, before: int) -> None:
     """They are nearly in order, so refs are made ahead, but bytes are not fetched.
 
     Not even after another read of the array, in order.
     """
-    monkeypatch.setattr(coalescing, "SPARE_BYTES", CHUNK_BYTES // 4)
     far, array = _opened(filled)
     array[:before]
     far.reset()

@@ -179,11 +179,12 @@ def test_where_calls_are_inline_each_chunk_is_read_by_itself(packed: MemoryStora
 @pytest.mark.parametrize(
     ("gap_chunks", "span_chunks", "expected"),
     [
-        (1, 100, [9]),
-        (0, 100, [1] * 5),
-        (1, 5, [5, 3]),
-        (1, 1, [1] * 5),
-        (0, 0, [1] * 5),
+        (1, 100, [10]),
+        (0, 100, [5, 4]),
+        (1, 6, [5, 4]),
+        (1, 7, [7, 3]),
+        (1, 1, [1] * 9),
+        (0, 0, [1] * 9),
     ],
 )
 def test_requests_keep_to_the_bounds_that_the_storage_names(
@@ -194,11 +195,13 @@ def test_requests_keep_to_the_bounds_that_the_storage_names(
     store = warm(Bounded(counting, gap_chunks * chunk, span_chunks * chunk))
     counting.reset()
 
-    async def every_other() -> list[bytes | None]:
-        return await asyncio.gather(*(get(store, row) for row in (8, 0, 4, 2, 6)))
+    rows = (8, 0, 4, 2, 6, 1, 9, 3, 7)  # all but the fifth
 
-    found = asyncio.run(every_other())
-    assert found == [values()[row].tobytes() for row in (8, 0, 4, 2, 6)]
+    async def all_but_one() -> list[bytes | None]:
+        return await asyncio.gather(*(get(store, row) for row in rows))
+
+    found = asyncio.run(all_but_one())
+    assert found == [values()[row].tobytes() for row in rows]
     assert [nbytes // chunk for nbytes in reads(counting)] == expected
 
 
@@ -389,7 +392,7 @@ def test_parts_of_chunks_are_fetched_together(packed: MemoryStorage) -> None:
         values()[6].tobytes(),
         None,
     ]
-    assert reads(counting) == [2 * ROW * 4]
+    assert reads(counting) == [8 * 49 + 4, ROW * 4], "the gap before the whole chunk is too large"
 
 
 def test_parts_of_many_shards_are_fetched_together() -> None:

@@ -31,19 +31,22 @@ def test_a_gap_is_bridged_up_to_its_bound_and_no_further() -> None:
     ]
 
 
-def test_of_a_request_few_bytes_lie_in_gaps() -> None:
-    """Up to a number of bytes, or an eighth of the others."""
+def test_few_bytes_of_all_requests_lie_in_gaps() -> None:
+    """The smallest gaps are bridged."""
 
-    def members(spare_bytes: int, *lengths: int) -> list[tuple[int, ...]]:
-        offsets = [100 * i for i in range(len(lengths))]
-        bounds = {"gap_bytes": 1000, "span_bytes": 9000, "spare_bytes": spare_bytes}
-        return [one.members for one in coalesce(offsets, lengths, **bounds)]
+    def members(spare: float | None, *gaps: int) -> list[tuple[int, ...]]:
+        offsets = [0]
+        for gap in gaps:
+            offsets.append(offsets[-1] + 100 + gap)
+        bounds = {"gap_bytes": 50, "span_bytes": 9000, "spare": spare}
+        return [one.members for one in coalesce(offsets, [100] * len(offsets), **bounds)]
 
-    assert members(40, 80, 80, 80, 80) == [(0, 1, 2), (3,)]
-    assert members(0, 70, 70, 70) == [(0,), (1,), (2,)]
-    assert members(0, 90, 90, 90) == [(0, 1, 2)]
-    assert members(0, 100, 100, 100, 70, 100) == [(0, 1, 2, 3, 4)]
-    assert members(0, 70, 100, 100) == [(0,), (1, 2)]
+    assert members(0.15, 40, 20, 30) == [(0,), (1, 2, 3)]
+    assert members(0.1, 40, 20, 30) == [(0,), (1, 2), (3,)]
+    assert members(0, 0, 1, 0) == [(0, 1), (2, 3)]
+    assert members(0.15, 20, 20, 20, 20) == [(0, 1, 2, 3), (4,)]
+    assert members(9, 51, 40) == [(0,), (1, 2)]
+    assert members(None, 50, 50, 50) == [(0, 1, 2, 3)]
 
 
 def test_a_request_is_no_longer_than_its_span() -> None:
@@ -75,18 +78,19 @@ def test_every_offset_needs_a_length() -> None:
         coalesce([0, 1], [1], gap_bytes=0, span_bytes=0)
 
 
-@given(_RANGES, st.integers(0, 30), st.integers(0, 150), st.none() | st.integers(0, 30))
+@given(_RANGES, st.integers(0, 30), st.integers(0, 150), st.none() | st.floats(0, 2))
 def test_any_ranges(
-    ranges: list[tuple[int, int]], gap_bytes: int, span_bytes: int, spare_bytes: int | None
+    ranges: list[tuple[int, int]], gap_bytes: int, span_bytes: int, spare: float | None
 ) -> None:
     requests = coalesce(
         [start for start, _ in ranges],
         [length for _, length in ranges],
         gap_bytes=gap_bytes,
         span_bytes=span_bytes,
-        spare_bytes=spare_bytes,
+        spare=spare,
     )
     assert sorted(member for one in requests for member in one.members) == list(range(len(ranges)))
+    all_in_vain = 0
     for one in requests:
         held = [ranges[member] for member in one.members]
         ends = [start + length for start, length in held]
@@ -98,11 +102,12 @@ def test_any_ranges(
             assert start - reach <= gap_bytes
             in_vain += max(start - reach, 0)
             reach = max(reach, end)
-        wanted = one.length - in_vain
-        if spare_bytes is not None:
-            assert in_vain <= max(spare_bytes, wanted // 8)
+        all_in_vain += in_vain
+    if spare is not None:
+        wanted = len({at for start, length in ranges for at in range(start, start + length)})
+        assert all_in_vain <= spare * wanted
     for one, other in pairwise(requests):  # none could have gone along with those before it
         start, length = ranges[other.members[0]]
         assert one.start <= other.start
         too_far = start - (one.start + one.length) > gap_bytes
-        assert too_far or start + length - one.start > span_bytes or spare_bytes is not None
+        assert too_far or start + length - one.start > span_bytes or spare is not None

@@ -25,7 +25,7 @@ from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.decoding import BulkDecoder, Chunks, place
 from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, find_keys
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.objects.coalescing import SPARE_BYTES
+from zarr_manifests.engine.objects.coalescing import SPARE
 from zarr_manifests.grid import Coords, IndexArray
 
 __all__ = ["GAP_BYTES", "LARGE_BYTES", "SPAN_BYTES", "read_batch", "read_few", "run_all"]
@@ -87,7 +87,7 @@ def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results 
             table,
             gap_bytes=GAP_BYTES,
             span_bytes=SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES,
-            spare_bytes=None if contents.inline else SPARE_BYTES,
+            spare=None if contents.inline else SPARE,
             cached=True,
         )
 

@@ -320,8 +320,8 @@ class ChunkFetch:
         Ranges are fetched together if no more than this lies between them.
     span_bytes : int
         The longest request for more than one chunk.
-    spare_bytes : int, optional
-        Bytes of a request that may lie in gaps, or an eighth of the others.
+    spare : float, optional
+        Bytes that may lie in gaps, as a share of those of the chunks.
     cached : bool
         Whether chunks are taken from the chunk cache, and kept in it, if there is one.
     """
@@ -333,7 +333,7 @@ class ChunkFetch:
         *,
         gap_bytes: int,
         span_bytes: int,
-        spare_bytes: int | None = None,
+        spare: float | None = None,
         cached: bool = False,
     ) -> None:
         self._context = contents.context
@@ -343,7 +343,7 @@ class ChunkFetch:
         self._source, _ = locate(table)
         self._gap_bytes = gap_bytes
         self._span_bytes = span_bytes
-        self._spare_bytes = spare_bytes
+        self._spare = spare
         self._cached = cached and contents.context.chunks is not None
 
     def requests(self, rows: IndexArray) -> list[Request]:
@@ -373,7 +373,7 @@ class ChunkFetch:
                 table.length[here],
                 gap_bytes=self._gap_bytes,
                 span_bytes=self._span_bytes,
-                spare_bytes=self._spare_bytes,
+                spare=self._spare,
             ):
                 members = np.array(part.members, np.int64)
                 found.append(Request(alike[members], partial(self._fetch, here[members], part)))

@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from zarr_manifests.engine.objects.coalescing import SPARE_BYTES
+from zarr_manifests.engine.objects.coalescing import SPARE
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
@@ -84,7 +84,7 @@ class BytesAhead:
                 [ref.length for ref in chunks],
                 gap_bytes=self._gap_bytes,
                 span_bytes=self._span_bytes,
-                spare_bytes=SPARE_BYTES,
+                spare=SPARE,
             ):
                 first = chunks[request.members[0]]
                 what = first, request.start, request.length

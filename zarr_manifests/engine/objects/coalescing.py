@@ -25,10 +25,10 @@ from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.protocol import Capabilities
 
-__all__ = ["SPARE_BYTES", "CoalescedReads"]
+__all__ = ["SPARE", "CoalescedReads"]
 
-SPARE_BYTES: Final = 16 * 1024
-"""What a request to a remote storage may fetch in vain, if an eighth of the rest is less."""
+SPARE: Final = 0.15
+"""What may be fetched in vain from a remote storage, as a share of what is wanted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +105,7 @@ class CoalescedReads[K: Hashable]:
                 [one.length for one in asked],
                 gap_bytes=self._gap_bytes,
                 span_bytes=self._span_bytes,
-                spare_bytes=SPARE_BYTES,
+                spare=SPARE,
             )
             for plan in plans:
                 members = [asked[i] for i in plan.members]

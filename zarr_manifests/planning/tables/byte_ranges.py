@@ -1,11 +1,13 @@
 """Grouping byte ranges of one object into few requests.
 
 Ranges are taken in order of their offsets. A range joins the request before it if the gap between
-them is at most `gap_bytes` and the request stays at most `span_bytes` long. Invariants:
+them is at most `gap_bytes` and the request stays at most `span_bytes` long. Where bytes in gaps are
+to be few, only the smallest gaps are bridged. Invariants:
 
 - Every range is a member of exactly one request, and lies within it.
 - A request starts at its first member and ends at the furthest end of a member. Gaps between
-  members are at most `gap_bytes`, and all of them together within `spare_bytes`, if that is given.
+  members are at most `gap_bytes`, and those of all requests together at most `spare` of the bytes
+  of the ranges, if that is given.
 - A request longer than `span_bytes` has one member, or all its members lie within the first.
 """
 
@@ -45,7 +47,7 @@ def coalesce(
     *,
     gap_bytes: int,
     span_bytes: int,
-    spare_bytes: int | None = None,
+    spare: float | None = None,
 ) -> list[RangeRequest]:
     """Return the requests for these ranges of one object, in order of their offsets.
 
@@ -57,9 +59,9 @@ def coalesce(
         The largest gap between two ranges of a request.
     span_bytes : int
         The longest request of several ranges.
-    spare_bytes : int, optional
-        How many bytes of a request may lie in gaps, or an eighth of the other bytes if that is
-        more; by default any number.
+    spare : float, optional
+        How many bytes may lie in gaps, as a share of the bytes of all ranges; by default any
+        number. The smallest gaps are bridged.
 
     Raises
     ------
@@ -87,7 +89,12 @@ def coalesce(
     starts = starts[order]
     # The furthest end of a member so far. A request that begins reaches further than all before it.
     reach = np.maximum.accumulate(starts + np.asarray(lengths, np.int64)[order])
-    gaps = [*(np.flatnonzero(starts[1:] - reach[:-1] > gap_bytes) + 1).tolist(), len(order)]
+    between = np.maximum(starts[1:] - reach[:-1], 0)
+    apart = between > gap_bytes
+    if spare is not None:
+        wanted = int(reach[-1] - starts[0]) - int(between.sum())
+        apart |= _too_many(between, apart, int(spare * wanted))
+    gaps = [*(np.flatnonzero(apart) + 1).tolist(), len(order)]
     members = order.tolist()
     requests: list[RangeRequest] = []
     first = 0
@@ -97,17 +104,18 @@ def coalesce(
             # What lies within the first member joins it, however long that is.
             most = max(start + span_bytes, int(reach[first]))
             end = first + int(reach[first:stop].searchsorted(most, side="right"))
-            if spare_bytes is not None and end > first + 1:
-                end = _frugal(starts[first:end], reach[first:end], spare_bytes) + first
             length = int(reach[end - 1]) - start
             requests.append(RangeRequest(start, length, tuple(members[first:end])))
             first = end
     return requests
 
 
-def _frugal(starts: npt.NDArray[np.int64], reach: npt.NDArray[np.int64], spare_bytes: int) -> int:
-    """How many of these ranges share a request, of whose bytes few lie in gaps."""
-    gaps = np.cumsum(np.maximum(starts[1:] - reach[:-1], 0))
-    wanted = reach[1:] - starts[0] - gaps
-    wasteful = gaps > np.maximum(wanted // 8, spare_bytes)
-    return int(wasteful.argmax()) + 1 if wasteful.any() else len(starts)
+def _too_many(
+    between: npt.NDArray[np.int64], apart: npt.NDArray[np.bool_], most: int
+) -> npt.NDArray[np.bool_]:
+    """Which gaps are not bridged: all but the smallest, which are `most` bytes together."""
+    ascending = np.argsort(between, kind="stable")
+    spent = np.cumsum(np.where(apart, 0, between)[ascending])
+    found = np.zeros(len(between), np.bool_)
+    found[ascending] = spent > most
+    return found
