@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
+from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
 from zarr_manifests.errors import SessionClosedError
@@ -131,6 +133,7 @@ def places(tmp_path: Path) -> Iterator[Callable[[str], Storage]]:
     return make
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "work"),
     [
@@ -158,6 +161,7 @@ def test_an_interrupt_at_every_call(
     assert True in outcomes or kind == "before"  # the swap is the last call
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
     kind: str, places: Callable[[str], Storage]
@@ -193,3 +197,26 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
         assert zm.Repository.open(storage).verify().ok
     assert went_on
     assert closed
+
+
+def test_an_interrupt_in_a_write_closes_its_session_and_no_other() -> None:
+    storage = MemoryStorage()
+    repo = zm.Repository.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    with repo.transaction(message="wanted") as store:
+        data = np.arange(4, dtype="i4")
+        zarr.create_array(store, name="a", data=data, chunks=(2,), compressors=None)
+    wrapped = InterruptingStorage(storage, interrupt)
+    session, other = (zm.Repository.open(wrapped).writable_session() for _ in range(2))
+    new = default_buffer_prototype().buffer.from_bytes(np.array([7, 8], "i4").tobytes())
+    other.store.set_sync("a/c/1", new)
+    wrapped.arm(1)
+    with pytest.raises(KeyboardInterrupt):
+        session.store.set_sync("a/c/0", new)
+    wrapped.arm(0)
+    for attempt in (lambda: session.store.set_sync("a/c/0", new), lambda: session.commit("never")):
+        with pytest.raises(SessionClosedError, match="a write was interrupted"):
+            attempt()
+    other.commit("the other session's")
+    repo = zm.Repository.open(storage)
+    assert zarr.open_array(repo.readonly_session().store, path="a")[:].tolist() == [0, 1, 7, 8]
+    assert repo.verify().ok

@@ -33,7 +33,7 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze, freeze_reader, revive, revive_reader
 from zarr_manifests.engine.edit.overlay import Entry, SessionView, Unread
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
@@ -320,7 +320,11 @@ class ManifestStore(Store):
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
         self._check_writable()
-        self._writes.set(key, self._value(value))
+        try:
+            self._writes.set(key, self._value(value))
+        except KeyboardInterrupt:
+            self._writes.closed = INTERRUPTED
+            raise
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
@@ -345,7 +349,11 @@ class ManifestStore(Store):
     def delete_sync(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()
-        self._reads.guarded(lambda: self._writes.delete(key))
+        try:
+            self._reads.guarded(lambda: self._writes.delete(key))
+        except KeyboardInterrupt:
+            self._writes.closed = INTERRUPTED
+            raise
 
     async def delete(self, key: str) -> None:
         """Remove the value at the key, if there is one."""

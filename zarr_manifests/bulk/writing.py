@@ -29,7 +29,7 @@ from zarr_manifests.engine.edit.bulk_chunks import (
     array_keys,
     chunks_at_keys,
 )
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 
@@ -102,7 +102,11 @@ def write_batch(
 
     starts = range(0, total, size)
     inline = workspace.contents.inline
-    return run_all(workspace.contents, starts, put, inline=inline, threaded=large)
+    try:
+        return run_all(workspace.contents, starts, put, inline=inline, threaded=large)
+    except KeyboardInterrupt:
+        workspace.closed = INTERRUPTED
+        raise
 
 
 class _PartWriter:

@@ -38,10 +38,13 @@ from zarr_manifests.ids import crc32c, crc32c_of_each
 from zarr_manifests.keys import document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
-__all__ = ["UNKNOWN", "TipCheck", "Workspace"]
+__all__ = ["INTERRUPTED", "UNKNOWN", "TipCheck", "Workspace"]
 
 UNKNOWN: Final = "whether its last commit took effect is not known"
 """Why a workspace is closed whose commit was interrupted, or whose answer was lost."""
+
+INTERRUPTED: Final = "a write was interrupted and may be incomplete; write again in a new session"
+"""Why a workspace is closed in which an interrupt, such as Ctrl-C, came into a write."""
 
 type TipCheck = Callable[[SnapshotView], None]
 """Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
