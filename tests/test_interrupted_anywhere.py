@@ -27,8 +27,13 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests.commits import SessionCommits
+from zarr_manifests.config.cache_options import CacheOptions
+from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.errors import NotARepositoryError, SessionClosedError
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage.locks import exclusive
 from zarr_manifests.testing import LatencyStorage
 
 type Place = tuple[CodeType, int]
@@ -36,6 +41,7 @@ type Place = tuple[CodeType, int]
 TRIED = 40  # places of each scenario, half of them where something is taken or given back
 # Not Python's conditions and events: with them an interrupt may leave a lock held, whoever waits.
 OURS = (
+    __file__,
     str(Path(zm.__file__).parent),
     *(module.__file__ for module in (contextlib, concurrent.futures.thread)),
 )
@@ -45,7 +51,7 @@ TOOL, EVENTS = 4, sys.monitoring.events
 @functools.cache
 def places_in(code: CodeType) -> frozenset[int]:
     """The offsets at which an interrupt may be raised."""
-    if not code.co_filename.startswith(OURS):
+    if not code.co_filename.startswith(OURS) or code.co_qualname.startswith("Interrupting."):
         return frozenset()
     every = list(dis.get_instructions(code))
     ranges = dis._parse_exception_table(code)  # type: ignore[attr-defined]
@@ -234,10 +240,56 @@ def in_time(call: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(30)
     assert not thread.is_alive(), "a lock is held, or something is waited for that never comes"
     if errors:
         raise errors[0]
+
+
+def a_lock(_: Path) -> Callable[[], object]:
+    lock = ForkSafeLock()
+
+    def hold() -> None:
+        with lock:
+            pass
+
+    return hold
+
+
+def a_lock_file(folder: Path) -> Callable[[], object]:
+    def hold() -> None:
+        with exclusive(str(folder / ".lock")):
+            pass
+
+    return hold
+
+
+def a_cache(_: Path) -> Callable[[], object]:
+    cache = DecodedCache(CacheOptions(), SYSTEM)
+
+    def obtain() -> None:
+        cache.clear()
+        assert cache.obtain(("name",), lambda: b"value") == b"value"
+
+    return obtain
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")
+@pytest.mark.parametrize("make", [a_lock, a_lock_file, a_cache])
+def test_an_interrupt_at_each_place_keeps_nobody_waiting(
+    make: Callable[[Path], Callable[[], object]], tmp_path: Path
+) -> None:
+    make(tmp_path)()  # what is done once only
+    looking = Interrupting()
+    assert looking.call(make(tmp_path)) is None
+    assert looking.seen
+    for (code, offset), times in looking.seen.items():
+        for after in range(times):
+            call = make(tmp_path)
+            kept = Interrupting(code, offset, after).call(call)  # as an interactive session does
+            assert kept is not None
+            in_time(call)
 
 
 @pytest.fixture
@@ -256,6 +308,7 @@ def made(tmp_path: Path) -> Callable[[str, type[Scenario]], Scenario]:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files not closed
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "scenario"),
     [
@@ -290,3 +343,20 @@ def test_an_interrupt_anywhere_leaves_nothing_held(
             raise
         del kept
     assert raised > 0.9 * TRIED
+
+
+def test_what_has_landed_is_not_committed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    storage = MemoryStorage()
+    session = zm.Repository.create(storage).writable_session()
+    zarr.create_array(session.store, name="a", data=np.arange(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(SessionCommits, "_go_on", interrupted)  # right after the swap
+        with pytest.raises(KeyboardInterrupt):
+            session.commit("once")
+    with pytest.raises(SessionClosedError, match="took effect is not known"):
+        session.commit("twice")
+    found = [info.message for info in zm.Repository.open(storage).ancestry()]
+    assert found == ["once", "create repository"]
