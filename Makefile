@@ -1,12 +1,18 @@
-.PHONY: help setup demo test lint docs package servers browser spark cluster sweep simulate explore bench
+.PHONY: help setup demo lint test docs check-spark check-package size bench nightly \
+    sweep seeds faults servers browser spark cluster rehearsal package oldest simulate explore
 
 MINUTES ?= 10
 FIRST ?= 100000
-QUICK = not servers and not browser and not spark and not cluster and not simulation and not faults and not benchmarks
+PYTEST = .venv/bin/pytest
+PIP = .venv/bin/python -m pip install --disable-pip-version-check --quiet \
+    --constraint .ci/constraints.txt
+HERE = not servers and not browser and not spark and not cluster and not faults and not benchmarks
+QUICK = not sweep and $(HERE)
 ALL = --hypothesis-profile sweep --examples 2
+NIGHTLY = sweep seeds faults servers browser spark cluster rehearsal package oldest
 
 help:  ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
 
 setup:  ## make .venv with everything in it (the others do this by themselves)
 	@.ci/setup
@@ -20,47 +26,65 @@ lint: setup  ## check style, types and layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: lint  ## run lint and all tests but those of Spark and the sweeps
-	.venv/bin/pytest -m "not sweep and $(QUICK)" -n auto
-	.venv/bin/pytest -m "simulation and not sweep" --seeds 200 -n auto tests/simulation
+test: lint  ## run lint and the tests; of tests with many cases, those that the commit chooses
+	$(PYTEST) -m "$(QUICK)" --cases 5 -n auto --dist worksteal --durations 10
 
-docs: setup  ## build the documentation's site into site/, strictly, as CI does after make test
-	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
-	    --constraint .ci/constraints.txt --group docs
+docs: setup  ## build the documentation's site into site/, strictly
+	$(PIP) --group docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml
 
-package: setup  ## build wheel and sdist, and try them in empty environments, as CI does after make docs
-	@.ci/try-package
+check-spark: setup  ## try Spark in a minute: rows in and out, and a stream
+	$(PYTEST) -m spark --cases 1 tests/spark/test_one_snapshot.py
 
-servers: setup  ## run the tests of each server of object stores and of other readers of Zarr, as CI does
+check-package: setup  ## build a wheel, and run the demo with it in an empty environment without Java
+	@.ci/try-package wheel
+
+size:  ## count the lines of the package and of the tests
+	@.ci/size zarr_manifests && .ci/size tests
+
+bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
+	$(PIP) --group bench
+	.venv/bin/python tests/benchmarks $(ARGS)
+
+nightly: $(NIGHTLY)  ## run everything that make test leaves out, part by part; each can be run alone
+
+sweep: setup  ## nightly: all cases, examples, crashes and faults
+	$(PYTEST) -m "$(HERE)" --ignore tests/simulation $(ALL) -n auto --dist worksteal
+
+seeds: setup  ## nightly: the simulation with 2,000 seeds, and all faults that are planted
+	$(PYTEST) -n auto --dist worksteal tests/simulation
+
+faults: setup  ## nightly: everything that can be done to the network
+	$(PYTEST) -m faults $(ALL) -n auto tests/storage
+
+servers: setup  ## nightly: each server of object stores, and other readers of Zarr
 	@.ci/setup-servers
-	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
-	    --constraint .ci/constraints.txt --group readers
-	.venv/bin/pytest -m servers $(ALL) -n auto tests/storage tests/serving
+	$(PIP) --group readers
+	$(PYTEST) -m servers $(ALL) -n auto tests/storage tests/serving
 
-browser: setup  ## look at the pages of zarr-manifests serve in Chromium, as CI does after make servers
+browser: setup  ## nightly: the pages of zarr-manifests serve in Chromium
 	@.ci/setup-browser
-	.venv/bin/pytest -m browser tests/browser
+	$(PYTEST) -m browser tests/browser
 
-spark: setup  ## run the tests that start Spark, as CI does after make browser
-	.venv/bin/pytest -m spark $(ALL)
+spark: setup  ## nightly: all tests that start Spark
+	$(PYTEST) -m "spark and not benchmarks" $(ALL)
 
-cluster: setup  ## kill tasks, executors and drivers of a Spark cluster, as CI does after make spark
-	.venv/bin/pytest -m cluster -n 2
+cluster: setup  ## nightly: kill tasks, executors and drivers of a Spark cluster
+	$(PYTEST) -m cluster -n 2 tests/spark
 
-sweep: setup  ## run what CI runs at last: each benchmark once, all seeds, examples, crashes and faults
-	.venv/bin/pytest -m benchmarks tests/test_benchmarks.py
-	.venv/bin/pytest -m faults $(ALL) -n auto tests/storage
-	.venv/bin/pytest -m "(sweep or hypothesis) and $(QUICK)" $(ALL) -n auto
-	.venv/bin/pytest -m simulation --seeds 2000 -n auto tests/simulation
+rehearsal: setup  ## nightly: each row of the benchmarks once
+	$(PIP) --group bench
+	$(PYTEST) -m benchmarks tests/test_benchmarks.py
 
-simulate: setup  ## try other seeds than make sweep does (MINUTES=10 FIRST=100000)
+package: setup  ## nightly: build wheel and sdist, and try them in empty environments
+	@.ci/try-package wheel sdist
+
+oldest:  ## nightly: the tests of make test on Python 3.12 with the oldest dependencies
+	@VENV=.venv-oldest .ci/setup
+	.venv-oldest/bin/pytest -m "$(QUICK)" --cases 5 -n auto --dist worksteal
+
+simulate: setup  ## try other seeds than make seeds does (MINUTES=10 FIRST=100000)
 	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)
 
 explore: setup  ## try other examples of the property tests than make test does
-	.venv/bin/pytest -m hypothesis --hypothesis-profile explore -n auto
-
-bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fused" and so on
-	.venv/bin/python -m pip install --disable-pip-version-check --quiet \
-	    --constraint .ci/constraints.txt --group bench
-	.venv/bin/python tests/benchmarks $(ARGS)
+	$(PYTEST) -m hypothesis --hypothesis-profile explore -n auto

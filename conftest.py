@@ -1,7 +1,11 @@
 """Settings for every test."""
 
+import hashlib
+import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,7 +15,7 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 # The same code gives the same result: a change is judged by what it changes. `make explore` draws
 # other examples.
 settings.register_profile("sweep", settings.get_profile("explore"), derandomize=True)
-# `make sweep` tries the rest; see `examples` in tests/support/effort.py.
+# `make sweep` tries more; see `examples` in tests/support/effort.py.
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
 settings.load_profile("zarr-manifests")
 
@@ -20,10 +24,62 @@ collect_ignore = ["tests/benchmarks", "tests/virtual/make_icechunk.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=200, help="seeds that the simulation tries")
+    parser.addoption("--seeds", type=int, default=2000, help="seeds that the simulation tries")
     parser.addoption(
         "--examples", type=int, default=1, help="calls of a public entrance, for each parameter"
     )
+    parser.addoption(
+        "--cases", type=int, help="of a test with many cases run so many (default: all)"
+    )
+    parser.addoption("--commit", default="", help="choose the cases that this commit has chosen")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.cases is not None and not config.option.commit:
+        config.option.commit = _head()  # workers are handed it
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.option.cases is None:
+        return None
+    chosen = f"--cases {config.option.cases} --commit {config.option.commit}"
+    return f"of tests with many cases run a few, which the commit chooses: {chosen}"
+
+
+@pytest.hookimpl(trylast=True)  # of the cases that the marks leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with twice `--cases` or more, keep as many as that, which the commit chooses."""
+    most, commit = config.option.cases, config.option.commit
+    if most is None:
+        return
+    tests: defaultdict[object, list[str]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function):
+            tests[item.function].append(item.nodeid)
+
+    def drawn(nodeid: str) -> bytes:
+        return hashlib.sha256(f"{commit} {nodeid}".encode()).digest()
+
+    left_out = {
+        nodeid
+        for cases in tests.values()
+        if len(cases) >= 2 * most
+        for nodeid in sorted(cases, key=drawn)[most:]
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=[one for one in items if one.nodeid in left_out])
+        items[:] = [one for one in items if one.nodeid not in left_out]
+
+
+def _head() -> str:
+    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):  # an archive, not a checkout
+        return "0"
+    return found.stdout.strip()
 
 
 @pytest.fixture(autouse=True)
