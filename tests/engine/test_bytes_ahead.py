@@ -23,6 +23,7 @@ from zarr_manifests.engine.objects import bytes_ahead
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, StorageError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
+from zarr_manifests.planning.tables import byte_ranges
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Capabilities, MemoryStorage
 from zarr_manifests.store import contents_of
@@ -161,6 +162,13 @@ def test_a_part_reads_not_much_in_vain(filled: MemoryStorage, wanted: int, most:
     assert wanted <= _read(far)[1] <= most
 
 
+@pytest.fixture
+def nothing_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for large chunks."""
+    monkeypatch.setattr(byte_ranges, "_FREE_BYTES", 0)
+
+
+@pytest.mark.usefixtures("nothing_free")
 def test_of_chunks_here_and_there_few_bytes_are_read_in_vain(filled: MemoryStorage) -> None:
     far, array = _opened(filled)
     for seed in range(5):
@@ -169,6 +177,7 @@ def test_of_chunks_here_and_there_few_bytes_are_read_in_vain(filled: MemoryStora
     assert _read(far)[1] <= 5 * 115
 
 
+@pytest.mark.usefixtures("nothing_free")
 @pytest.mark.parametrize("before", [0, 600])
 @pytest.mark.parametrize("step", [3, 5])
 def test_every_few_chunks_are_read_alone(filled: MemoryStorage, step: int, before: int) -> None:

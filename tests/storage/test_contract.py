@@ -661,63 +661,6 @@ def test_forked_children_work_amid_swaps(kind: int, seen: int, tmp_path: Path) -
     assert done.stdout == f"0 {seen}\n", done.stderr
 
 
-FORKING_AMID_A_CLOSE = """
-import os, signal, sys
-from zarr_manifests.storage.locks import exclusive
-
-file = exclusive(sys.argv[1])
-fd = file.fileno()
-kept = os.dup(fd)
-file.close()
-os.dup2(kept, fd)  # a thread that closes the file has closed the object, not yet this
-os.close(kept)
-child = os.fork()
-if child == 0:
-    signal.alarm(10)
-    with exclusive(sys.argv[1]):
-        os._exit(0)
-os.close(fd)
-print(os.waitpid(child, 0)[1])
-"""
-
-
-def test_a_fork_amid_the_closing_of_a_lock_leaves_the_child_nothing_held(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING_AMID_A_CLOSE, tmp_path / ".lock"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "0\n", done.stderr
-
-
-FORKING_AMID_A_REUSE = """
-import os, sys
-from zarr_manifests.storage.locks import exclusive
-
-file = exclusive(sys.argv[1])
-fd = file.fileno()
-file.close()
-assert os.open(sys.argv[2], os.O_RDONLY) == fd  # before the object is gone
-child = os.fork()
-if child == 0:
-    os._exit(0 if os.read(fd, 1) == b"x" else 1)
-print(os.waitpid(child, 0)[1])
-"""
-
-
-def test_a_fork_closes_no_file_that_took_the_place_of_a_lock(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(b"x")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING_AMID_A_REUSE, tmp_path / ".lock", other],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "0\n", done.stderr
-
-
 FORKING_AMID_A_WRITE = """
 import os, signal, threading, time
 from zarr_manifests.storage import MemoryStorage

@@ -21,14 +21,11 @@ from zarr_manifests.storage.files import explained, open_regular
 __all__ = ["FileTurn", "LockFile", "exclusive"]
 
 # A forked child shares its parent's open files, and a lock lasts until the last copy is closed: a
-# child that outlives a killed parent would keep it, and one that asks for it would wait for itself.
-# So a child closes the files. (It does not unlock them, which would unlock the parent's.) No fork
-# may come between the opening of a file and its entry here. One may come while a thread closes a
-# file: then the object is closed already and the descriptor is not. So the descriptors are entered,
-# too, with the files they belong to, since a closed one may be another file's by then. An interrupt
-# may come between any two steps. So only the holder of a lock refers to its file, which is closed
-# with the last reference.
-_held: dict[weakref.ref[FileIO], tuple[int, tuple[int, int]]] = {}
+# child that outlives a killed parent would keep it. So a child closes the files. (It does not
+# unlock them, which would unlock the parent's.) No fork may come between the opening of a file and
+# its entry here. An interrupt may come between any two steps. So only the holder of a lock refers
+# to its file, which is closed with the last reference.
+_held: set[weakref.ref[FileIO]] = set()
 _fork_guard = threading.RLock()
 
 
@@ -36,10 +33,6 @@ def _close_inherited() -> None:
     for file in list(_held):
         if (held := file()) is not None:
             held.close()
-    for fd, opened in _held.values():
-        with contextlib.suppress(OSError):  # closed, as it is but for a fork in that moment
-            if _identity(fd) == opened:
-                os.close(fd)
     _held.clear()
     _fork_guard.release()
 
@@ -149,17 +142,8 @@ class FileTurn:
 def _opened(path: str) -> FileIO:
     with _fork_guard:
         file = FileIO(path, "ab", opener=_open)
-        _held[weakref.ref(file, _forget)] = file.fileno(), _identity(file.fileno())
+        _held.add(weakref.ref(file, _held.discard))
     return file
-
-
-def _forget(file: weakref.ref[FileIO]) -> None:
-    _held.pop(file, None)
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
 
 
 def _open(path: str, flags: int) -> int:

@@ -7,13 +7,14 @@ to be few, only the smallest gaps are bridged. Invariants:
 - Every range is a member of exactly one request, and lies within it.
 - A request starts at its first member and ends at the furthest end of a member. Gaps between
   members are at most `gap_bytes`, and those of all requests together at most `spare` of the bytes
-  of the ranges, if that is given.
+  of the ranges, if that is given, or 1 KiB if that is more.
 - A request longer than `span_bytes` has one member, or all its members lie within the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 
 __all__ = ["RangeRequest", "coalesce"]
+
+_FREE_BYTES: Final = 1024
+"""To fetch so much takes less time than to send a request, however little is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ def coalesce(
     span_bytes : int
         The longest request of several ranges.
     spare : float, optional
-        How many bytes may lie in gaps, as a share of the bytes of all ranges; by default any
-        number. The smallest gaps are bridged.
+        How many bytes may lie in gaps, as a share of the bytes of all ranges, or 1 KiB if that is
+        more; by default any number. The smallest gaps are bridged.
 
     Raises
     ------
@@ -93,7 +97,7 @@ def coalesce(
     apart = between > gap_bytes
     if spare is not None:
         wanted = int(reach[-1] - starts[0]) - int(between.sum())
-        apart |= _too_many(between, apart, int(spare * wanted))
+        apart |= _too_many(between, apart, max(int(spare * wanted), _FREE_BYTES))
     gaps = [*(np.flatnonzero(apart) + 1).tolist(), len(order)]
     members = order.tolist()
     requests: list[RangeRequest] = []
