@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
 import runpy
 import shlex
@@ -30,7 +31,7 @@ NEEDED = {"moving-in": {"weather.icechunk": ROOT / "tests/virtual/icechunk_golde
 """Folders that the code of a page finds, by page."""
 
 _BLOCK = re.compile(
-    r"^(?:<!-- skip:(?P<reason>[^\n]*?)-->\n+)?```python\n(?P<code>.*?)^```$",
+    r"^ *(?:<!-- skip:(?P<reason>[^\n]*?)-->\n+ *)?```(?P<kind>python|sh)\n(?P<code>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
 _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -38,6 +39,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
+    kind: str
     code: str
     line: int
     skipped: str | None
@@ -51,14 +53,14 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("code"))
-        yield Block(found["code"], line, found["reason"])
+        yield Block(found["kind"], found["code"], line, found["reason"])
 
 
-def script(page: Path) -> str:
-    """A page's blocks one after another, each line where it stands in the page."""
+def script(page: Path, kind: str = "python") -> str:
+    """A page's blocks of a kind one after another, each line where it stands in the page."""
     lines: list[str] = []
     for block in blocks(page):
-        if block.skipped is None:
+        if block.kind == kind and block.skipped is None:
             lines += [""] * (block.line - len(lines)) + block.code.splitlines()
     return "\n".join(lines) + "\n"
 
@@ -77,6 +79,45 @@ def test_the_code_of_a_page_runs(
         shutil.copytree(source, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     exec(compile(script(page), str(page), "exec"), {"__name__": page.stem})  # noqa: S102
+    run_commands(page, tmp_path)
+
+
+def run_commands(page: Path, folder: Path) -> None:
+    """Run the shell's blocks of a page in one shell, after its code: they find what that made."""
+    programs = folder / ".programs"
+    programs.mkdir()
+    (programs / "zarr-manifests").write_text(_PROGRAM.format(python=sys.executable), "utf-8")
+    (programs / "zarr-manifests").chmod(0o755)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["/bin/sh", "-eux"],
+        input=script(page, "sh"),
+        cwd=folder,
+        # pip finds everything installed, or fails.
+        env=os.environ | {"PATH": path, "PIP_NO_INDEX": "1", "PIP_DRY_RUN": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not provide the extra" not in done.stderr
+
+
+_PROGRAM = """#!{python}
+import subprocess
+import sys
+
+command = [sys.executable, "-m", "zarr_manifests", *sys.argv[1:]]
+if "serve" not in command:
+    sys.exit(subprocess.run(command).returncode)
+# At a free port, and until it says that it serves.
+with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
+    for line in server.stdout:
+        if line == "press Ctrl-C to stop\\n":
+            server.terminate()
+            sys.exit(0)
+sys.exit("it did not serve")
+"""
 
 
 _TOLD = re.compile(r"^```(?P<kind>python|console)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -121,7 +162,42 @@ def test_a_block_that_is_not_run_says_why() -> None:
     skipped = [block for page in PAGES for block in blocks(page) if block.skipped is not None]
     assert all(len(str(block.skipped).split()) >= 3 for block in skipped)
     assert text.count("<!-- skip:") == len(skipped), "a skip stands right before its block"
-    assert text.count("```python") == sum(1 for page in PAGES for _ in blocks(page))
+    for kind in ("python", "sh"):
+        found = [block for page in PAGES for block in blocks(page) if block.kind == kind]
+        assert len(re.findall(f"^ *```{kind}$", text, re.MULTILINE)) == len(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_each_block_says_in_which_language_it_is(page: Path) -> None:
+    """One without would be run by no test."""
+    fences = re.findall(r"^ *```(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    assert all(fences[::2])
+
+
+def test_commands_that_are_not_run_are_few() -> None:
+    assert {
+        (name_of(page), str(block.skipped).strip())
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind == "sh" and block.skipped is not None
+    } == _NOT_RUN
+
+
+_NOT_RUN = {
+    ("README.md", "it makes the environment that the tests run in"),
+    ("README.md", "the tests of the demo serve what it made"),
+    ("docs/benchmarks.md", "it takes an hour"),
+    (
+        "docs/guide/getting-started.md",
+        "it needs a checkout, and make package installs what it builds",
+    ),
+    ("docs/guide/moving-out.md", "it needs a bucket"),
+    ("docs/guide/places.md", "it needs a bucket and a profile"),
+    ("docs/guide/places.md", "the tests of storages run it beside a server"),
+    ("docs/guide/simulation.md", "the tests of the simulation run its commands"),
+    ("docs/guide/storage-and-safety.md", "it needs a bucket at Amazon"),
+    ("docs/guide/storage-and-safety.md", "it needs users and rights of a system"),
+}
 
 
 def test_the_readme_prints_what_it_says(

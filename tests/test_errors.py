@@ -57,7 +57,7 @@ BUILT_IN = {
 
 def test_the_tree_is_as_documented() -> None:
     page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
-    tree = page.split("```")[1]
+    tree = page.split("```text")[1].split("```")[0]
     documented: dict[str, set[str]] = {}
     above = ["Exception"]
     for indent, name, built_ins in re.findall(
