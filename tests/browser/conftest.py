@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from missing import missing
 from sample_site import Sample, make_sample
 from served import serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-
-def _missing(what: str) -> None:
-    """Skip the test; in CI it fails."""
-    if os.environ.get("CI"):
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +33,10 @@ def chromium() -> Iterator[Browser]:
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        _missing("playwright is not installed; `make browser` installs it")
+        missing("playwright is not installed; `make browser` installs it")
     path = shutil.which("chromium")
     if path is None:
-        _missing("there is no chromium; the package of that name has it")
+        missing("there is no chromium; the package of that name has it")
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)

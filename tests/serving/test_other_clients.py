@@ -21,6 +21,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from missing import missing
 from served import get, serving
 
 pytestmark = pytest.mark.servers
@@ -54,12 +55,6 @@ for name in sys.argv[1:]:
         found[name] = {"subdatasets": dataset.subdatasets, "band": band}
 print(json.dumps(found))
 """
-
-
-def missing(what: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(f"{what}: `make servers` installs it")
-    pytest.skip(f"{what}: `make servers` installs it")
 
 
 def run(command: list[str], **options: Any) -> Any:
@@ -105,7 +100,7 @@ def expected(values: np.ndarray, path: str) -> np.ndarray:
 def test_zarrita_reads_snapshots(served: tuple[str, np.ndarray], tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None or not (NODE_MODULES / "zarrita").exists():
-        missing("zarrita is not there")
+        missing("zarrita is not there: `make servers` installs it")
     (tmp_path / "node_modules").symlink_to(NODE_MODULES)
     script = tmp_path / "read.mjs"
     script.write_text(READ, encoding="utf-8")
@@ -123,7 +118,7 @@ def test_zarrita_reads_snapshots(served: tuple[str, np.ndarray], tmp_path: Path)
 
 def by_rasterio(*datasets: str) -> dict[str, Any]:
     if importlib.util.find_spec("rasterio") is None:
-        missing("rasterio is not installed")
+        missing("rasterio is not installed: `make servers` installs it")
     environment = os.environ | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     found: dict[str, Any] = run([sys.executable, "-c", READ_TIFF, *datasets], env=environment)
     return found
@@ -152,7 +147,7 @@ def test_rasterio_finds_the_arrays_of_a_group(served: tuple[str, np.ndarray]) ->
 def test_a_damaged_chunk_is_an_error_in_zarrita(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None or not (NODE_MODULES / "zarrita").exists():
-        missing("zarrita is not there")
+        missing("zarrita is not there: `make servers` installs it")
     repo = zm.Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
     with repo.transaction(message="one chunk") as store:
         zarr.create_array(store, name="a", shape=(400,), chunks=(400,), dtype="f8")[:] = 1

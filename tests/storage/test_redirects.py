@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from missing import missing
 from zarr_manifests.errors import ConfigError, StorageError
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_redirects import confined
@@ -164,7 +165,7 @@ def test_which_hosts_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A server with a certificate that is trusted here; its `location` is where it sends to."""
     if shutil.which("openssl") is None:
-        pytest.skip("the program openssl is not installed")
+        missing("the program openssl is not installed")
     (tmp_path / "extensions").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     for command in (

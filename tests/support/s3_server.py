@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from missing import missing
 from servers import ENVIRONMENT, SERVERS, Server, ServerMissingError, localbucket
 
-__all__ = ["ENVIRONMENT", "ObjectServer", "object_server", "server_named"]
+__all__ = ["ENVIRONMENT", "ObjectServer", "object_server", "server_named", "start"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,15 @@ class ObjectServer:
 
     endpoint: str
     bucket: str = "tests"
+
+
+def start(name: str, stack: contextlib.ExitStack) -> Server:
+    """The server of that name, which runs until the stack is closed."""
+    serve = localbucket if name == "localbucket" else SERVERS[name]
+    try:
+        return stack.enter_context(serve())
+    except ServerMissingError as error:
+        missing(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +42,7 @@ def server_named() -> Iterator[Callable[[str], Server]]:
 
         def named(name: str) -> Server:
             if name not in running:
-                serve = localbucket if name == "localbucket" else SERVERS[name]
-                try:
-                    running[name] = stack.enter_context(serve())
-                except ServerMissingError as error:
-                    if os.environ.get("CI"):
-                        raise
-                    pytest.skip(str(error))
+                running[name] = start(name, stack)
             return running[name]
 
         yield named
