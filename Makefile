@@ -33,8 +33,11 @@ docs: setup  ## build the documentation's site into site/, strictly
 	$(PIP) --group docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml
 
-check-spark: setup  ## try Spark in a minute: rows in and out, and a stream
-	$(PYTEST) -m spark --cases 1 tests/spark/test_one_snapshot.py
+check-spark: setup  ## try Spark: rows in and out, files, SQL, and a stream
+	$(PYTEST) $(addprefix tests/spark/,test_read.py::test_monthly_mean_speed_in_sql_is_xarrays \
+	    test_write_dataframe.py::test_rows_come_back test_data_source.py::test_views_answer_sql \
+	    test_ingest.py::test_tasks_copy_files_and_leave_out_what_they_cannot_open \
+	    test_stream_sink.py::test_each_batch_lands_once_however_often_it_comes)
 
 check-package: setup  ## build a wheel, and run the demo with it in an empty environment without Java
 	@.ci/try-package wheel

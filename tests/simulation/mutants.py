@@ -42,7 +42,7 @@ from zarr_manifests.planning.conflict import decide as rules
 from zarr_manifests.planning.tables.merge import select
 
 BUDGET = 2000
-"""How many seeds may be tried for a mutant: as many as `make sweep` tries."""
+"""How many seeds may be tried for a mutant: as many as `make seeds` tries."""
 
 
 @dataclass(frozen=True)
