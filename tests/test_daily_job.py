@@ -92,6 +92,7 @@ def cron(tmp_path: Path) -> Cron:
 SCRIPT = "python ~/jobs/daily.py"
 
 
+@pytest.mark.sweep
 def test_cron_is_quiet_until_a_person_should_look(cron: Cron) -> None:
     cron.script("2024-02-01")
     assert cron.daily.startswith(SCRIPT)
@@ -108,6 +109,7 @@ def test_cron_is_quiet_until_a_person_should_look(cron: Cron) -> None:
     assert cron.messages == before
 
 
+@pytest.mark.sweep
 def test_a_storage_that_fails_is_tried_again_without_a_mail(cron: Cron) -> None:
     cron.script("2024-01-31")
     cron.run(SCRIPT)
@@ -127,6 +129,7 @@ def test_a_storage_that_fails_is_tried_again_without_a_mail(cron: Cron) -> None:
     assert cron.days()[-1] == "2024-02-01"
 
 
+@pytest.mark.sweep
 def test_two_at_once_store_each_day_once(cron: Cron) -> None:
     cron.script("2024-02-03")
     for process in [cron.start(SCRIPT) for _ in range(2)]:
@@ -138,6 +141,7 @@ def test_two_at_once_store_each_day_once(cron: Cron) -> None:
     assert cron.days(tag="2024-01") == days[:2]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_kill_around_a_tag_loses_no_tag(cron: Cron, place: str) -> None:
     """The tag ends with the month's last day, whenever the next run comes."""
@@ -154,6 +158,7 @@ def test_a_kill_around_a_tag_loses_no_tag(cron: Cron, place: str) -> None:
     assert len(cron.days()) == 5
 
 
+@pytest.mark.sweep
 def test_the_weekly_job_frees_space_and_keeps_the_months(cron: Cron) -> None:
     assert cron.weekly.count("zarr-manifests ") == 2
     cron.script("2024-02-12")

@@ -129,6 +129,7 @@ def test_costs_are_those_of_the_block() -> None:
     assert cost + Cost(1, 1, 1) == Cost(3, 4, 5, cost.seconds)
 
 
+@pytest.mark.sweep
 def test_requests_of_other_processes_are_counted(tmp_path: Path) -> None:
     storage = JournalStorage(LocalStorage(tmp_path / "data"), tmp_path / "journal")
     storage.create("a", b"four")
@@ -228,6 +229,7 @@ def run_demo(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["demo", *map(str, arguments)])
 
 
+@pytest.mark.sweep
 def test_without_java_all_but_spark_is_done_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_clone_on_disk_is_another_copy(tmp_path: Path) -> None:
     assert not inodes & {path.stat().st_ino for path in copies}
 
 
+@pytest.mark.sweep
 def test_a_later_call_brings_what_is_new(whole: MemoryStorage) -> None:
     storage, place = copy_of(whole), MemoryStorage()
     source = opened(storage)

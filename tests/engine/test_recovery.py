@@ -90,6 +90,7 @@ def problems(storage: MemoryStorage) -> str:
     return "\n".join(map(str, report.problems))
 
 
+@pytest.mark.sweep
 def test_verification_finds_every_damage_of_every_object(whole: MemoryStorage) -> None:
     assert problems(whole) == ""
     kinds = {key.partition("/")[0] for key in keys(whole)}

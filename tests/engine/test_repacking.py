@@ -520,6 +520,7 @@ def test_a_crash_at_every_call_to_the_storage(monkeypatch: pytest.MonkeyPatch) -
     assert landed == {False, True}
 
 
+@pytest.mark.sweep
 def test_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
     first = tmp_path / "template"
     snapshots = snapshots_of(filled(LocalStorage(first)))

@@ -63,6 +63,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert len(set(once)) == 5
 
 
+@pytest.mark.sweep
 def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> None:
     command = [sys.executable, str(Path(__file__).parent), "--seed", "3"]
     shown = [

@@ -76,6 +76,7 @@ def world() -> tuple[Repository, Storage]:
     return made(storage), storage
 
 
+@pytest.mark.sweep
 def test_a_batch_lands_once_wherever_its_commit_dies() -> None:
     """Another process tries again, and a third one after that, as with a lost log."""
     _, storage = world()

@@ -487,6 +487,7 @@ def test_chunks_that_cannot_be_decoded_are_told_as_by_zarr(tmp_path: Path) -> No
     assert str(told.value) == str(by_zarr.value)
 
 
+@pytest.mark.sweep
 def test_memory_does_not_grow_with_the_number_of_small_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

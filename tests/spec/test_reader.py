@@ -433,6 +433,7 @@ def test_pages_hold_the_refs_that_the_root_does_not() -> None:
     assert found.heads().keys() == {*repository.list_branches(), *repository.list_tags()}
 
 
+@pytest.mark.sweep
 def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
     storage = MemoryStorage()
     make(storage)
