@@ -1,6 +1,9 @@
 .PHONY: help setup demo lint test docs check-spark check-package size bench nightly \
     sweep seeds faults servers browser spark cluster rehearsal package oldest simulate explore
 
+# Compiled once: programs that tests start import all of the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 MINUTES ?= 10
 FIRST ?= 100000
 PYTEST = .venv/bin/pytest

@@ -1,10 +1,10 @@
 """Settings for every test."""
 
-import hashlib
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,9 @@ settings.register_profile("sweep", settings.get_profile("explore"), derandomize=
 # `make sweep` tries more; see `examples` in tests/support/effort.py.
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
 settings.load_profile("zarr-manifests")
+
+_SLOW = 6
+"""Of so many slow tests, `--cases` keeps one."""
 
 # They are run by hand, and import one another as scripts do.
 collect_ignore = ["tests/benchmarks", "tests/virtual/make_icechunk.py"]
@@ -48,27 +51,24 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # of the cases that the marks leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with twice `--cases` or more, keep as many as that, which the commit chooses."""
+    """Keep `--cases` of a test with twice as many or more, and a part of what is slow."""
     most, commit = config.option.cases, config.option.commit
     if most is None:
         return
-    tests: defaultdict[object, list[str]] = defaultdict(list)
+    groups: defaultdict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function):
-            tests[item.function].append(item.nodeid)
-
-    def drawn(nodeid: str) -> bytes:
-        return hashlib.sha256(f"{commit} {nodeid}".encode()).digest()
-
-    left_out = {
-        nodeid
-        for cases in tests.values()
-        if len(cases) >= 2 * most
-        for nodeid in sorted(cases, key=drawn)[most:]
-    }
+        slow = item.get_closest_marker("slow") is not None
+        groups["slow" if slow else getattr(item, "function", item)].append(item)
+    left_out = set[pytest.Item]()
+    for group, cases in groups.items():
+        cases.sort(key=lambda item: sha256(f"{commit} {item.nodeid}".encode()).digest())
+        if group == "slow":
+            left_out.update(cases[len(cases) // _SLOW :])
+        elif len(cases) >= 2 * most:
+            left_out.update(cases[most:])
     if left_out:
-        config.hook.pytest_deselected(items=[one for one in items if one.nodeid in left_out])
-        items[:] = [one for one in items if one.nodeid not in left_out]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _head() -> str:

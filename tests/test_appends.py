@@ -152,6 +152,7 @@ def test_of_write_it_is_an_option() -> None:
         zm.write(hours(0, 1), storage, message="no", mode="w", relocate=True)
 
 
+@pytest.mark.slow
 def test_writers_in_threads_append_until_all_have_landed() -> None:
     storage = seeded(1000)
     failed: list[BaseException] = []
@@ -202,6 +203,7 @@ def test_whole_chunks_are_not_touched() -> None:
     assert opened(storage).time.values.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(1, 6),

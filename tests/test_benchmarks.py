@@ -157,6 +157,7 @@ def test_memory_that_was_not_taken_is_told_as_such(runner: Any) -> None:
     assert "peak -" in report.describe(found, 1.0)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_workload_ends_the_run(runner: Any, tmp_path: Path) -> None:
     row = runner.Row("bad", "bad", iter, ("zarr_manifests",), {}, "s")
     with pytest.raises(RuntimeError, match="bad, zarr_manifests"):
@@ -164,6 +165,7 @@ def test_an_error_of_a_workload_ends_the_run(runner: Any, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_there_is_said(tmp_path: Path) -> None:
     done, _ = run("--only", "nothing", to=tmp_path)
     assert done.returncode != 0

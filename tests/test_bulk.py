@@ -188,6 +188,7 @@ BOUND = st.none() | st.integers(-3, LENGTH + 3)
 BOX = st.tuples(st.builds(slice, BOUND, BOUND), st.builds(slice, BOUND, BOUND)).map(list)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(TURNS, BOX), min_size=3, max_size=14), st.sampled_from([8, 10_000]))
 def test_it_says_what_lookups_of_each_chunk_say(

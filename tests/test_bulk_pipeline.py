@@ -171,6 +171,7 @@ def _indexed(array: Any, how: str) -> Any:
     return {"basic": array, "orthogonal": array.oindex, "points": array.vindex}[how]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> None:
@@ -215,6 +216,7 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
 # --- what Zarr's own tests try ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_arrays_that_zarr_draws_are_read_and_written_as_numpy_arrays(data: st.DataObject) -> None:
@@ -407,6 +409,7 @@ def empty_array(storage: Any, **given_: Any) -> tuple[zm.Repository, zm.Session,
     return repository, session, bulk(session.store)
 
 
+@pytest.mark.slow
 def test_a_large_batch_is_written_as_packs_of_its_own_and_a_small_one_is_staged() -> None:
     storage = MemoryStorage()
     repository, session, array = empty_array(storage)

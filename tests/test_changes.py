@@ -417,6 +417,7 @@ def test_the_net_change_of_many_commits(repository: Repository) -> None:
     assert replay(state_of(repository, start), net) == state_of(repository, end)
 
 
+@pytest.mark.slow
 def test_records_are_made_commit_by_commit(repository: Repository) -> None:
     """A commit's tables, in manifests of their own, are fetched when its turn comes."""
     session = repository.writable_session("main")

@@ -263,6 +263,7 @@ class World:
             self.session.commit("a step")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(120), suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
@@ -286,6 +287,7 @@ def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
         assert matching_chunks(session, [missing]) <= selected(found)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_recorded_bounds_never_leave_out_a_match(data: st.DataObject) -> None:

@@ -143,6 +143,7 @@ def test_requests_of_other_processes_are_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "journal").exists(), "a worker that ends later leaves nothing"
 
 
+@pytest.mark.slow
 def test_the_steps_do_the_job(tmp_path: Path) -> None:
     demo = Demo(DemoPlace.claim(tmp_path / "demo"), appends=8)
     ingest = demo.ingest()
@@ -180,6 +181,7 @@ def test_the_steps_do_the_job(tmp_path: Path) -> None:
         assert rest <= opened.the_rest.requests <= rest + len(commits) + 1
 
 
+@pytest.mark.slow
 def test_a_value_that_is_not_the_samples_fails_the_demo(tmp_path: Path) -> None:
     demo = Demo(DemoPlace.claim(tmp_path / "demo"), appends=1)
     demo.ingest()
@@ -210,6 +212,7 @@ def test_means_that_differ_fail_the_demo() -> None:
             compare_means(other, wanted)
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     commits = [Commit(months, Cost(8, 0, 40_000, 0.1), months == 74) for months in (73, 74, 75)]
     rewrites = [Rewrite(73, Cost(150, 0, 1_400_000, 1.0)), Rewrite(75, Cost(150, 0, 1_500_000, 1))]
@@ -250,6 +253,7 @@ def test_without_java_all_but_spark_is_done_and_said(
     assert len(list(zm.Repository.open(tmp_path / "my demo" / "winds").ancestry())) == 2 + 2
 
 
+@pytest.mark.slow
 def test_what_the_demo_suggests_works_and_the_readme_serves_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,6 +211,7 @@ def test_the_readme_prints_what_it_says(
     assert capsys.readouterr().out == told[1]
 
 
+@pytest.mark.slow
 def test_the_readme_needs_only_what_it_says_to_install(tmp_path: Path) -> None:
     told = re.search(r"`pip install ([^`]*)`", PAGES[0].read_text("utf-8"))
     assert told
@@ -271,6 +272,7 @@ def in_spark(notebook: Path) -> bool:
     return any("zarr_manifests.spark" in cell for cell in code_of(notebook))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if not in_spark(n)], ids=name_of)
 def test_the_cells_of_a_notebook_run_and_end_in_a_picture(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

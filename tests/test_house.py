@@ -280,6 +280,7 @@ def code_lines(path: Path, node: ast.ClassDef) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_module_name_and_a_class_name_occur_once() -> None:
     places = defaultdict(list)
     for path in modules():
@@ -290,6 +291,7 @@ def test_a_module_name_and_a_class_name_occur_once() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+@pytest.mark.slow
 def test_no_class_does_everything() -> None:
     large = {}
     for path, node in classes():
@@ -301,6 +303,7 @@ def test_no_class_does_everything() -> None:
     assert {name: size for name, size in large.items() if name not in FACADES} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "facade",
     [["repository.py"], ["session.py", "commits.py", "engine/edit/pin.py"]],
@@ -322,6 +325,7 @@ def test_a_facade_hands_its_work_to_several_rooms_of_the_engine(facade: list[str
     assert len({name.split(".")[2] for name in set().union(*used)}) >= 5
 
 
+@pytest.mark.slow
 def test_no_module_imports_a_private_name_of_another() -> None:
     found = []
     for path, tree in modules().items():

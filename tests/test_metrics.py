@@ -225,6 +225,7 @@ def test_totals_of_the_process_keep_what_was_counted_by_what_is_gone() -> None:
     assert process_totals() - before == Metrics(commits=12, read_requests=1, bytes_read=10)
 
 
+@pytest.mark.slow
 def test_a_meter_that_is_collected_while_totals_are_taken_is_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

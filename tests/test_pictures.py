@@ -297,6 +297,7 @@ def test_a_map_of_a_million_chunks_is_gathered_in_slabs(monkeypatch: pytest.Monk
 # --- pictures --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_picture_takes_one_call_and_is_not_blank() -> None:
     repo = Repository.create(MemoryStorage())
     put(repo, "main", "a", 3)

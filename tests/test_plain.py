@@ -166,6 +166,7 @@ def test_locations_of_virtual_chunks_are_shown_harmless() -> None:
         assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 def test_no_verb_prints_what_a_terminal_obeys(hostile: zm.Repository, tmp_path: Path) -> None:
     hostile.create_branch("side")
     head, first = (info.snapshot_id for info in hostile.ancestry())

@@ -61,6 +61,7 @@ def test_a_count_is_told_of_each_item_and_of_none_at_the_start() -> None:
     expect(ignore, "looking", 3)  # a plain function is told no total
 
 
+@pytest.mark.slow
 def test_verify_tells_of_every_object_and_of_how_many(repo: zm.Repository) -> None:
     report = None
 
@@ -125,6 +126,7 @@ def test_a_clone_tells_of_every_object(repo: zm.Repository) -> None:
     assert again.done["chunks"] == again.totals["chunks"] == 1
 
 
+@pytest.mark.slow
 def test_a_recovery_tells_how_far_it_is(repo: zm.Repository) -> None:
     archives = sorted(info.key for info in repo.storage.list("root/"))
     repo.storage.delete_many(["current", archives[-1]])

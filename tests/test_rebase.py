@@ -442,6 +442,7 @@ def test_either_order_has_the_same_result(row: tuple[Any, ...]) -> None:
     assert both(base(), one, two) == both(base(), two, one)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=3),
@@ -616,6 +617,7 @@ def test_a_move_over_a_write_takes_it_along_or_fails() -> None:
         both(base(), ACTIONS["move a"], ACTIONS["write 00"], rebase="theirs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "ours", "theirs"])
 def test_no_policy_decides_what_is_not_for_it(policy: str) -> None:
     for _, _, mine, theirs, how in ROWS:

@@ -71,6 +71,7 @@ def test_who_holds_a_lock_does_not_wait_for_threads_that_wait_for_it() -> None:
     assert run(textwrap.dedent(ONE_THREAD) + textwrap.dedent(code)) == "[1, 2]\n"
 
 
+@pytest.mark.slow
 def test_usage_is_counted_of_more_arrays_than_there_are_threads(tmp_path: Path) -> None:
     code = """
         import sys, zarr

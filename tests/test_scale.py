@@ -19,6 +19,7 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaf_chunks", "pages"),
     [(1_000_000, 0), (50, 0), (20, 1), (10, 2)],

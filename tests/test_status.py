@@ -146,6 +146,7 @@ def test_status_says_that_what_an_array_held_is_gone(repo: Repository) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_first_chunks_are_named_and_all_are_counted() -> None:
     repo = Repository.create(MemoryStorage(), {"spill-refs": 1000})
     session = repo.writable_session()

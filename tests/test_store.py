@@ -133,6 +133,7 @@ def _storages(tmp_path: Path, kind: str) -> Storage:
     return MemoryStorage() if kind == "memory" else LocalStorage(tmp_path / "repository")
 
 
+@pytest.mark.slow
 @_any_data_type
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", ["memory", "local"])

@@ -523,6 +523,7 @@ def start() -> Repository:
     return repo
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(STEPS, STEPS, st.sets(st.integers(0, 3)))
 def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: set[int]) -> None:
@@ -574,6 +575,7 @@ def test_a_group_that_is_picked_beside_one_like_it_is_not_that_one(
     assert len({node.node_id for node in nodes.values()}) == len(nodes)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(STEPS, STEPS, st.booleans())
 def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], fold: bool) -> None:

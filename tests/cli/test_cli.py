@@ -433,6 +433,7 @@ def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_program_and_in_a_pipe(url: str) -> None:
     done = program("log", url)
     assert (done.returncode, done.stderr) == (0, "")
@@ -442,6 +443,7 @@ def test_it_runs_as_a_program_and_in_a_pipe(url: str) -> None:
     assert failed.stderr.startswith("error: ")
 
 
+@pytest.mark.slow
 def test_an_output_without_unicode_is_no_error(url: str) -> None:
     done = program("tree", url, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
@@ -535,6 +537,7 @@ def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert lines("expire", url, "--keep-last", "1", "--dry-run")[0].split()[:3] == [
         "branch",

@@ -64,6 +64,7 @@ def names(report: type) -> set[str]:
     return {field.name for field in fields(report)} | found
 
 
+@pytest.mark.slow
 def test_reports_are_objects_with_the_names_of_their_attributes(url: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     for words, report in (

@@ -85,6 +85,7 @@ _FOR_OTHERS = {
 """The modules, by the beginnings of their names, that reading an array does not need."""
 
 
+@pytest.mark.slow
 def test_opening_a_repository_and_reading_a_chunk_loads_what_reading_needs(tmp_path: Path) -> None:
     url = str(tmp_path / "r")
     repository = Repository.create(url)

@@ -34,6 +34,7 @@ def url(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--json",)], ids=["text", "json"])
 def test_a_reader_that_goes_away_is_no_error(url: Path, more: tuple[str, ...]) -> None:
     """As `log | head`: the other end of the pipe is closed before anything is written."""

@@ -38,6 +38,7 @@ CHILDREN = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["set", "each"])
 def test_a_child_can_match_while_threads_of_its_parent_do(how: str) -> None:
     done = subprocess.run(

@@ -114,6 +114,7 @@ def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
     )
 
 
+@pytest.mark.slow
 @given(repository_configs())
 def test_yaml_and_plain_values(config: RepositoryConfig) -> None:
     assert RepositoryConfig.from_yaml(config.to_yaml()) == config

@@ -90,6 +90,7 @@ for i in range(3):
 """
 
 
+@pytest.mark.slow
 def test_what_is_under_way_is_ended_before_the_interpreter(tmp_path: Path) -> None:
     path = str(tmp_path / "repository")
     done = subprocess.run(

@@ -92,6 +92,7 @@ def test_twenty_commits_leave_the_base_alone_and_are_all_read() -> None:
     assert max(written) <= 1.2 * min(written), "the twentieth costs what the first did"
 
 
+@pytest.mark.slow
 def test_sixty_commits_are_compacted_on_the_way_and_lose_nothing() -> None:
     repository = created()
     expected: dict[int, int] = {}

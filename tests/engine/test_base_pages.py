@@ -241,6 +241,7 @@ def test_a_group_of_many_lists_its_members_by_its_pages(many: Many) -> None:
     assert storage.rounds() <= 2
 
 
+@pytest.mark.slow
 def test_a_commit_to_one_array_of_many_reads_few_pages(many: Many) -> None:
     storage = counted(many)
     repo = Repository.open(storage, {"compaction": {"mode": "manual"}})
@@ -291,6 +292,7 @@ def large() -> tuple[CountingStorage, Repository]:
     return storage, repo
 
 
+@pytest.mark.slow
 def test_a_chunk_of_a_large_array_is_found_by_one_page_of_leaves() -> None:
     storage, repo = large()
     base = pages_of(repo)

@@ -99,6 +99,7 @@ def make_again(session: Session, shape: Coords, chunks: Coords) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(80))
 @given(st.lists(st.lists(_STEPS, min_size=1, max_size=3), min_size=1, max_size=7), st.data())
 def test_cells_are_told_as_reading_both_snapshots_shows(
@@ -313,6 +314,7 @@ def test_a_tag_keeps_what_cells_are_compared_with(repository: Repository) -> Non
         repository.changed_cells("a", ids[1])
 
 
+@pytest.mark.slow
 def test_appends_read_neither_chunks_nor_leaves_of_what_was_there() -> None:
     storage = CountingStorage(MemoryStorage())
     repository = Repository.create(storage)

@@ -132,6 +132,7 @@ def whole() -> MemoryStorage:
 # --- what a clone has --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expired", [False, True])
 def test_a_clone_has_every_snapshot(whole: MemoryStorage, expired: bool) -> None:
     storage, place = copy_of(whole), MemoryStorage()
@@ -485,6 +486,7 @@ def orphans(source: Repository, place: Storage) -> None:
         source.clone(FaultyStorage(place, [Fault("fail_before", op="cas", count=None)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["collection", "commit", "clone"])
 def test_others_work_in_the_clone_meanwhile(small: MemoryStorage, name: str) -> None:
     source = opened(copy_of(small))

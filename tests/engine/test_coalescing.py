@@ -338,6 +338,7 @@ def test_a_request_that_nobody_waits_for_is_cancelled(packed: MemoryStorage) -> 
     assert asyncio.run(get(store, 1)) == values()[1].tobytes(), "another loop goes on"
 
 
+@pytest.mark.slow
 def test_loops_of_several_threads_do_not_mix(packed: MemoryStorage) -> None:
     store = warm(LatencyStorage(packed, latency_s=0))
     found: dict[int, list[bytes | None]] = {}

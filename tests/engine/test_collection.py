@@ -108,6 +108,7 @@ def live_nbytes(storage: Storage) -> int:
 # --- how small it gets ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_overwrites_leave_what_is_alive() -> None:
     storage = MemoryStorage()
     repository = make(storage)
@@ -879,6 +880,7 @@ def prepared() -> MemoryStorage:
     return storage
 
 
+@pytest.mark.slow
 @some_or_all
 def test_a_crash_at_any_call_of_a_collection_loses_nothing(every: int) -> None:
     made = prepared()
@@ -1106,6 +1108,7 @@ def test_the_root_is_archived_before_anything_is_deleted() -> None:
     assert read(Repository.open(storage, runtime=world()).readonly_session()) == [1] * 8
 
 
+@pytest.mark.slow
 def test_a_second_collector_takes_over() -> None:
     made = prepared()
     counting = InterruptingStorage(copy_of(made), lambda: None)
@@ -1122,6 +1125,7 @@ def test_a_second_collector_takes_over() -> None:
         assert dead_chunks(storage) == 0
 
 
+@pytest.mark.slow
 def test_pages_that_archives_name_are_kept() -> None:
     storage = MemoryStorage()
     repository = make(storage)

@@ -413,6 +413,7 @@ def contents(session: Session) -> dict[str, bytes]:
     return {key: value.to_bytes() for key, value in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2, 6, 24, 36])
 @pytest.mark.parametrize("run", [None, in_tasks])
 def test_any_commits_and_compactions(

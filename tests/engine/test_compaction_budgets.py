@@ -51,6 +51,7 @@ def base() -> Callable[[], MemoryStorage]:
     return copy
 
 
+@pytest.mark.slow
 def test_an_append_costs_what_it_appends(base: Callable[[], MemoryStorage]) -> None:
     storage = LatencyStorage(base(), latency_s=0.01)
     costs = bench.commit_all(storage, bench.append(REFS), range(200))
@@ -64,6 +65,7 @@ def test_an_append_costs_what_it_appends(base: Callable[[], MemoryStorage]) -> N
     assert costs.most_deltas <= 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["next", "scattered"])
 def test_a_thousand_commits_copy_each_ref_a_few_times(
     base: Callable[[], MemoryStorage], kind: str

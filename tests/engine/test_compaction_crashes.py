@@ -223,6 +223,7 @@ def test_a_crash_at_every_call_to_the_storage(
     assert landed == {False, True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 @some_or_all
 def test_a_crash_at_every_call_to_the_disk(name: str, tmp_path: Path, every: int) -> None:

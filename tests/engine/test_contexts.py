@@ -76,6 +76,7 @@ def test_a_read_only_session_holds_no_workspace() -> None:
     assert isinstance(workspace_of(stores[2]), Workspace)
 
 
+@pytest.mark.slow
 def test_contexts_are_made_in_one_place() -> None:
     made = []
     for path in PACKAGE.rglob("*.py"):

@@ -185,6 +185,7 @@ def test_forks_that_differ_are_still_found(storage: MemoryStorage, repository: R
         resumed.merge(other)
 
 
+@pytest.mark.slow
 def test_many_refs_are_in_the_manifests_that_were_written(storage: MemoryStorage) -> None:
     repository = Repository.open(storage, {"spill-refs": 64})
     with repository.transaction(message="wide") as store:
@@ -370,6 +371,7 @@ except zm.errors.FencedError:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", swept([1, 3], but=[1]))
 def test_two_processes_race_and_one_lands(tmp_path: Path, rounds: int) -> None:
     place = tmp_path / "repository"

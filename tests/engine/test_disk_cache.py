@@ -230,6 +230,7 @@ def test_a_folder_that_disappears_is_made_again(tmp_path: Path) -> None:
     assert cache.get(encoded(1)[0]) is None
 
 
+@pytest.mark.slow
 def test_what_was_read_longest_ago_is_dropped_first(tmp_path: Path, runtime: Runtime) -> None:
     room = 64 * 4096
     cache = opened(tmp_path, runtime, room)
@@ -365,6 +366,7 @@ def in_processes(target: Any, *args: object, count: int = 1) -> list[Any]:
     return results
 
 
+@pytest.mark.slow
 def test_a_second_process_fetches_only_the_root(tmp_path: Path) -> None:
     filled(tmp_path / "r")
     place = str(tmp_path / "r"), str(tmp_path / "cache")
@@ -429,6 +431,7 @@ def _churn(path: str, cache: str, out: Queue[int]) -> None:
     out.put(os.getpid())
 
 
+@pytest.mark.slow
 def test_many_processes_read_write_and_evict_at_once(tmp_path: Path) -> None:
     filled(tmp_path / "r")
     assert (

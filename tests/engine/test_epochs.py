@@ -226,6 +226,7 @@ def test_a_compaction_of_before_a_claim_does_not_land() -> None:
 # --- collectors ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_collector_that_another_has_overtaken_stops() -> None:
     """It deletes nothing more but what it was about to, and does not say that it is done."""
     stopped = []

@@ -226,6 +226,7 @@ def some(keys: list[str], most: int = MOST_KEYS) -> list[str]:
     return [keys[i * len(keys) // most] for i in range(most)] if len(keys) > most else keys
 
 
+@pytest.mark.slow
 def test_the_repository_has_every_kind_of_object(storage: MemoryStorage, ways: Ways) -> None:
     assert {info.key.split("/")[0] for info in storage.list()} == {"current", *KINDS}
     root = root_of(Repository.open(storage))
@@ -259,6 +260,7 @@ def damages(
         yield f"{key} is gone", {key: None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_right_or_an_error(
     storage: MemoryStorage, other: MemoryStorage, ways: Ways, kind: str
@@ -411,6 +413,7 @@ def test_another_repositorys_root_is_refused_by_who_knows_this_one(
     assert {i.key for i in copy.list()} >= {i.key for i in storage.list()}
 
 
+@pytest.mark.slow
 def test_an_older_root_reads_as_it_was_and_verification_tells(storage: MemoryStorage) -> None:
     versions = keys_of(storage, "root")
     for archive in versions[5:-1:8]:

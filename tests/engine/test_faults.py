@@ -747,6 +747,7 @@ def test_what_was_committed_survives_a_crash(template: Path, tmp_path: Path) -> 
         assert outcome in {info.snapshot_id for info in Repository.open(storage).ancestry()}
 
 
+@pytest.mark.slow
 @some_or_all
 def test_crash_at_every_call_to_the_disk(template: Path, tmp_path: Path, every: int) -> None:
     old = State.of(LocalStorage(template))

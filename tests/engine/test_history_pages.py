@@ -79,6 +79,7 @@ def thousand() -> MemoryStorage:
 # --- what it costs -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_thousand_snapshots_are_listed_in_a_few_rounds(thousand: MemoryStorage) -> None:
     storage = far_away(thousand)
     repository = Repository.open(storage)
@@ -375,6 +376,7 @@ def damaged(storage: MemoryStorage) -> Iterator[tuple[str, MemoryStorage]]:
             yield key, copy
 
 
+@pytest.mark.slow
 @some_or_all
 def test_damage_hides_neither_itself_nor_the_history(
     deep: MemoryStorage, caplog: pytest.LogCaptureFixture, every: int

@@ -320,6 +320,7 @@ TURNS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1), st.lists(TURNS, min_size=15, max_size=30))
 def test_every_snapshot_equals_the_model(seed: int, turns: list[tuple[Any, ...]]) -> None:

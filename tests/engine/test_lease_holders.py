@@ -62,6 +62,7 @@ def swaps(counting: CountingStorage) -> int:
     return sum(record.op == "cas" for record in counting.log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 10])
 def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
     world, storage = World(), MemoryStorage()

@@ -208,6 +208,7 @@ def rebased(repository: Repository, done: list[Transaction]) -> int:
     return sum(one.began_at != before[one.snapshot_id] for one in done if one.snapshot_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commits", swept([10, COMMITS], but=[10]))
 def test_threads_on_memory_see_and_do_what_was_promised(commits: int) -> None:
     storage = MemoryStorage()

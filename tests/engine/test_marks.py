@@ -560,6 +560,7 @@ def test_marks_of_many_applications_are_in_a_page(storage: MemoryStorage) -> Non
     assert repository.verify().problems == ()
 
 
+@pytest.mark.slow
 def test_the_last_mark_of_a_page_takes_the_page_along(storage: MemoryStorage) -> None:
     repository = opened(storage)
     session = repository.writable_session()

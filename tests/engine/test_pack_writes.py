@@ -215,6 +215,7 @@ def test_what_is_discarded_while_it_is_written_is_nobodys(tmp_path: Path) -> Non
     check(tmp_path, {i: chunk(500 + i) for i in range(40)})
 
 
+@pytest.mark.slow
 def test_many_threads_write_while_the_session_commits(tmp_path: Path) -> None:
     disk = Disk()
     disk.let_go(100_000)

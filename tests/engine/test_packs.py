@@ -341,6 +341,7 @@ def test_packs_survive_a_conflict() -> None:
 # --- threads ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remote", [False, True])
 def test_eight_threads_fill_packs_while_the_session_commits(remote: bool) -> None:
     inner = MemoryStorage()

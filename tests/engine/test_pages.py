@@ -178,6 +178,7 @@ def test_a_deleted_tag_is_never_used_again_wherever_it_lies(storage: MemoryStora
         reopened.create_tag(name_of("tag", 1))
 
 
+@pytest.mark.slow
 def test_branches_in_pages_take_commits(storage: MemoryStorage) -> None:
     repository = Repository.open(storage)
     heads = {}

@@ -183,6 +183,7 @@ def test_a_series_of_one_pixel_reads_the_leaf_of_its_tile() -> None:
     assert counting.bytes_read <= 200_000 < nbytes / 4  # the directory, one or two blocks
 
 
+@pytest.mark.slow
 def test_a_scan_reads_the_whole_at_once(storage: MemoryStorage) -> None:
     for read in (
         lambda view, node_id: view.chunks(node_id),

@@ -253,6 +253,7 @@ def until(true: Any) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage) -> None:
     code = """
         import faulthandler, os, sys
@@ -273,6 +274,7 @@ def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage)
     run(code, forty)
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
     forty: MemoryStorage,
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
     assert run(code, forty) == "0\n"
 
 
+@pytest.mark.slow
 def test_the_interpreter_does_not_wait_for_all_of_it(forty: MemoryStorage) -> None:
     code = """
         import atexit, sys
@@ -376,6 +379,7 @@ def two_hundred() -> MemoryStorage:
     return storage
 
 
+@pytest.mark.slow
 def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStorage) -> None:
     view = contents_of(Repository.open(two_hundred).readonly_session().store).view
     assert sum(part.count for ref in view.manifests for part in ref.parts) >= 1_000_000

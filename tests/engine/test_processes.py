@@ -57,6 +57,7 @@ def _make(path: Path, n: int, **config: Any) -> Repository:
     return repository
 
 
+@pytest.mark.slow
 def test_no_acknowledged_commit_of_racing_processes_is_lost(tmp_path: Path) -> None:
     total = _WORKERS * _COMMITS
     repository = _make(tmp_path / "r", total, max_delta_count=30)

@@ -334,6 +334,7 @@ def declared() -> set[tuple[str, str]]:
 # --- the same set ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_repository_has_every_pointer_that_the_format_has(everything: MemoryStorage) -> None:
     walk = Walk(everything)
     walk.root()
@@ -376,6 +377,7 @@ def test_a_collection_leaves_what_can_be_reached_and_no_more(everything: MemoryS
     assert Repository.open(storage, runtime=in_order()).verify().problems == ()
 
 
+@pytest.mark.slow
 def test_verification_reads_all_that_can_be_reached(everything: MemoryStorage) -> None:
     due = Walk(everything).root()
     counting = CountingStorage(everything)
@@ -389,6 +391,7 @@ def has_pages(storage: MemoryStorage, key: str) -> bool:
     return bool(Base.from_object(data, BlobRef.to(key, data)).pages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chunks", "manifests", "digests", "deltas", "nodes", "bases"])
 @pytest.mark.parametrize("damage", ["deleted", "truncated", "flipped", "swapped"])
 def test_verification_finds_each_of_many_damaged_objects(
@@ -421,6 +424,7 @@ def test_verification_finds_each_of_many_damaged_objects(
     assert changed - {problem.key for problem in report.problems} == set()
 
 
+@pytest.mark.slow
 def test_verification_finds_damage_of_an_index_of_a_kind_to_come(everything: MemoryStorage) -> None:
     for key in (key for key in Walk(everything).root() if key.startswith("indexes/")):
         storage = MemoryStorage()

@@ -262,6 +262,7 @@ def test_what_was_deleted_is_not_there(made: list[int]) -> None:
     assert sum(made) > SIDE
 
 
+@pytest.mark.slow
 def test_two_arrays_that_take_turns_are_not_one_after_another(made: list[int]) -> None:
     repository = make()
     with repository.transaction(message="another") as store:
@@ -369,6 +370,7 @@ STEPS = st.tuples(
 RUNS = st.lists(st.tuples(st.integers(0, 143), st.integers(1, 144)), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(STEPS, max_size=6), RUNS)
 def test_every_chunk_is_what_it_is_looked_up_to_be(

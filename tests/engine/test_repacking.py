@@ -497,6 +497,7 @@ def snapshots_of(repo: Repository) -> dict[str, Contents]:
     return {one: contents(repo.readonly_session(snapshot_id=one)) for one in reversed(ids)}
 
 
+@pytest.mark.slow
 def test_a_crash_at_every_call_to_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repacking, "ROUND_CHUNKS", 4)
     base = MemoryStorage()

@@ -82,6 +82,7 @@ def _look_after(repository: zm.Repository) -> tuple[bool, int]:
     return repository.verify().ok, dry.kept
 
 
+@pytest.mark.slow
 def test_repositories_commit_at_once(pool: ProcessPoolExecutor, repository: zm.Repository) -> None:
     ids = list(pool.map(_commit_of, [repository] * N, range(N)))
     assert len(set(ids)) == N

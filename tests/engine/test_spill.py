@@ -330,6 +330,7 @@ def test_a_crash_after_the_commit_leaves_all_of_it(tmp_path: Path) -> None:
     assert reader.verify().ok
 
 
+@pytest.mark.slow
 def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path) -> None:
     disk = CrashDisk(tmp_path / "repository")
     storage = disk.storage()

@@ -459,6 +459,7 @@ def test_counting_reads_nothing(storage: MemoryStorage) -> None:
     assert not [key for key in read if key.startswith(("manifests/", "deltas/", "nodes/"))]
 
 
+@pytest.mark.slow
 def test_a_commit_counts_what_it_touches_only() -> None:
     """Beside a thousand arrays its snapshot is as small as beside one."""
     sizes = []

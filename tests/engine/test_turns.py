@@ -48,6 +48,7 @@ def count(repository: Repository, prefix: str) -> int:
     return sum(1 for _ in context_of(repository).storage.list(prefix))
 
 
+@pytest.mark.slow
 def test_racing_processes_upload_nothing_in_vain(tmp_path: Path) -> None:
     repository = made(tmp_path / "r")
     snapshots = count(repository, "snapshots/")
@@ -106,6 +107,7 @@ def test_a_writer_waits_and_lands_on_what_it_waited_for(tmp_path: Path) -> None:
     assert contents_of(other.readonly_session().store).view.snapshot.message == "row 1"
 
 
+@pytest.mark.slow
 def test_a_writer_that_was_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
     made(tmp_path / "r")
     watched = _Watched()

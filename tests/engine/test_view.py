@@ -173,6 +173,7 @@ def laid_over(
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(said, max_size=6), st.tuples(st.integers(0, 6), st.integers(0, 6)), st.data())
 def test_one_chunk_many_and_all_are_found_alike(

@@ -278,6 +278,7 @@ def test_a_deleted_root_is_no_member_of_itself() -> None:
     assert contents_of(session.store).children("") == {"c"}
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_random_operations_against_a_dict() -> None:
     run_state_machine_as_test(

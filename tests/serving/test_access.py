@@ -167,6 +167,7 @@ def test_an_address_that_is_taken_is_named(repo: zm.Repository, url: str) -> Non
 # --- the command line ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     place = tmp_path / "repository"
     zm.write(xr.Dataset({"t": ("x", np.arange(4.0))}), place, message="values")

@@ -57,6 +57,7 @@ def test_seeds_with_streams_keep_all_promises(first: int) -> None:
     } <= seen.keys()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trace() -> None:
     once = [simulate(seed).digest for seed in range(5)]
     assert [simulate(seed).digest for seed in range(5)] == once
@@ -82,6 +83,7 @@ def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> 
     assert outcome.trace[-1] in shown[0]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_nothing_in_memory() -> None:
     before = [one for one in gc.get_objects() if isinstance(one, Process)]
     for seed in range(5):

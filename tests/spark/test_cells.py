@@ -144,6 +144,7 @@ def test_rows_are_the_dataset(case: tuple[xr.Dataset, dict[str, Any]], data: st.
             xr.testing.assert_equal(opened(repo, "g"), both)
 
 
+@pytest.mark.slow
 @drawn(st.data())
 def test_cells_without_rows(data: st.DataObject) -> None:
     """They are filled or kept, in the region, and kept outside of it."""

@@ -269,6 +269,7 @@ lease.keep_readable(repo, repo.list_branches()["main"], 3600, repo)
 """
 
 
+@pytest.mark.slow
 def test_leases_are_given_up_before_the_interpreter_ends(tmp_path: Path) -> None:
     """Threads that renew leases still run then, so that none of them can keep the lock file."""
     ds = xr.Dataset({"a": ("t", np.arange(4.0))})

@@ -126,6 +126,7 @@ _RANGES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(wheres(), _RANGES, st.sampled_from(["null", "keep", "drop"]), st.integers(1, 300))
 @settings(max_examples=examples(150), deadline=None)
 def test_rows_are_those_that_are_left_of_all(

@@ -141,6 +141,7 @@ def repository() -> zm.Repository:
     return make(MemoryStorage())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [True, False])
 def test_every_snapshot_reads_as_zarr_reads_it(repository: zm.Repository, copies: bool) -> None:
     found = reader.Reader(repository.storage.get, copies=copies)

@@ -98,6 +98,7 @@ def change(line: Any, rng: np.random.Generator) -> None:
 BOXES = ((0, 4), (4, 8), (8, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pruned", [True, False], ids=["pruned", "whole"])
 @pytest.mark.parametrize("seed", range(20, 32))
 def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(

@@ -239,6 +239,7 @@ print(accounts.ASKED)
 """
 
 
+@pytest.mark.slow
 def test_another_process_asks_for_credentials_itself(signed: list[Any]) -> None:
     repo = zm.Repository.create(
         "s3://bucket/prefix", storage_options={"credentials": accounts.alice}

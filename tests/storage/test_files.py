@@ -311,6 +311,7 @@ print(len(keys))
 """
 
 
+@pytest.mark.slow
 def test_few_descriptors_are_enough(tmp_path: Path) -> None:
     raw, place = tmp_path / "raw", tmp_path / "repository"
     raw.mkdir()

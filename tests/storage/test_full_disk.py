@@ -150,6 +150,7 @@ OPERATIONS: dict[str, Callable[[zm.Repository], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_needs_no_room_but_the_reserve(
     full: LocalStorage, tmp_path: Path, name: str
@@ -279,6 +280,7 @@ way_out(place, place)
 """
 
 
+@pytest.mark.slow
 def test_a_full_tmpfs_is_made_room_on(tmp_path: Path) -> None:
     """The same where the system itself refuses, in a namespace of its own."""
     here = Path(__file__).parents[2]

@@ -762,6 +762,7 @@ def test_threads_that_begin_together_share_a_client(monkeypatch: pytest.MonkeyPa
 # --- races, forks, exits ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_of_many_wins_every_round(object_server: Any) -> None:
     storage = _storage(f"tests/rounds-{os.getpid()}")
     token = storage.cas("swapped", b"start", None)
@@ -792,6 +793,7 @@ for i in range(5):
 """
 
 
+@pytest.mark.slow
 def test_from_the_first_commit_to_the_last_collection(object_server: Any) -> None:
     xr = pytest.importorskip("xarray")
     url = f"s3://tests/whole-{os.getpid()}"
@@ -853,6 +855,7 @@ print(failed, sorted(info.message for info in repo.ancestry()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_forked_children_commit_while_the_parent_reads(object_server: Any) -> None:
     url = f"s3://tests/forks-{os.getpid()}"
@@ -864,6 +867,7 @@ def test_forked_children_commit_while_the_parent_reads(object_server: Any) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_program_ends_when_its_last_archive_is_written(small_store: Any) -> None:
     def late(request: Any) -> None:
         if request.method == "PUT" and "/root/" in request.path:

@@ -322,6 +322,7 @@ if sys.argv[2] == "two":
 """
 
 
+@pytest.mark.slow
 def test_one_process_after_another_writes(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "winds"
     for name in ("one", "two"):  # each lets go of the lock when it ends

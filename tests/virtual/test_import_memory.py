@@ -310,6 +310,7 @@ for folder in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_small_parquet_files_that_become_large(tmp_path: Path) -> None:
     """By lies about their sizes, or by types; pyarrow would allocate 64 MiB to 2 GiB for each."""
     for name, (rows, make, _) in SMALL.items():

@@ -333,6 +333,7 @@ def test_damaged_files_give_errors_of_the_project(tmp_path: Path, data: st.DataO
     assert len(found.offset) <= 2
 
 
+@pytest.mark.slow
 def test_every_byte_may_be_damaged(tmp_path: Path) -> None:
     """Among others, positions in a dictionary then lie beyond it."""
     columns = GOOD | {"raw": pa.array([None, b"inline"])}

@@ -330,6 +330,7 @@ def test_arguments_that_are_refused(
     assert len(store.get_virtual_refs("a")) == 2
 
 
+@pytest.mark.slow
 def test_many_locations_are_placed_as_single_ones_are() -> None:
     places = {
         "data": "s3://b/data",

@@ -61,6 +61,7 @@ def messages(url: object) -> list[str]:
     return [info.message for info in zm.Repository.open(url).ancestry()][::-1][1:]
 
 
+@pytest.mark.slow
 def test_values_that_do_not_fit_are_refused_with_their_place(client, tmp_path):
     how = {"t": {"dtype": "f4", "chunks": (2, 200)}}
     zm.write(dask_field(0, 4)[["t"]], tmp_path, message="create", encoding=how)
@@ -145,6 +146,7 @@ def _write_part(fork: zm.Fork, start: int) -> zm.Fork:
     return fork
 
 
+@pytest.mark.slow
 def test_a_daily_job(client, tmp_path):
     how = {"append_dim": "time", "encoding": ENCODING}
     for on_existing in ("skip", "replace"):

@@ -73,6 +73,7 @@ TEMPLATE = Template(
 )
 
 
+@pytest.mark.slow
 def test_very_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work and memory of the driver are a little for each file, and few tasks have all of it."""
     files = [f"/data/{number:06}" for number in range(MANY)]

@@ -52,6 +52,7 @@ def repo() -> zm.Repository:
 # --- sessions --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_several_datasets_are_one_commit(tmp_path: Any, scheduler: str) -> None:
     repo = zm.Repository.create(tmp_path)
@@ -236,6 +237,7 @@ def test_a_session_that_checks_labels_cannot_be_detached(repo: zm.Repository) ->
 # --- forks, and what is refused --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_forks_write_regions(tmp_path: Any) -> None:
     repo = zm.Repository.create(tmp_path)
     session = repo.writable_session()
@@ -268,6 +270,7 @@ def test_what_is_no_open_session_is_refused(repo: zm.Repository) -> None:
         zm.to_session(ds, repo.writable_session(), check="all")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_copies_that_others_made_are_not_left_out(tmp_path: Any) -> None:
     """What `to_session` itself merges does not hide that other copies were not merged."""
@@ -433,6 +436,7 @@ def test_nodes_that_no_group_can_be_are_refused(repo: zm.Repository, name: str) 
         zm.write(xr.DataTree(children={name: xr.DataTree(days(0, 1))}), repo, message="refused")
 
 
+@pytest.mark.slow
 def test_lazy_trees_are_computed(tmp_path: Any) -> None:
     lazy = xr.DataTree.from_dict({"/a": days(0, 4), "/b": days(0, 4, 2)}).chunk(time=2)
     repo = zm.Repository.create(tmp_path)

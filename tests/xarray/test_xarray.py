@@ -195,6 +195,7 @@ def test_empty_chunks_are_left_out_where_asked_for(storage, scheduler):
         xr.testing.assert_equal(open_repo(storage, group=group).load(), ds.compute())
 
 
+@pytest.mark.slow
 def test_what_comes_back_from_a_block_is_small(storage):
     sizes = []
 

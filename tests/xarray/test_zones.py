@@ -329,6 +329,7 @@ def test_chunks_of_fill_values_that_are_not_stored_have_no_entries() -> None:
     check(repository, "t")
 
 
+@pytest.mark.slow
 def test_tasks_in_other_processes_record_what_they_write(tmp_path: Any) -> None:
     ds = field(np.arange(10.0)).assign(u=("x", np.arange(10))).chunk(x=4)
     ds["m"] = ("x", np.arange(10) * 2)

@@ -197,6 +197,7 @@ def test_pieces_without_values_say_nothing(
             assert low is None or (found.low[row], found.high[row]) == (low, high)
 
 
+@pytest.mark.slow
 def test_large_blocks_are_measured_in_slabs() -> None:
     values = np.random.default_rng(0).integers(-9, 9, (70, 130, 64)).astype("f4")
     values[values == 3] = np.nan
