@@ -174,32 +174,6 @@ def test_each_block_says_in_which_language_it_is(page: Path) -> None:
     assert all(fences[::2])
 
 
-def test_commands_that_are_not_run_are_few() -> None:
-    assert {
-        (name_of(page), str(block.skipped).strip())
-        for page in PAGES
-        for block in blocks(page)
-        if block.kind == "sh" and block.skipped is not None
-    } == _NOT_RUN
-
-
-_NOT_RUN = {
-    ("README.md", "it makes the environment that the tests run in"),
-    ("README.md", "the tests of the demo serve what it made"),
-    ("docs/benchmarks.md", "it takes an hour"),
-    (
-        "docs/guide/getting-started.md",
-        "it needs a checkout, and make package installs what it builds",
-    ),
-    ("docs/guide/moving-out.md", "it needs a bucket"),
-    ("docs/guide/places.md", "it needs a bucket and a profile"),
-    ("docs/guide/places.md", "the tests of storages run it beside a server"),
-    ("docs/guide/simulation.md", "the tests of the simulation run its commands"),
-    ("docs/guide/storage-and-safety.md", "it needs a bucket at Amazon"),
-    ("docs/guide/storage-and-safety.md", "it needs users and rights of a system"),
-}
-
-
 def test_the_readme_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,16 +47,17 @@ def test_only_the_known_names_lie_at_the_top() -> None:
     assert {"zarr_manifests", "tests", "LICENSE", "Makefile", "pyproject.toml"} <= tops
 
 
-def test_ci_runs_whatever_make_test_leaves_out() -> None:
+def test_what_make_test_leaves_out_is_run_by_night() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     recipes = dict(re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
-    run = re.findall(r"make (\w+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
-    assert run[0] == "test"
-    others = "".join(recipes[target] for target in run[1:])
-    assert '-m "(sweep or hypothesis) and $(QUICK)" $(ALL)' in others
+    (parts,) = re.findall(r"^NIGHTLY = (.*)$", makefile, re.MULTILINE)
+    by_night = "".join(recipes[part] for part in parts.split())
+    assert '-m "$(HERE)" --ignore tests/simulation $(ALL)' in by_night
+    assert "-n auto --dist worksteal tests/simulation" in by_night
     told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for mark in (one.partition(":")[0] for one in told["tool"]["pytest"]["ini_options"]["markers"]):
-        assert re.search(rf'-m "?\(?{mark}\b', others), f"make test alone runs {mark}"
+        if mark not in ("slow", "sweep", "simulation"):
+            assert re.search(rf'-m "?{mark}\b', by_night), f"nobody runs {mark}"
 
 
 def test_no_path_of_a_machine_and_no_package_registry_is_written_down() -> None:

@@ -7,57 +7,78 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import mutants
-from effort import swept
 from simulated import CALLS, simulate
 from simulated.process import Process
 from zarr_manifests.engine.edit import forks
 
-BATCH = 20
+BATCH = 10
+KINDS: dict[str, dict[str, int]] = {
+    "streams": {
+        "batches committed": 1,
+        "batches that were committed": 1,
+        "batches after a gap": 1,
+        "sessions detached": 1,
+        "sessions resumed": 1,
+        "detached sessions landed": 1,
+    },
+    "zones": {"chunks left out by statistics": 300, "chunks measured": 30},
+    "merges": {
+        "merges landed": 8,
+        "branches moved by merges": 2,
+        "merges refused: ConflictError": 6,
+    },
+    "finders": {"named again": 4, "refused a name": 4},
+}
+"""Who takes part besides, and what has happened in 30 seeds, at least so often."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    seeds = metafunc.config.getoption("--seeds")
     if "batch" in metafunc.fixturenames:
-        seeds = metafunc.config.getoption("--seeds")
         metafunc.parametrize("batch", range(0, max(seeds, BATCH), BATCH))
+    if "few" in metafunc.fixturenames:
+        metafunc.parametrize("few", range(0, max(seeds // 20, BATCH), BATCH))
 
 
-@pytest.mark.simulation
-def test_seeds_keep_all_promises(batch: int) -> None:
-    failed = []
-    for seed in range(batch, batch + BATCH):
-        outcome = simulate(seed)
+def check(seeds: Sequence[int], **kinds: bool) -> Counter[str]:
+    """Try the seeds; what has happened in them."""
+    failed, seen = [], Counter[str]()
+    for seed in seeds:
+        outcome = simulate(seed, **kinds)
+        seen.update(outcome.counts)
         if outcome.failure is not None:
             failed.append(f"seed {seed}: {outcome.failure}\nagain: {outcome.again}")
         else:
             assert outcome.calls >= 200
     if failed:
         pytest.fail("\n".join(failed))
+    return seen
 
 
 @pytest.mark.simulation
-@pytest.mark.parametrize("first", swept([0, 20, 40], but=[0]))
-def test_seeds_with_streams_keep_all_promises(first: int) -> None:
-    seen = Counter[str]()
-    for seed in range(first, first + BATCH):
-        outcome = simulate(seed, streams=True)
-        assert outcome.failure is None, f"seed {seed}: {outcome.failure}\nagain: {outcome.again}"
-        seen.update(outcome.counts.keys())
-    assert {
-        "batches committed",
-        "batches that were committed",
-        "batches after a gap",
-        "sessions detached",
-        "sessions resumed",
-        "detached sessions landed",
-    } <= seen.keys()
+def test_seeds_keep_all_promises(batch: int) -> None:
+    check(range(batch, batch + BATCH))
 
 
-@pytest.mark.slow
+@pytest.mark.simulation
+@pytest.mark.parametrize("kind", KINDS)
+def test_seeds_with_others_keep_all_promises(few: int, kind: str) -> None:
+    check(range(few, few + BATCH), **{kind: True})
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_do_what_they_are_there_for(kind: str) -> None:
+    seen = check(range(30), **{kind: True})
+    assert {name: least for name, least in KINDS[kind].items() if seen[name] < least} == {}
+
+
 def test_the_same_seed_gives_the_same_trace() -> None:
     once = [simulate(seed).digest for seed in range(5)]
     assert [simulate(seed).digest for seed in range(5)] == once
