@@ -154,15 +154,16 @@ def test_who_is_interrupted_waits_for_what_has_begun_and_begins_no_more(
 @pytest.mark.parametrize("ending", ["atexit", "another thread"])
 def test_a_commit_lands_while_the_interpreter_exits(tmp_path: Path, ending: str) -> None:
     code = """
-        import atexit, sys, threading, time, zarr
+        import atexit, sys, threading, zarr
+        from concurrent.futures import thread
         from zarr_manifests import Repository
         repo = Repository.create(sys.argv[1])
         session = repo.writable_session()
         zarr.create_array(session.store, name="a", shape=(4,), chunks=(1,), dtype="u1")[:] = 7
         def end():
-            from concurrent.futures import thread
-            while not thread._shutdown:
-                time.sleep(0.001)
+            if sys.argv[2] != "atexit":
+                threading.main_thread().join()
+            assert thread._shutdown
             session.commit("at the end")
             print(repo.readonly_session().du()[0].chunks)
         if sys.argv[2] == "atexit":

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 CHILDREN = """
-    import os, random, signal, sys, threading, time
+    import os, random, signal, sys, threading
     from zarr_manifests.config.path_regex import PathSet, matches_path
     path = "/" + "".join(random.Random(5).choices("ab", k=3000))
     hung = 0
@@ -17,14 +17,18 @@ CHILDREN = """
         regexes = [rf"/(?:a|b)*a(?:a|b){{9}}|x{n}_{i}" for i in range(30)]
         if sys.argv[1] == "set":
             sets = [PathSet([regex, ".*y"]) for regex in regexes]
-            match = lambda: [one.matching(path) for one in sets]
+            matches = [lambda one=one: one.matching(path) for one in sets]
         else:
-            match = lambda: [matches_path(regex, path) for regex in regexes]
+            matches = [lambda regex=regex: matches_path(regex, path) for regex in regexes]
         begun = threading.Event()
-        thread = threading.Thread(target=lambda: (begun.set(), match()))
+        def match():
+            for number, one in enumerate(matches):
+                if number == n:
+                    begun.set()
+                one()
+        thread = threading.Thread(target=match)
         thread.start()
-        begun.wait()
-        time.sleep(n / 2000)
+        begun.wait()  # the others of the 30 are matched while this forks
         child = os.fork()
         if not child:
             signal.alarm(60)  # ends it, wherever it waits

@@ -619,13 +619,15 @@ def test_a_lease_is_handed_over(
     assert repository.verify().problems == ()
 
 
+LONG_AGO = replace(SYSTEM, now_ms=lambda: 0)
+
+
 def test_a_lease_that_was_taken_away_ends_it(
     storage: MemoryStorage, repository: Repository
 ) -> None:
-    session = repository.writable_session()
+    session = again(storage, LONG_AGO).writable_session()
     fill(session.store, 0, 20, 1)
-    data = session.detach(lease=0.02)
-    SYSTEM.sleep(0.05)
+    data = session.detach(lease=60)
     repository.garbage_collect(timedelta(0))
     with pytest.raises(FencedError, match="took it away"):
         again(storage).resume(data)
@@ -634,10 +636,9 @@ def test_a_lease_that_was_taken_away_ends_it(
 def test_a_lease_that_is_over_and_still_there_is_renewed_at_once(
     storage: MemoryStorage, repository: Repository
 ) -> None:
-    session = repository.writable_session(lease=60)
+    session = again(storage, LONG_AGO).writable_session(lease=60)
     fill(session.store, 0, 20, 1)
-    data = session.detach(lease=0.02)
-    SYSTEM.sleep(0.05)
+    data = session.detach(lease=60)
     resumed = again(storage).resume(data)
     repository.garbage_collect(timedelta(0))
     resumed.commit("in time")

@@ -14,11 +14,12 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,6 @@ def work(
             "serializable": serializable,
             "client": str(client),
         }
-        time.sleep(rng.random() * 0.004)  # others come between
         note(record)
         if not writing or not session.has_uncommitted_changes:
             continue
@@ -243,12 +243,15 @@ def test_threads_on_memory_see_and_do_what_was_promised(commits: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """When a process dies: at its n-th call of that kind, before or after it; or in seconds."""
+    """When a process dies: at its n-th call of that kind, before or after it.
+
+    Or when another one, which it tells of that call, kills it: wherever it has come to by then.
+    """
 
     call: str = ""
     number: int = 0
     after: bool = False
-    delay_s: float = float("inf")
+    by_other: bool = False
 
     @classmethod
     def drawn(cls, rng: np.random.Generator) -> Death:
@@ -258,24 +261,26 @@ class Death:
             case 1:
                 return cls("any", int(rng.integers(1, 150)), bool(rng.integers(2)))
             case _:
-                return cls(delay_s=float(rng.random()))
+                return cls("any", int(rng.integers(1, 150)), by_other=True)
 
 
 class DeadlyDisk(PosixDisk):
-    """Kills the process at one of its calls."""
+    """Kills the process at one of its calls, or has it killed."""
 
-    def __init__(self, death: Death) -> None:
+    def __init__(self, death: Death, killer: Connection) -> None:
         super().__init__()
-        self._death, self._seen = death, 0
+        self._death, self._killer, self._seen = death, killer, 0
 
     def _at[R](self, call: str, run: Callable[[], R]) -> R:
         death = self._death
         self._seen += death.call in (call, "any")
         due = self._seen == death.number and death.call in (call, "any")
-        if due and not death.after:
+        if due and death.by_other:
+            self._killer.send_bytes(b"now")
+        elif due and not death.after:
             os.kill(os.getpid(), signal.SIGKILL)
         result = run()
-        if due:
+        if due and death.after:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -304,13 +309,15 @@ def journal(path: Path, client: int) -> list[Record]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def work_in_process(path: str, client: int, life: int, commits: int, death: Death) -> None:
+def work_in_process(
+    path: str, client: int, life: int, commits: int, death: Death, killer: Connection
+) -> None:
     out = os.open(f"{path}/{client}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(record: Record) -> None:
         os.write(out, json.dumps(record).encode() + b"\n")
 
-    repository = Repository.open(LocalStorage(f"{path}/r", disk=DeadlyDisk(death)))
+    repository = Repository.open(LocalStorage(f"{path}/r", disk=DeadlyDisk(death, killer)))
     work(repository, client, life, commits, note)
 
 
@@ -322,7 +329,7 @@ class Crew:
     rng: np.random.Generator
     commits: int
     most_kills: int
-    alive: dict[int, tuple[BaseProcess, float, float]] = field(default_factory=dict)
+    alive: dict[Connection, tuple[int, BaseProcess]] = field(default_factory=dict)
     lives: Counter[int] = field(default_factory=Counter)
     kills: int = 0
 
@@ -336,26 +343,27 @@ class Crew:
         death = Death.drawn(self.rng) if self.kills < self.most_kills else Death()
         # A clean process forks: a new one takes no second to begin.
         context = multiprocessing.get_context("forkserver")
-        args = str(self.path), client, life, left, death
+        due, killer = context.Pipe(duplex=False)
+        args = str(self.path), client, life, left, death, killer
         process = context.Process(target=work_in_process, args=args)
         process.start()
-        self.alive[client] = process, time.monotonic(), death.delay_s
+        killer.close()  # it is open only there, so `due` ends with the process
+        self.alive[due] = client, process
 
     def run(self) -> None:
         multiprocessing.set_forkserver_preload(["zarr_manifests", "pytest", "numpy", "zarr"])
         for client in range(CLIENTS):
             self.start(client)
         while self.alive:
-            time.sleep(0.005)
-            for client, (process, started, delay_s) in [*self.alive.items()]:
-                if time.monotonic() > started + delay_s:
+            ready = wait([*self.alive])
+            for due in [one for one in self.alive if one in ready]:
+                client, process = self.alive.pop(due)
+                with due, suppress(EOFError):  # it has died by itself, or done its work
+                    due.recv_bytes()
                     process.kill()
-                if process.exitcode is None:
-                    continue
                 process.join()
                 assert process.exitcode in (0, -signal.SIGKILL)
                 self.kills += process.exitcode != 0
-                del self.alive[client]
                 self.start(client)
 
 

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,19 +237,15 @@ def test_branches_and_tags_are_preloaded_when_the_repository_opens() -> None:
             }
         }
     )
-    counting = CountingStorage(storage)
+    gate = Gate(storage)
+    gate.open.set()
+    counting = CountingStorage(gate)
     repository = Repository.open(counting)
-    until(lambda: len(manifests_read(counting)) == 3)
+    for _ in range(3):
+        assert gate.began.acquire(timeout=60)
     session = repository.readonly_session()
     assert [get(session, f"v{i}/c/0") for i in range(3)] == [b"\0"] * 3
     assert len(manifests_read(counting)) == 3
-
-
-def until(true: Any) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.slow
