@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -47,11 +49,34 @@ def written(storage: Storage | Path) -> tuple[Repository, str]:
     return repo, first
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+class Clock:
+    """The time and the timers of the module, which go on when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def Timer(self, delay_s: float, call: Callable[..., None], args: list[Any]) -> Any:
+        due = self.now_s + delay_s, partial(call, *args)
+        return SimpleNamespace(start=lambda: self._due.append(due))
+
+    def go_to(self, now_s: float) -> None:
+        self.now_s = now_s
+        due = [timer for timer in self._due if timer[0] <= now_s]
+        self._due = [timer for timer in self._due if timer[0] > now_s]
+        for _, call in due:
+            call()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(lease, "time", clock)
+    monkeypatch.setattr(lease, "threading", clock)
+    return clock
 
 
 def held(repo: Repository) -> list[Lease]:
@@ -63,28 +88,31 @@ def leases(repo: Repository) -> int:
     return len(held(repo))
 
 
-def test_a_lease_lasts_as_long_as_the_frame_and_the_duration(tmp_path: Path) -> None:
+def test_a_lease_lasts_as_long_as_the_frame_and_the_duration(tmp_path: Path, clock: Clock) -> None:
     repo, first = written(tmp_path / "repo")
     frame, other = Frame(), Frame()
-    keep_readable(repo, first, 0.2, frame)
-    keep_readable(repo, first, 0.1, other)
+    keep_readable(repo, first, 20, frame)
+    keep_readable(repo, first, 10, other)
     assert leases(repo) == 1
     del other
-    time.sleep(0.5)
+    clock.go_to(50)
     assert leases(repo) == 1
     repo.expire_snapshots(keep_last=1)
     assert first in {snapshot.snapshot_id for snapshot in repo.ancestry("main")}
     del frame
-    wait_until(lambda: leases(repo) == 0)
+    clock.go_to(70)
+    assert leases(repo) == 0
 
 
-def test_without_a_frame_it_lasts_for_the_duration(tmp_path: Path) -> None:
+def test_without_a_frame_it_lasts_for_the_duration(tmp_path: Path, clock: Clock) -> None:
     repo, first = written(tmp_path / "repo")
-    keep_readable(repo, first, 0.4, Frame())
-    keep_readable(repo, first, 0.1, Frame())
-    time.sleep(0.2)
-    assert leases(repo) == 1
-    wait_until(lambda: leases(repo) == 0)
+    for duration_s in (10, 40, 10):
+        keep_readable(repo, first, duration_s, Frame())
+    for now_s in (10, 39):
+        clock.go_to(now_s)
+        assert leases(repo) == 1
+    clock.go_to(40)
+    assert leases(repo) == 0
 
 
 def test_a_storage_that_cannot_be_written_gives_no_lease(

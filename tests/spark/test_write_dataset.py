@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import select
 from pathlib import Path
 
 import dask
@@ -143,18 +143,18 @@ def test_results_of_tasks_come_in_order(spark):
 
 def test_results_of_tasks_come_before_the_last_task_ends(spark, tmp_path):
     """The last one waits until this process has the results of the others."""
-    marker = tmp_path / "heard"
+    heard = tmp_path / "heard"
+    os.mkfifo(heard)
 
     def call(number: int) -> int:
-        until = time.monotonic() + 300
-        while number == 3 and not marker.exists():
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        if number == 3:
+            with heard.open("r+b", buffering=0) as pipe:
+                assert select.select([pipe], [], [], 300)[0]
         return number
 
     found = run_tasks(spark, call, range(4))
     assert [next(found) for _ in range(3)] == [0, 1, 2]
-    marker.touch()
+    heard.write_bytes(b".")
     assert list(found) == [3]
 
 

@@ -662,14 +662,15 @@ def test_forked_children_work_amid_swaps(kind: int, seen: int, tmp_path: Path) -
 
 
 FORKING_AMID_A_WRITE = """
-import os, signal, threading, time
+import os, signal, threading
 from zarr_manifests.storage import MemoryStorage
 
-inside = threading.Event()
+inside, forking = threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)  # called before what the storage has registered
 class Slow(bytes):
     def __bytes__(self):
         inside.set()
-        time.sleep(0.1)
+        forking.wait(60)
         return b"slow"
 
 storage = MemoryStorage()

@@ -13,8 +13,8 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,7 +33,9 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.root import archive_key
+from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.storage import ObjectStorage, from_url, object_clients
+from zarr_manifests.storage.object_gate import Gate
 from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
 
 SECRETS = {
@@ -112,11 +114,12 @@ def test_a_warm_commit_is_two_rounds(small_store: Any) -> None:
     repo = zm.Repository.create(_storage())
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="g")
+    numbers = itertools.count()
 
     def commit(**how: Any) -> list[str]:
         small_store.requests.clear()
         with repo.transaction(message="an attribute", **how) as store:
-            zarr.open_group(store, path="g").attrs["a"] = time.monotonic()
+            zarr.open_group(store, path="g").attrs["a"] = next(numbers)
         until = small_store.requests.index("PUT /bucket/prefix/current")
         asked = [f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests[: until + 1]]
         return [a for a in asked if a != "PUT root"]  # archives go up in the background
@@ -743,20 +746,22 @@ def test_threads_that_begin_together_share_a_client(monkeypatch: pytest.MonkeyPa
     pytest.importorskip("obstore")
     storage = _storage()
     make, made, ready = object_clients.Endpoint.client, list[object](), threading.Barrier(4)
+    passed: list[int] = []
 
-    def slowly(*arguments: Any, **options: Any) -> Any:
+    class Lock(ForkSafeLock):
+        def __enter__(self) -> bool:
+            passed.append(ready.wait(60))  # none of them has found a client
+            return super().__enter__()
+
+    def counted(*arguments: Any, **options: Any) -> Any:
         made.append(object())
-        time.sleep(0.05)  # time enough for the others to come
         return make(*arguments, **options)
 
-    def ask(_: int) -> Any:
-        ready.wait(30)
-        return storage._requests.client()
-
-    monkeypatch.setattr(object_clients.Endpoint, "client", slowly)
+    monkeypatch.setattr(object_clients.Endpoint, "client", counted)
+    monkeypatch.setattr(storage._requests, "_making", Lock())
     with ThreadPoolExecutor(4) as pool:
-        found = {id(client) for client in pool.map(ask, range(4))}
-    assert (len(found), len(made)) == (1, 1)
+        found = {id(client) for client in pool.map(lambda _: storage._requests.client(), range(4))}
+    assert (len(found), len(made), len(passed)) == (1, 1, 4)
 
 
 # --- races, forks, exits ---------------------------------------------------------------------
@@ -867,18 +872,6 @@ def test_forked_children_commit_while_the_parent_reads(object_server: Any) -> No
     )
 
 
-@pytest.mark.slow
-def test_a_program_ends_when_its_last_archive_is_written(small_store: Any) -> None:
-    def late(request: Any) -> None:
-        if request.method == "PUT" and "/root/" in request.path:
-            time.sleep(0.5)
-
-    small_store.faults.append(late)
-    done = _run("import zarr_manifests as zm; zm.Repository.create('s3://bucket/prefix')")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"bucket/prefix/{archive_key(1)}" in small_store.objects
-
-
 AFTER_THE_END = """
 import atexit
 from zarr_manifests.storage import from_url
@@ -894,24 +887,50 @@ def test_a_swap_when_there_are_no_threads_any_more_is_none_the_less_one(small_st
 
 
 ENDING = """
-import atexit, asyncio, sys, threading, time
+import atexit, asyncio, sys, threading
 atexit.register(lambda: print(len(object_clients._HERE.calls)))  # the last that is called
+import zarr_manifests as zm
 from zarr_manifests.storage import from_url, object_clients
 storage = from_url("s3://bucket/prefix")
 def run():
     asyncio.run(storage.get_async("late", 0, 3)) if sys.argv[1] == "async" else storage.get("late")
-threading.Thread(target=run, daemon=True).start()
-time.sleep(0.2)
+if sys.argv[1] == "archive":
+    zm.Repository.create("s3://bucket/new")
+else:
+    threading.Thread(target=run, daemon=True).start()
+input()
+print("ends", flush=True)
 """
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("kind", ["async", "sync", "archive"])
 def test_a_program_ends_amid_a_call(small_store: Any, kind: str) -> None:
+    asked, at_its_end = threading.Event(), threading.Event()
+    archive = f"bucket/new/{archive_key(1)}"
+
+    def late(request: Any) -> None:
+        if request.path in (f"/{archive}", "/bucket/prefix/late"):
+            asked.set()
+            assert at_its_end.wait(60)
+
     small_store.objects["bucket/prefix/late"] = b"abc"
-    small_store.faults.append(lambda request: time.sleep(0.5))
-    done = _run(ENDING, kind)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "0\n"  # calls are under way
+    small_store.faults.append(late)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", ENDING, kind]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as program:
+        assert program.stdin
+        assert program.stdout
+        try:
+            assert asked.wait(60)
+            program.stdin.write("\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "ends\n"
+            at_its_end.set()
+            said = program.communicate(timeout=120)
+        finally:
+            program.kill()
+    assert (program.returncode, *said) == (0, "0\n", "")  # no calls are under way
+    assert kind != "archive" or archive in small_store.objects
 
 
 def test_a_root_of_gigabytes_is_not_read_to_its_end() -> None:
@@ -974,51 +993,67 @@ def test_retries_and_timeouts_are_as_given(small_store: Any) -> None:
     assert len(small_store.requests) == 1 + 3
 
     given_up = threading.Event()
-    small_store.faults[:] = [lambda _: given_up.wait(120) and None]
-    began_s = time.monotonic()
+
+    def late(_: Any) -> None:
+        given_up.wait(30)  # it does answer in the 60 seconds that are the default
+
+    small_store.faults[:] = [late]
     with pytest.raises(StorageError, match="did not answer in time"):
         _storage(retries=0, timeout_s=0.1).get("a")
     given_up.set()
-    assert time.monotonic() - began_s < 50  # of the 60 seconds that are the default
     patience = _storage(timeout_s=2, connect_timeout_s=3, retries=20).place.patience
     assert (patience.request_s, patience.large_request_s, patience.connect_s) == (2, 30, 3)
     assert (patience.tries, patience.tries_s) == (20, 40)
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_no_more_requests_at_a_time_than_asked_for(small_store: Any, in_loop: bool) -> None:
-    running, most = [0], [0]
-    changed = threading.Condition()
+def test_no_more_requests_at_a_time_than_asked_for(
+    small_store: Any, monkeypatch: pytest.MonkeyPatch, in_loop: bool
+) -> None:
+    came: list[str] = []
+    all_came, go_on = threading.Event(), threading.Event()
+    line_up = Gate._line_up
 
-    def slow(_: Any) -> None:
-        with changed:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-            changed.notify_all()
-            if not in_loop:
-                assert changed.wait_for(lambda: most[0] >= 3, timeout=60)
-        time.sleep(0.02)  # others come meanwhile
-        with changed:
-            running[0] -= 1
+    def come(where: str) -> None:
+        came.append(where)
+        if len(came) >= 10:
+            all_came.set()
+
+    def noted(gate: Gate) -> Any:
+        turn = line_up(gate)
+        if not turn.done():
+            come("waits")
+        return turn
+
+    def held(_: Any) -> None:
+        come("asks")
+        assert go_on.wait(60)
 
     small_store.objects["bucket/prefix/a"] = b"1"
-    small_store.faults.append(slow)
+    small_store.faults.append(held)
+    monkeypatch.setattr(Gate, "_line_up", noted)
     storage = _storage(concurrency=3)
 
-    async def within() -> list[bytes]:
-        lost = [asyncio.create_task(storage.get_async("a", 0, 1)) for _ in range(6)]
-        await asyncio.sleep(0.01)
-        for task in lost:  # those that wait, and those that run
+    async def lost() -> None:
+        tasks = [asyncio.create_task(storage.get_async("a", 0, 1)) for _ in range(10)]
+        await asyncio.to_thread(all_came.wait, 60)
+        for task in tasks[5:] + tasks[:5]:  # that wait, that run, and that are let in meanwhile
             task.cancel()
-        await asyncio.gather(*lost, return_exceptions=True)
-        return await asyncio.gather(*(storage.get_async("a", 0, 1) for _ in range(20)))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def found() -> list[bytes]:
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*(storage.get_async("a", 0, 1) for _ in range(20)))
 
     if in_loop:
-        assert asyncio.run(within()) == [b"1"] * 20
-        most[0] = 0  # the server may still answer to what was cancelled
-        assert asyncio.run(within()) == [b"1"] * 20
+        asyncio.run(lost())
+        go_on.set()
+        assert asyncio.run(found()) == [b"1"] * 20
     else:
         with ThreadPoolExecutor(10) as threads:
-            assert list(threads.map(storage.get, ["a"] * 20)) == [b"1"] * 20
-        assert most[0] == 3
+            answers = threads.map(storage.get, ["a"] * 10)
+            all_came.wait(60)
+            go_on.set()
+            assert list(answers) == [b"1"] * 10
+    assert Counter(came[:10]) == {"asks": 3, "waits": 7}
     assert storage._requests._gate()._free == 3
