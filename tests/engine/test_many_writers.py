@@ -367,6 +367,7 @@ class Crew:
                 self.start(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commits", swept([10, COMMITS], but=[10]))
 def test_processes_that_are_killed_lose_nothing_that_was_acknowledged(
     tmp_path: Path, commits: int

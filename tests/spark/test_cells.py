@@ -99,6 +99,7 @@ def within(bounds: Sequence[Any]) -> slice:
     return slice(lo, hi + 1)
 
 
+@pytest.mark.slow
 @drawn(stored(), st.data())
 def test_rows_are_the_dataset(case: tuple[xr.Dataset, dict[str, Any]], data: st.DataObject) -> None:
     """Created, over a region and appended: what is read is what a write with xarray would give."""
