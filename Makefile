@@ -30,7 +30,7 @@ lint: setup  ## check style, types and layers
 	.venv/bin/lint-imports
 
 test: lint  ## run lint and the tests; of tests with many cases, those that the commit chooses
-	$(PYTEST) -m "$(QUICK)" --cases 5 -n auto --dist worksteal --durations 10
+	$(PYTEST) -m "$(QUICK)" --cases 3 -n auto --dist worksteal --durations 10
 
 docs: setup  ## build the documentation's site into site/, strictly
 	$(PIP) --group docs
@@ -87,7 +87,7 @@ package: setup  ## nightly: build wheel and sdist, and try them in empty environ
 
 oldest:  ## nightly: the tests of make test on Python 3.12 with the oldest dependencies
 	@VENV=.venv-oldest .ci/setup
-	.venv-oldest/bin/pytest -m "$(QUICK)" --cases 5 -n auto --dist worksteal
+	.venv-oldest/bin/pytest -m "$(QUICK)" --cases 3 -n auto --dist worksteal
 
 simulate: setup  ## try other seeds than make seeds does (MINUTES=10 FIRST=100000)
 	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)

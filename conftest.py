@@ -20,7 +20,7 @@ settings.register_profile("sweep", settings.get_profile("explore"), derandomize=
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
 settings.load_profile("zarr-manifests")
 
-_SLOW = 6
+_SLOW = 8
 """Of so many slow tests, `--cases` keeps one."""
 
 # They are run by hand, and import one another as scripts do.
