@@ -33,7 +33,6 @@ test: lint  ## run lint and the tests; of tests with many cases, those that the 
 	$(PYTEST) -m "$(QUICK)" --cases 3 -n auto --dist worksteal --durations 10
 
 docs: setup  ## build the documentation's site into site/, strictly
-	$(PIP) --group docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml
 
 check-spark: setup  ## try Spark: rows in and out, files, SQL, and a stream
