@@ -6,11 +6,15 @@ main one, wherever that is then.
 
 from __future__ import annotations
 
+import itertools
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +23,14 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk.here import write_here
 from zarr_manifests.errors import SessionClosedError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Call, InterruptingStorage, LatencyStorage, WrappedStorage
 
+PACKAGE = str(Path(zm.__file__).parent)
 CHUNKS = {"t": {"chunks": (1, 40)}, "big": {"chunks": (100_000,)}}
 
 
@@ -199,24 +206,61 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
     assert closed
 
 
-def test_an_interrupt_in_a_write_closes_its_session_and_no_other() -> None:
-    storage = MemoryStorage()
-    repo = zm.Repository.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
-    with repo.transaction(message="wanted") as store:
-        data = np.arange(4, dtype="i4")
-        zarr.create_array(store, name="a", data=data, chunks=(2,), compressors=None)
-    wrapped = InterruptingStorage(storage, interrupt)
-    session, other = (zm.Repository.open(wrapped).writable_session() for _ in range(2))
-    new = default_buffer_prototype().buffer.from_bytes(np.array([7, 8], "i4").tobytes())
-    other.store.set_sync("a/c/1", new)
-    wrapped.arm(1)
-    with pytest.raises(KeyboardInterrupt):
-        session.store.set_sync("a/c/0", new)
-    wrapped.arm(0)
-    for attempt in (lambda: session.store.set_sync("a/c/0", new), lambda: session.commit("never")):
-        with pytest.raises(SessionClosedError, match="a write was interrupted"):
-            attempt()
-    other.commit("the other session's")
-    repo = zm.Repository.open(storage)
-    assert zarr.open_array(repo.readonly_session().store, path="a")[:].tolist() == [0, 1, 7, 8]
-    assert repo.verify().ok
+SEVEN = default_buffer_prototype().buffer.from_bytes(np.full(2, 7, "i4").tobytes())
+WRITES: dict[str, Callable[[zm.ManifestStore, Any], object]] = {
+    "set": lambda store, _: store.set_sync("a/c/0", SEVEN),
+    "delete": lambda store, _: store.delete_sync("a/c/0"),
+    "in bulk": lambda _, array: write_here(array, (slice(0, 2),), np.full(2, 7, "i4")),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_an_interrupt_in_a_write_closes_its_session_and_no_other(
+    write: Callable[[zm.ManifestStore, Any], object],
+) -> None:
+    closed = []
+    for number in itertools.count(1, 4):
+        storage = MemoryStorage()
+        repo = zm.Repository.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+        with repo.transaction(message="wanted") as store:
+            data = np.arange(4, dtype="i4")
+            zarr.create_array(store, name="a", data=data, chunks=(2,), compressors=None)
+        session, other = repo.writable_session(), repo.writable_session()
+        other.store.set_sync("a/c/1", SEVEN)
+        array = zarr.open_array(session.store, path="a")
+        use_bulk(array)
+        try:
+            with interrupted_at(number):
+                write(session.store, array)
+        except KeyboardInterrupt:
+            try:
+                session.commit("goes on", allow_empty=True)
+                closed.append(False)
+            except SessionClosedError as error:
+                closed.append("a write was interrupted" in str(error))
+        else:
+            break
+        other.commit("the other session's")
+        now = zarr.open_array(repo.readonly_session().store, path="a")[:].tolist()
+        wholly = ([0, 1],) if closed[-1] else ([0, 1], [7, 7], [0, 0])
+        assert now[:2] in wholly
+        assert now[2:] == [7, 7]
+        assert repo.verify().ok
+    assert any(closed)
+
+
+@contextmanager
+def interrupted_at(number: int) -> Iterator[None]:
+    """Interrupt this thread at a call within the package."""
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and PACKAGE in frame.f_code.co_filename and next(calls) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)

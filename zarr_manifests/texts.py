@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
+from heapq import nlargest, nsmallest
 from os.path import commonprefix
 from typing import Final
 
@@ -19,7 +19,8 @@ _COMPARED: Final = 50_000
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known names that are spelled nearly like this one, the nearest first.
 
-    However many are known, a few are compared: those that begin and end as the name does. So a
+    However many are known, a few are compared: its neighbours by order, and of these those
+    that begin and end as it does. So a
     suggestion may be missed among thousands, or for a very long name.
 
     Examples
@@ -29,9 +30,11 @@ def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0
     """
     names = list(known)
     if len(names) > _CANDIDATES:
-        names = sorted(each for each in names if abs(len(each) - len(name)) * 2 <= len(name))
-        first = max(bisect(names, name) - _CANDIDATES // 2, 0)
-        names = names[first : first + _CANDIDATES]
+        half = _CANDIDATES // 2
+        names = [
+            *nlargest(half, (each for each in names if each < name)),
+            *nsmallest(half, (each for each in names if each >= name)),
+        ]
     count = _COMPARED // (len(name) + 1) ** 2
     if len(names) > count:
         names.sort(key=lambda each: _ends_alike(name, each), reverse=True)

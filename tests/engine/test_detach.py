@@ -72,6 +72,9 @@ def repository(storage: MemoryStorage) -> Repository:
     return Repository.open(storage)
 
 
+NOON = replace(SYSTEM, now_ms=lambda: 1_800_000_000_000)
+
+
 def again(storage: MemoryStorage, runtime: Runtime = SYSTEM) -> Repository:
     """As another process opens it."""
     return Repository.open(storage, runtime=runtime)
@@ -596,20 +599,20 @@ def test_without_a_lease_a_collection_ends_it(
 def test_a_lease_is_handed_over(
     opened_with: float | None, storage: MemoryStorage, repository: Repository
 ) -> None:
+    repository = again(storage, NOON)
     session = repository.writable_session(lease=opened_with)
     fill(session.store, 0, 20, 1)
     data = session.detach(lease=timedelta(hours=6))
     (lease,) = root_of(storage).leases
-    now_ms = SYSTEM.now_ms()
-    assert 5.9 * 3_600_000 < lease.expires_ms - now_ms <= 6 * 3_600_000
+    assert lease.expires_ms - NOON.now_ms() == 6 * 3_600_000
     assert context_of(repository).heart.held() == []  # nobody renews it
     del session
     gc.collect()
     repository.garbage_collect(timedelta(0))
-    resumed = again(storage).resume(data)
+    resumed = again(storage, NOON).resume(data)
     (renewed,) = root_of(storage).leases
     assert renewed.lease_id == lease.lease_id
-    assert renewed.expires_ms - SYSTEM.now_ms() <= (opened_with or 6 * 3600) * 1000
+    assert renewed.expires_ms - NOON.now_ms() == (opened_with or 6 * 3600) * 1000
     repository.garbage_collect(timedelta(0))
     resumed.commit("in time")
     resumed.close()
@@ -648,6 +651,7 @@ def test_renewing_others_does_not_shorten_what_was_handed_over(
     storage: MemoryStorage, repository: Repository
 ) -> None:
     """A renewal that has begun before the hand-over may end after it."""
+    repository = again(storage, NOON)
     session = repository.writable_session(lease=60)
     due: list[Callable[[], object]] = []
 
@@ -655,14 +659,14 @@ def test_renewing_others_does_not_shorten_what_was_handed_over(
         if reached == "root.swap" and due:
             due.pop()()
 
-    renewing = again(storage, replace(SYSTEM, checkpoint=checkpoint))
+    renewing = again(storage, replace(NOON, checkpoint=checkpoint))
     other = replace(context_of(renewing), heart=context_of(repository).heart)
     data: list[bytes] = []
     due.append(lambda: data.append(session.detach(lease=timedelta(hours=6))))
     with repository.lease(session.snapshot_id):
         renew_all(other)
         (handed,) = [one for one in root_of(storage).leases if one.owner == "writer of main"]
-        assert handed.expires_ms - SYSTEM.now_ms() > 3_600_000
+        assert handed.expires_ms - NOON.now_ms() == 6 * 3_600_000
 
 
 def test_closing_a_resumed_session_gives_up_its_lease(

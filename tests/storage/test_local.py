@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -673,8 +674,20 @@ def test_wherever_an_interrupt_comes_the_lock_is_free_after_it(tmp_path: Path, h
     assert int(done.stdout) > 10
 
 
-def test_a_put_and_a_delete_wait_for_the_swap(tmp_path: Path) -> None:
-    inside, go_on = threading.Event(), threading.Event()
+def test_a_put_and_a_delete_wait_for_the_swap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, go_on, waiting = threading.Event(), threading.Event(), threading.Semaphore(0)
+    real = fcntl.flock
+
+    def flock(file: Any, operation: int) -> None:
+        try:
+            real(file, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting.release()
+            real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
 
     class Disk(PosixDisk):
         def rename(self, temp: Temp, path: str) -> None:
@@ -694,8 +707,7 @@ def test_a_put_and_a_delete_wait_for_the_swap(tmp_path: Path) -> None:
     ]
     for thread in others:
         thread.start()
-        thread.join(0.05)
-        assert thread.is_alive()
+        assert waiting.acquire(timeout=60)
     assert storage.get("a") == b"1"  # readers do not wait
     go_on.set()
     for thread in (swap, *others):

@@ -90,12 +90,7 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="g")
 
-    def await_archive(version: int) -> None:
-        settled = threading.Event()
-        while f"PUT /bucket/prefix/{archive_key(version)}" not in small_store.requests:
-            assert not settled.wait(0.01)
-
-    await_archive(2)
+    small_store.await_request(f"PUT /bucket/prefix/{archive_key(2)}")
     small_store.requests.clear()
     repo = zm.Repository.open(storage)
     session = repo.writable_session()
@@ -103,7 +98,7 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
     assert small_store.requests == ["GET /bucket/prefix/current"] * 2
     small_store.requests.clear()
     session.commit("an attribute")
-    await_archive(3)
+    small_store.await_request(f"PUT /bucket/prefix/{archive_key(3)}")
     asked = sorted(f"{r.split()[0]} {r.split('/')[3]}" for r in small_store.requests)
     assert asked == ["PUT current", "PUT deltas", "PUT root", "PUT root", "PUT snapshots"]
 

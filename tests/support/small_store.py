@@ -42,6 +42,7 @@ class SmallStore:
         self.faults: list[Callable[[Request], Answer | None]] = []
         self.requests: list[str] = []
         self._lock = threading.Lock()
+        self._asked = threading.Condition()
         self._server = _Server(("127.0.0.1", 0), _handler_of(self))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.01,), daemon=True
@@ -73,8 +74,14 @@ class SmallStore:
         refusal = Answer.refusal(status, code)
         self.faults.append(lambda request: refusal if request.method in methods else None)
 
+    def await_request(self, said: str) -> None:
+        with self._asked:
+            assert self._asked.wait_for(lambda: said in self.requests, timeout=60), said
+
     def answer(self, request: Request) -> Answer:
-        self.requests.append(f"{request.method} {request.path}")
+        with self._asked:
+            self.requests.append(f"{request.method} {request.path}")
+            self._asked.notify_all()
         for fault in list(self.faults):
             found = fault(request)
             if found is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,9 @@ def test_the_storage_fails_under_the_commit(how: str, cluster: Any, tmp_path: Pa
 def test_a_slow_attempt_loses_to_a_second_one(how: str, cluster: Any, tmp_path: Path) -> None:
     """What it had written is left over; the commit has what the other one wrote."""
     url = str(tmp_path / "repo")
-    repo, seconds = made(url), 600
-    waits = {"what": "wait", "after": True, "seconds": seconds, "tickets": str(tmp_path / "waits")}
-    began = time.monotonic()
+    repo = made(url)
+    waits = {"what": "wait", "after": True, "tickets": str(tmp_path / "waits")}
     cluster.run("write_twice_a_task", how=how, url=url, start=4, stop=12, troubles=[waits])
-    assert time.monotonic() - began < seconds
     before = len(list(repo.storage.list("chunks/")))
     assert landed(url, "hours from 4") == 1
     assert len(list(repo.storage.list("chunks/"))) < before

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import signal
-import time
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -48,7 +48,6 @@ class Trouble:
     after: bool = False
     skip: int = 0
     times: int = 1
-    seconds: float = 10
 
     def befalls(self, op: str, key: str, *, after: bool) -> bool:
         """Whether a call matches."""
@@ -68,7 +67,7 @@ class Trouble:
         elif self.what == "kill driver":
             os.kill(int(os.environ[DRIVER]), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self.seconds)
+        threading.Event().wait()  # until Spark ends it
 
     def _ticket(self) -> int:
         folder = Path(self.tickets)
