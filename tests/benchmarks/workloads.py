@@ -84,7 +84,7 @@ def measuring(case: Case, kind: str) -> Iterator[Figure]:
 
 def checking(case: Case, kind: str) -> Iterator[Figure]:
     """Write a compressed variable with a check of its values, and without; no statistics."""
-    checked, unchecked = ({"check": how, "statistics": False} for how in ("values", "encoding"))
+    checked, unchecked = ({"check": how, "statistics": False} for how in (True, False))
     return _comparing(case, kind, checked, unchecked)
 
 

@@ -450,19 +450,13 @@ def test_what_is_no_data_of_xarray_is_refused(repo: zm.Repository) -> None:
             zm.write(wrong, repo, message="wrong")
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_names_with_slashes_are_encoded_like_others(lazy: bool) -> None:
-    values = np.linspace(0.0, 1.0, 10)
-    ds = xr.Dataset({"a/b": ("x", values), "b": ("x", values + 1)})
-    how = {"dtype": "i2", "scale_factor": 0.001, "_FillValue": -1, "chunks": (5,)}
-    storage = MemoryStorage("names-with-slashes")
-    encoding = {"a/b": how, "b": {**how, "add_offset": 1.0}}
-    given = ds.chunk(x=5) if lazy else ds
-    zm.write(given, storage, message="write", mode="w", encoding=encoding)
-    inner = xr.open_dataset(storage, engine="zarr_manifests", group="a")
-    outer = xr.open_dataset(storage, engine="zarr_manifests")
-    np.testing.assert_allclose(inner["b"], values, atol=6e-4)
-    np.testing.assert_allclose(outer["b"], values + 1, atol=6e-4)
+@pytest.mark.parametrize("name", ["a/b", "zarr.json", ".zarray", "..", ""])
+def test_names_that_nobody_would_find_are_refused(name: str) -> None:
+    repo = zm.Repository.create(MemoryStorage())
+    ds = xr.Dataset({name: ("x", [1.0]), "b": ("x", [2.0])})
+    with pytest.raises(InvalidArgumentError, match="cannot be the name of an array"):
+        zm.write(ds, repo, message="write")
+    assert len(list(repo.ancestry())) == 1
 
 
 def test_attributes_of_another_type_are_written() -> None:

@@ -18,14 +18,12 @@ import zarr_manifests as zm
 from effort import examples
 from inside import context_of
 from zarr_manifests.engine.snapshot.zones import zones_of
-from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray import array_target
-from zarr_manifests.xarray.fit import Fit
 
 type Row = tuple[Any, Any, int, int, int]
 """Low and high bound, both None if there is none; missing, NaN and all cells."""
@@ -340,30 +338,3 @@ def test_tasks_in_other_processes_record_what_they_write(tmp_path: Any) -> None:
     for path in ("t", "u", "m"):
         check(repository, path)
         assert recorded(repository, path)
-
-
-@pytest.mark.parametrize("columns", [8, 4])
-def test_bounds_tell_that_blocks_of_dask_fit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two chunks each, or of one."""
-    checked: list[int] = []
-    check = Fit.check
-    monkeypatch.setattr(Fit, "check", lambda *args: (checked.append(1), check(*args))[1])
-    cells = np.linspace(-3, 5, 48).reshape(6, 8)
-    cells[1::3, ::2] = np.nan
-    cells[4:, 4:] = np.nan  # a chunk that is not stored
-    ds = xr.Dataset({"t": (("y", "x"), cells)}).chunk(y=2, x=columns)
-    ds["t"].encoding = {"dtype": "f4", "chunks": (2, 4)}
-    repo = zm.Repository.create(MemoryStorage())
-    zm.write(ds, repo, message="with statistics")
-    assert not checked
-    found = repo.readonly_session().chunk_statistics("t")
-    assert (
-        found.nan.tolist()
-        == [np.isnan(cells[y : y + 2, x : x + 4]).sum() for y in (0, 2, 4) for x in (0, 4)][:-1]
-    )
-    zm.write(ds, MemoryStorage(), message="without", statistics=False)
-    assert checked
-    large = ds.where(ds["t"].notnull(), 1e300)
-    large["t"].encoding = ds["t"].encoding
-    with pytest.raises(InvalidArgumentError, match="values of 't' do not fit"):
-        zm.write(large, repo, message="too large", mode="w")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xarray as xr
-from xarray.conventions import decode_cf_variable, encode_cf_variable
+from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
@@ -29,8 +29,7 @@ __all__ = ["AlongAxis", "Values", "encoded", "shown", "to_numpy"]
 
 _TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
 _DURATIONS: Final = xr.coders.CFTimedeltaCoder(time_unit="us")
-_MEANING: Final = ("units", "calendar", "_FillValue", "missing_value", "scale_factor", "add_offset")
-_SECOND: Final = np.timedelta64(1, "s")
+_PACKING: Final = frozenset(("scale_factor", "add_offset"))
 
 
 def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
@@ -265,7 +264,7 @@ class Values:
             If some would be read back differently, or NULL is there and nothing stands for it.
         """
         if not column.null_count:
-            return encoded(self.fit, self.stored, to_numpy(column))
+            return encoded(self.fit, to_numpy(column))
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         if not self.has_absent:
             row = int(np.flatnonzero(~valid)[0])
@@ -273,7 +272,7 @@ class Values:
         codes = np.empty(len(column), self.stored)
         codes[:] = self.absent[0]
         try:
-            codes[valid] = encoded(self.fit, self.stored, to_numpy(column.drop_null()))
+            codes[valid] = encoded(self.fit, to_numpy(column.drop_null()))
         except MisfitError as error:
             rows = np.flatnonzero(valid)
             moved = [replace(one, index=(int(rows[one.index[0]]),)) for one in error.misfits]
@@ -289,7 +288,7 @@ class Values:
         return shown(found.values[0])
 
 
-def encoded(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def encoded(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Values as they are stored.
 
     Raises
@@ -297,39 +296,8 @@ def encoded(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.ND
     MisfitError
         If some would be read back differently.
     """
-    if fit.given.kind == "f":
-        values = values.astype(fit.given, copy=False)
-    if values.dtype.kind in "mM" and stored.kind not in "mM":
-        return _encoded_times(fit, stored, values)
-    if fit.needs_no_check:
-        return values.astype(stored, copy=False)
-    variable = xr.Variable((fit.name,), values, {}, dict(fit.encoding))
-    if fit.encoded_like(variable) is not None:
-        return fit.encoded(variable).astype(stored, copy=False)
-    fit.checked(variable)
-    with np.errstate(all="ignore"):
-        codes = encode_cf_variable(variable, name=fit.name).values
-    return np.asarray(codes).astype(stored, copy=False)
-
-
-def _encoded_times(fit: Fit, stored: np.dtype[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Times in the units of the array; xarray would change the units where they do not fit."""
-    kept = {key: fit.encoding[key] for key in _MEANING if key in fit.encoding}
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # what they warn of is checked here
-        own = xr.Variable((fit.name,), values, {}, dict(fit.encoding))
-        codes = encode_cf_variable(own, name=fit.name).values.astype(stored)
-        raw = xr.Variable((fit.name,), codes, kept)
-        read = decode_cf_variable(
-            fit.name, raw, decode_times=_TIMES, decode_timedelta=_DURATIONS
-        ).values
-    if read.dtype.kind == "O":  # a calendar whose dates are no timestamps
-        told = np.array([each.isoformat() for each in read])
-        off = told != np.datetime_as_string(values, unit="s")
-    else:
-        off = (np.isnat(read) != np.isnat(values)) | (np.abs(read - values) >= _SECOND)
-    found = np.flatnonzero(off)[:3].tolist()
-    if found:
-        misfits = tuple(Misfit((at,), str(values[at]), str(read[at])) for at in found)
-        raise MisfitError(fit.name, misfits)
-    return np.asarray(codes)
+    if values.dtype.kind in "biu" and not _PACKING.isdisjoint(fit.attributes or ()):
+        values = values.astype(np.float64)  # xarray does not pack integers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they warn of is checked
+        return fit.encoded(values)

@@ -294,8 +294,6 @@ def _values(
         raise InvalidArgumentError(
             f"the column {name!r} is of type {kind}, and the array has {decoded}; cast the column"
         )
-    if given.kind in "biu" and not _PACKING.isdisjoint(source.attributes(name)):
-        given = np.dtype(np.float64)  # xarray does not pack integers
     own = [str(dim) for dim in variable.dims]
     stored = variable.dtype
     if stored.kind in "biufcMmSU":
@@ -305,7 +303,7 @@ def _values(
     if decoded.kind in "biufMm":
         missing = np.append(none, np.array(["NaT"], none.dtype) if decoded.kind in "Mm" else np.nan)
         try:
-            absent = encoded(_fit(source, name, missing.dtype), stored, missing)
+            absent = encoded(_fit(source, name), missing)
         except MisfitError:
             absent = np.empty(0, stored)
     return Values(
@@ -313,14 +311,14 @@ def _values(
         path=join(target.group, name),
         axes=tuple(dims.index(dim) for dim in own),
         stored=stored,
-        fit=_fit(source, name, given),
+        fit=_fit(source, name),
         attributes=dict(source.attributes(name)),
         absent=absent,
     )
 
 
-def _fit(source: Source, name: str, given: np.dtype[Any]) -> Fit:
-    return fit_of(name, given, source.encoded(name).dtype, source.attributes(name))
+def _fit(source: Source, name: str) -> Fit:
+    return fit_of(name, source.encoded(name).dtype, source.attributes(name))
 
 
 def _unit(source: Source, variable: Values) -> Coords:
@@ -477,7 +475,7 @@ def _write_labels(
     store, path = session.store, join(target.group, dim)
     array = zarr.open_array(store, path=path, mode="r+")
     try:
-        codes = encoded(_fit(source, dim, given.dtype), array.dtype, given)
+        codes = encoded(_fit(source, dim), given)
     except MisfitError as error:
         told = "; ".join(f"{one.given} would be read back as {one.read}" for one in error.misfits)
         raise InvalidArgumentError(

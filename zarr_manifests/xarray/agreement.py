@@ -36,9 +36,7 @@ _OFF: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
 _LISTED: Final = 5
 
 
-def check_agreement(
-    ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None
-) -> frozenset[str]:
+def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
     """Refuse a dataset whose values would change their meaning in the group's arrays.
 
     Parameters
@@ -50,29 +48,19 @@ def check_agreement(
     append_dim : hashable, optional
         The dimension to append along.
 
-    Returns
-    -------
-    frozenset of str
-        Names of variables with times that were encoded and decoded here, and are read back as they
-        are: their values need no other check.
-
     Raises
     ------
     InvalidArgumentError
-        If units or calendar differ from an existing array's, or times cannot be stored in them; if
-        values are packed already and the existing ones are not; or if after the append arrays would
-        differ in length, or an index coordinate would not match the existing one.
+        If units or calendar differ from an existing array's; if values are packed already and the
+        existing ones are not; or if after the append arrays would differ in length, or an index
+        coordinate would not match the existing one.
     """
     arrays = group.nodes
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)
-    known = set()
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            stored = _Stored(name, group)
-            if _check_variable(name, ds.variables[name], stored, append_dim):
-                known.add(name)
-    return frozenset(known)
+            _check_variable(name, ds.variables[name], _Stored(name, group), append_dim)
 
 
 class _Stored:
@@ -137,9 +125,8 @@ def check_not_new(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashab
 
 def _check_variable(
     name: str, variable: xr.Variable, stored: _Stored, append_dim: Hashable | None
-) -> bool:
-    """Whether all values are times that are read back as they are."""
-    attributes, known = stored.attributes, False
+) -> None:
+    attributes = stored.attributes
     for key in MEANING:
         there, given = attributes.get(key), variable.attrs.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
@@ -154,15 +141,14 @@ def _check_variable(
                 "existing array has no such attribute: decode the dataset first, with "
                 "xr.decode_cf, or drop the attribute if it means nothing"
             )
-    if variable.chunks is not None:
-        return False  # xarray itself refuses to encode lazy times in other units
-    if _is_time(variable):
-        known = _check_times(name, variable, stored)
-    elif " since " in str(attributes.get("units")) and "units" not in variable.attrs:
+    is_number = variable.dtype.kind in "biufc" and "units" not in variable.attrs
+    if is_number and " since " in str(attributes.get("units")):
         raise InvalidArgumentError(
             f"{name!r} has no units, and the existing array holds times, in "
             f"{attributes['units']!r}: pass times, or numbers with these units as an attribute"
         )
+    if variable.chunks is not None:
+        return
     is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
     if is_index and variable.shape == stored.array.shape and not _same(variable, stored):
         raise InvalidArgumentError(
@@ -170,7 +156,6 @@ def _check_variable(
             f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
             f"reindex), or drop {name!r} if only its values are wrong"
         )
-    return known
 
 
 def _same_units(one: str, other: str) -> bool:
@@ -186,56 +171,9 @@ def _same_units(one: str, other: str) -> bool:
     return bool((a == b).all())
 
 
-def _is_time(variable: xr.Variable) -> bool:
-    """Whether it has times or durations, including cftime objects."""
-    if variable.dtype.kind in "mM":
-        return True
-    return bool(variable.dtype == object and variable.size) and hasattr(
-        variable.values.flat[0], "calendar"
-    )
-
-
-def _check_times(name: str, variable: xr.Variable, stored: _Stored) -> bool:
-    """Refuse times that would be read back differently; whether none is or becomes missing."""
-    given, attributes, dtype = np.ravel(variable.values), stored.attributes, stored.array.dtype
-    meaning = {key: attributes[key] for key in MEANING if key in attributes}
-    if not given.size:
-        return False
-    if "units" not in meaning:
-        raise InvalidArgumentError(
-            f"{name!r} has times, and the existing array, of type {dtype}, has no units for "
-            "times: convert the values"
-        )
-    try:
-        encoded = np.ravel(stored.encoded(variable))
-        read = _decoded(encoded, meaning, cftime=given.dtype == object)
-        off = np.flatnonzero(_off(read, given))
-        what = f"{given[off[0]]} would be read as {read[off[0]]}" if off.size else ""
-    except (ValueError, TypeError, KeyError) as error:  # another calendar, or not a date
-        what = f"what would be written would not be these times ({error})"
-    if what:
-        raise InvalidArgumentError(
-            f"{name!r} cannot be stored in {meaning['units']!r} as {dtype}, as the existing array "
-            f"requires: {what}. Write the array again, in units that can represent both, such as "
-            f"encoding={{{name!r}: {{'units': 'seconds since 1970-01-01'}}}}"
-        )
-    marks = any(key in attributes for key in ("_FillValue", "missing_value"))
-    return not marks and not xr.Variable("values", given).isnull().values.any()
-
-
-def _off(read: Any, given: Any) -> npt.NDArray[np.bool_]:
-    if read.dtype.kind == given.dtype.kind:
-        return np.asarray(np.abs(read - given) >= _OFF[given.dtype.kind == "O"])
-    # Of another calendar, or beyond the dates that numpy supports.
-    texts = given.astype("M8[s]").astype(str) if given.dtype.kind == "M" else given.astype(str)
-    told: npt.NDArray[np.bool_] = np.array([time.isoformat() for time in read]) != texts
-    return told
-
-
-def _decoded(values: Any, attributes: Mapping[str, Any], *, cftime: bool = False) -> Any:
-    coder = xr.coders.CFDatetimeCoder(use_cftime=cftime or None)
+def _decoded(values: Any, attributes: Mapping[str, Any]) -> Any:
     own = xr.Variable(("values",), values, dict(attributes))
-    return decode_cf_variable("values", own, decode_times=coder, decode_timedelta=True).values
+    return decode_cf_variable("values", own, decode_timedelta=True).values
 
 
 def _same(variable: xr.Variable, stored: _Stored) -> bool:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
 import zarr
 
 from zarr_manifests.bulk import use_bulk
@@ -32,13 +30,10 @@ from zarr_manifests.planning.zones.measure import (
     LARGE_BYTES,
     PIECE_BYTES,
     ChunkMeasures,
-    Extent,
     measure,
 )
-from zarr_manifests.records import dataclass
-from zarr_manifests.xarray.fit import Fit
 
-__all__ = ["ArrayTarget", "Encoder", "start_of"]
+__all__ = ["ArrayTarget", "start_of"]
 
 _LARGE_BYTES = LARGE_BYTES
 """Larger chunks are measured one by one: others are many, and measured faster together."""
@@ -46,58 +41,6 @@ _of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
-
-
-@dataclass(frozen=True, slots=True)
-class Encoder:
-    """How the blocks of a variable are encoded and checked.
-
-    Parameters
-    ----------
-    fit : Fit
-        How the variable is stored; `Fit.encoded_like` accepts it.
-    dims, attributes, encoding
-        Those of the variable.
-    start : tuple of int
-        Where in the array its first value is written.
-    """
-
-    fit: Fit
-    dims: tuple[Hashable, ...]
-    attributes: Mapping[Any, Any]
-    encoding: Mapping[Any, Any]
-    start: tuple[int, ...] = ()
-
-    def begun_at(self, start: tuple[int, ...]) -> Encoder:
-        """The same for a variable that is written from there on."""
-        return replace(self, start=start)
-
-    def encoded(self, block: Any, place: Sequence[int]) -> npt.NDArray[Any]:
-        """Encode a block to write there in the array.
-
-        Raises
-        ------
-        MisfitError
-            If values would be read back differently.
-        """
-        return self.fit.encoded(self.given(block), self._from_start(place))
-
-    def given(self, block: Any) -> xr.Variable:
-        """The block as a variable, for `Fit.cast`."""
-        return xr.Variable(self.dims, np.asarray(block), self.attributes, self.encoding)
-
-    def check(self, given: xr.Variable, codes: npt.NDArray[Any], place: Sequence[int]) -> None:
-        """Check floats that `Fit.cast` has encoded, to write there in the array.
-
-        Raises
-        ------
-        MisfitError
-            If values would be read back differently.
-        """
-        self.fit.check(given, codes, self._from_start(place))
-
-    def _from_start(self, place: Sequence[int]) -> list[int]:
-        return [at - first for at, first in zip(place, self.start, strict=True)]
 
 
 class ArrayTarget:
@@ -111,8 +54,6 @@ class ArrayTarget:
         Where the zone map is recorded.
     statistics : bool
         Whether to measure.
-    encoder : Encoder, optional
-        What encodes and checks blocks; by default they are stored as they are.
     """
 
     def __init__(
@@ -121,11 +62,9 @@ class ArrayTarget:
         workspace: Workspace,
         *,
         statistics: bool,
-        encoder: Encoder | None = None,
     ) -> None:
         use_bulk(array)
         self.array, self._workspace, self._dtype = array, workspace, array.dtype
-        self.encoder = encoder
         node = workspace.contents.array_at(array.path)
         assert node.array is not None
         self.meaning, self._meta = Meaning.of(node.documents), node.array
@@ -138,22 +77,6 @@ class ArrayTarget:
         return type(self).__name__, self.array.path, id(self)
 
     def __setitem__(self, place: Place, values: Any) -> None:
-        encoder = self.encoder
-        if encoder is None:
-            self.write(place, values)
-            return
-        start = start_of(place, self._meta.shape)
-        if not (self._measures and encoder.fit.is_checked_by_bounds):
-            self.write(place, encoder.encoded(values, start))
-            return
-        given = encoder.given(values)
-        codes = encoder.fit.cast(given)
-        block, extent = self.look(place, codes)
-        if extent is None or not self.tells(extent, encoder.fit, codes, given):
-            encoder.check(given, codes, start)
-        write_here(self.array, place, block)
-
-    def write(self, place: Place, values: Any) -> None:
         """Write encoded values, and measure them.
 
         Large chunks are measured just before they are encoded, if they are written in bulk.
@@ -171,32 +94,14 @@ class ArrayTarget:
         else:
             self._measure(box, whole)
 
-    def look(self, place: Place, values: Any) -> tuple[Any, Extent | None]:
-        """Measure values that are about to be written there.
-
-        Returns the values as they are stored, and their extent if all of them are measured.
-        """
-        block, box, whole = self._filled(place, values)
-        if box is None:
-            return block, None
-        found = self._measure(box, whole)
-        if whole.shape != block.shape:
-            return block, None
-        return block, found if isinstance(found, Extent) else Extent.of(found)
-
-    def tells(self, extent: Extent, fit: Fit, codes: npt.NDArray[Any], given: xr.Variable) -> bool:
-        """Whether the extent of all that is written tells that the given floats fit."""
-        same = codes.dtype == self._dtype
-        return same and fit.is_sure(extent, self.meaning.missing, given.values)
-
-    def _measure(self, box: Box, whole: Any) -> Extent | Bounds:
+    def _measure(self, box: Box, whole: Any) -> None:
         meaning, chunk_shape = self.meaning, self._meta.chunk_shape
         values = meaning.compared(whole)
         if values.shape == chunk_shape and values.dtype.kind not in "SU":
-            return self._chunks.add(box.lo, values, _room())
+            self._chunks.add(box.lo, values, _room())
+            return
         bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _room())
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
-        return bounds
 
     def _no_chunks(self) -> ChunkMeasures:
         return ChunkMeasures(self.meaning.dtype, self.meaning.missing)

@@ -27,7 +27,7 @@ from zarr_manifests.making import let_others_open
 from zarr_manifests.session import Fork, Session, merge_own
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
-from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
+from zarr_manifests.xarray.array_target import ArrayTarget, start_of
 from zarr_manifests.xarray.encoding import DatasetWriter, begin_write
 from zarr_manifests.xarray.fit import Fit
 from zarr_manifests.xarray.stored_group import StoredGroup
@@ -111,7 +111,6 @@ def _write_blocks(
             config=target.array.config,
             start=start_of(region, target.array.shape),
             statistics=statistics,
-            encoder=target.encoder,
             dtype=object,
             meta=np.empty((0,) * source.ndim, object),
         )
@@ -140,7 +139,6 @@ def _write_block(
     config: Any,
     start: Sequence[int],
     statistics: bool,
-    encoder: Encoder | None,
     block_info: Mapping[int, Mapping[str, Any]],
 ) -> _Written:
     workspace = revive(origin)
@@ -149,7 +147,7 @@ def _write_block(
         array = zarr.open_array(
             ManifestStore(workspace, read_only=False), path=path, mode="r+", config=config
         )
-        target = ArrayTarget(array, workspace, statistics=statistics, encoder=encoder)
+        target = ArrayTarget(array, workspace, statistics=statistics)
         target[tuple(slice(at + lo, at + hi) for at, (lo, hi) in place)] = block
         target.record()
     state = freeze(workspace, explicit=True)

@@ -1,10 +1,6 @@
-"""Encoding a dataset for a store, and checking its values in the same pass.
+"""Encoding a dataset for a store, and checking its values.
 
-Xarray writes the dataset, as `Dataset.to_zarr` does. Numbers that need a check are encoded here, by
-xarray's own function, in parts that are checked while they are in the processor's cache. Floats
-that are stored as floats are checked by the bounds that statistics are made of. Blocks of dask
-arrays are encoded and checked by the task that writes them. Other values are checked before xarray
-encodes them.
+Xarray encodes and writes the dataset, as `Dataset.to_zarr` does; `Fit` checks what it has encoded.
 
 Invariants: `begin_write` checks all values in memory before it writes a chunk; dask values are
 checked once, when and where they are computed.
@@ -14,13 +10,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
 import zarr
 from xarray.backends import ZarrStore
@@ -30,14 +24,11 @@ from xarray.conventions import decode_cf_variable
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.xarray.array_target import ArrayTarget, Encoder, start_of
+from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import Fit, MisfitError
-from zarr_manifests.xarray.stored_group import StoredGroup, open_array
+from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds, open_array
 
 __all__ = ["DatasetWriter", "begin_write", "encoding_of", "explained", "fit_of", "fits_of"]
-
-type _Unchecked = tuple[Fit, xr.Variable, npt.NDArray[Any]]
-"""How a variable is stored, its values, and the values to store."""
 
 _ENCODING: Final = (
     "scale_factor",
@@ -106,63 +97,31 @@ def begin_write(
     ds = target._validate_and_autodetect_region(ds)
     target._validate_encoding(encoding)
     dump_to_store(ds, target, writer, encoding=encoding)  # type: ignore[no-untyped-call]
-    writer.write()
     return writer
 
 
 class DatasetWriter(ArrayWriter):
-    """Xarray's writer, which may measure what it writes.
+    """Xarray's writer, which may measure what it writes; values in memory are written at once."""
 
-    Values in memory wait until all of them are checked.
-    """
-
-    __slots__ = ("_all", "_statistics", "_waiting", "_workspace", "encoders", "unchecked")
+    __slots__ = ("_all", "_statistics", "_workspace")
     sources: list[Any]
     targets: list[ArrayTarget]
     regions: list[Any]
-    unchecked: dict[str, _Unchecked]
-    """By path: variables whose bounds may tell that they fit."""
-    encoders: dict[str, Encoder]
-    """By path: what encodes the blocks of dask arrays."""
 
     def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._workspace, self._statistics = workspace, statistics
         self._all: list[ArrayTarget] = []
-        self._waiting: list[Callable[[], None]] = []
-        self.unchecked = {}
-        self.encoders = {}
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Keep the source for `write`, or for `sync` if dask computes it."""
-        encoder = self.encoders.get(target.path)
-        if encoder is not None:
-            encoder = encoder.begun_at(start_of(region, target.shape))
-        to = ArrayTarget(target, self._workspace, statistics=self._statistics, encoder=encoder)
+        """Write the source, or keep it for `sync` if dask computes it."""
+        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
         self._all.append(to)
-        if not isinstance(source, np.ndarray):
-            add: Any = super().add
-            add(source, to, region)
+        if isinstance(source, np.ndarray):
+            to[region or ...] = source
             return
-        place = region or ...
-        unchecked = self.unchecked.get(target.path)
-        if unchecked is None:
-            self._waiting.append(partial(to.write, place, source))
-            return
-        fit, variable, codes = unchecked
-        block, bounds = to.look(place, source)
-        self._waiting.append(partial(target.__setitem__, place, block))
-        if bounds is not None and to.tells(bounds, fit, codes, variable):
-            del self.unchecked[target.path]
-
-    def write(self) -> None:
-        """Write the values in memory; raises `MisfitError` before, if some do not fit."""
-        for fit, variable, codes in self.unchecked.values():
-            fit.check(variable, codes)
-        self.unchecked.clear()
-        for write in self._waiting:
-            write()
-        self._waiting.clear()
+        add: Any = super().add
+        add(source, to, region)
 
     def sync(self, *args: Any, **options: Any) -> Any:
         """Compute and write the dask arrays, and record zone maps of all arrays."""
@@ -253,13 +212,9 @@ class _Store(ZarrStore):
 
         like = self.there.like(name)
         _validate_datatypes_for_zarr_append(name, like, variable)  # type: ignore[no-untyped-call]
-        fit = self.fits.get(name)
-        unchecked = fit is None or fit.needs_no_check
-        encoded = self.there.encoded_before(name, variable) if unchecked else None
-        if encoded is None:
-            given = variable.copy(deep=False)
-            given.encoding = dict(like.encoding)
-            encoded = self.encode({name: given}, {})[0][name]
+        given = variable.copy(deep=False)
+        given.encoding = dict(like.encoding)
+        encoded = self.encode({name: given}, {})[0][name]
         fitting: Any = _validate_and_transpose_existing_dims
         stored, region = self.there.variable(name), self._write_region
         found: xr.Variable = fitting(name, encoded, stored, region, self._append_dim)
@@ -309,69 +264,16 @@ class _Store(ZarrStore):
         encoded = {}
         for name, variable in variables.items():
             fit = self.fits.get(str(name))
-            encoded[name] = None if fit is None else self._encoded(variable, fit)
-            if encoded[name] is None:
+            if fit is not None and variable.chunks is None:
+                variable.load()  # once, if it is of a file
+            if fit is None:
                 encoded.update(encode({name: variable}, {})[0])
+                continue
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what they warn of is checked
+                own = encode({name: variable}, {})[0][name]
+            encoded[name] = fit.checked(variable, own)
         return encoded, encode({}, attributes)[1]
-
-    def _encoded(self, variable: xr.Variable, fit: Fit) -> xr.Variable | None:
-        """The variable, encoded and checked; None if xarray is to encode it, once it is checked."""
-        if fit.needs_no_check:
-            return None
-        like = fit.encoded_like(variable)
-        if like is not None:
-            return xr.Variable(
-                variable.dims, self._data(variable, fit, like.dtype), like.attrs, like.encoding
-            )
-        if variable.chunks is None:
-            fit.checked(variable.load())
-        else:
-            variable.data = _checked_blocks(variable, fit)
-        return None
-
-    def _data(self, variable: xr.Variable, fit: Fit, dtype: np.dtype[Any]) -> Any:
-        """The encoded values; dask's blocks are encoded when they are written."""
-        kept = {key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}
-        path = (self.zarr_group.store_path / fit.name).path  # names may have slashes
-        if variable.chunks is not None:
-            self.writer.encoders[path] = Encoder(fit, variable.dims, variable.attrs, kept)
-            return _declared(variable.data, dtype)
-        given = xr.Variable(variable.dims, variable.values, variable.attrs, kept)
-        if not fit.is_checked_by_bounds:
-            return fit.encoded(given)
-        codes = fit.cast(given)
-        self.writer.unchecked[path] = fit, given, codes
-        return codes
-
-
-def _declared(lazy: Any, dtype: np.dtype[Any]) -> Any:
-    """The dask array under the type that its blocks will be stored as."""
-    from dask.array import Array
-
-    return Array(lazy.dask, lazy.name, lazy.chunks, dtype)  # type: ignore[no-untyped-call]
-
-
-def _checked_blocks(variable: xr.Variable, fit: Fit) -> Any:
-    """The dask array, each block of which is checked when it is computed."""
-    kept = {key: variable.encoding[key] for key in _ENCODING if key in variable.encoding}
-    how = variable.dims, variable.attrs, kept
-    lazy: Any = variable.data
-    of_block = partial(_checked_block, fit=fit, how=how, chunks=lazy.chunks)
-    none = np.empty((0,) * variable.ndim, variable.dtype)
-    return lazy.map_blocks(of_block, dtype=variable.dtype, meta=none)
-
-
-def _checked_block(
-    block: Any,
-    *,
-    fit: Fit,
-    how: tuple[Any, ...],
-    chunks: Sequence[Sequence[int]],
-    block_id: Sequence[int],
-) -> Any:
-    start = tuple(sum(sizes[:at]) for sizes, at in zip(chunks, block_id, strict=True))
-    dims, attributes, encoding = how
-    return fit.checked(xr.Variable(dims, np.asarray(block), attributes, encoding), start)
 
 
 # --- what does not fit ---------------------------------------------------------------------------
@@ -420,7 +322,7 @@ def _explained(
         )
     return (
         f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: {told}. "
-        f"Nothing is committed. Correct the values, or {way}; check='encoding' writes them as "
+        f"Nothing is committed. Correct the values, or {way}; check=False writes them as "
         "they are"
     )
 
@@ -447,9 +349,8 @@ def fits_of(
     group: StoredGroup,
     options: Mapping[str, Any],
     encoding: Mapping[Hashable, Mapping[str, Any]],
-    known: Collection[str] = (),
 ) -> dict[str, Fit]:
-    """Return how each variable to check is stored, by name.
+    """Return how each variable is stored, by name.
 
     Parameters
     ----------
@@ -458,11 +359,9 @@ def fits_of(
     group : StoredGroup
         The group to write to.
     options : mapping
-        The arguments of `Dataset.to_zarr`: `group`, `mode` and `append_dim`.
+        The arguments of `Dataset.to_zarr`: `group`, `mode`, `append_dim` and `zarr_format`.
     encoding : mapping
         Encodings of new variables, by name.
-    known : collection of str
-        Names of variables that need no check.
 
     Returns
     -------
@@ -471,22 +370,21 @@ def fits_of(
     """
     there = group.nodes if group.exists and options["mode"] != "w" else {}
     fits = {}
-    for name, variable in ds.variables.items():
-        if str(name) in known:
-            continue
-        if str(name) in there:
-            along = options["append_dim"]
-            if options["mode"] == "a-" and along is not None and along not in variable.dims:
-                continue  # xarray does not change it
-            array, like = group.variable(str(name)), group.like(str(name))
-            how: Mapping[str, Any] = {**array.attrs, **like.encoding, "dtype": array.dtype}
-        else:
-            how = encoding.get(name, variable.encoding)
-        kept: dict[str, Any] = {key: how[key] for key in _ENCODING if key in how}
-        stored = np.dtype(kept["dtype"]) if str(name) in there else None
-        own, lazy = dict(variable.attrs), variable.chunks is not None
-        fits[str(name)] = Fit(str(name), variable.dtype, own, kept, stored, lazy)
+    for key, variable in ds.variables.items():
+        name, own, along = str(key), dict(variable.attrs), options["append_dim"]
+        if name not in there:
+            how = encoding.get(key, variable.encoding)
+            fill = how.get("fill_value") if options["zarr_format"] == 2 else None
+            fits[name] = Fit(name, own, _kept(how), fill=fill)
+        elif options["mode"] != "a-" or along is None or along in variable.dims:
+            stored = group.variable(name)
+            attributes = meaning_of_bounds(name, group.attributes.values()) | stored.attrs
+            fits[name] = Fit(name, own, _kept(group.like(name).encoding), stored.dtype, attributes)
     return fits
+
+
+def _kept(encoding: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: encoding[key] for key in _ENCODING if key in encoding}
 
 
 def encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -506,21 +404,19 @@ def encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any])
         warnings.simplefilter("ignore")  # xarray itself warns when it writes
         decoded = decode_cf_variable(name, none, decode_times=False)
     how = {**attributes, **decoded.encoding, "dtype": stored}
-    return {key: how[key] for key in _ENCODING if key in how}
+    return _kept(how)
 
 
-def fit_of(
-    name: str, given: np.dtype[Any], stored: np.dtype[Any], attributes: Mapping[str, Any]
-) -> Fit:
-    """Return how values of a type are stored in an array.
+def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> Fit:
+    """Return how values are stored in an existing array.
 
     Parameters
     ----------
     name : str
         Name of the array.
-    given, stored : dtype
-        Types of the values and of the array.
+    stored : dtype
+        Its type.
     attributes : mapping
-        The attributes of the array.
+        Its attributes.
     """
-    return Fit(name, given, {}, encoding_of(name, stored, attributes), stored, False)
+    return Fit(name, {}, encoding_of(name, stored, attributes), stored, attributes)

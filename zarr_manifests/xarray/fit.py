@@ -1,55 +1,56 @@
 """Whether values survive being written to an array and read back.
 
-xarray packs and casts without checking: 330 K, in a 16-bit array packed for 250 to 300 K, is read
-back as 264 K. Here such values are refused. Rounding is allowed: within the step of a packing, or
-the precision of a floating-point type.
+Xarray packs and casts without checking: 330 K, in a 16-bit array packed for 250 to 300 K, is read
+back as 264 K. So each block is encoded as it is stored, decoded as a reader decodes it by default,
+and compared with what was given. Numbers are compared part by part, while a part is in the
+processor's cache.
 
-Numbers are encoded and checked part by part, while a part is in the processor's cache. Most parts
-pass by their smallest and largest value, and because none of their codes stands for a missing one.
-The bounds that statistics are made of tell the same of floats that are stored as floats.
-In other parts, comparisons find the values in doubt. Xarray itself encodes and decodes these, and
-those that differ are refused. So no value is refused that would have been read back correctly.
+Values may be rounded:
 
-Invariant: apart from its codes, no more than a few MB of an array are copied.
+- Packed ones by half a step and the error of the arithmetic, which does not depend on the values.
+- Floats to the nearest of a narrower type; to 0 only if that type was asked for.
+- Times by less than a second.
+
+One shortcut is safe: the same type given and stored, with no attribute that changes its meaning.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import xarray as xr
+from xarray.backends.zarr import FillValueCoder, encode_zarr_variable
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.zones.measure import Extent
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.records import dataclass
 
-__all__ = ["Fit", "Misfit", "MisfitError"]
+__all__ = ["Fit", "Misfit", "MisfitError", "is_time"]
 
-_PACKED: Final = ("scale_factor", "add_offset")
+_MEANING: Final = frozenset(
+    ("scale_factor", "add_offset", "missing_value", "_Unsigned", "units", "calendar", "dtype")
+)
 _MISSING: Final = ("_FillValue", "missing_value")
 _PART: Final = 2**17
-"""Number of values checked together, so that they fit in a processor's cache."""
+"""Number of values that are compared together, so that they fit in a processor's cache."""
 _LISTED: Final = 3
+_PACKING: Final = {"scale_factor": 1.0, "add_offset": 0.0}
 _ULPS: Final = 8
 """How many units in the last place packing and unpacking may change a value."""
-_EXACT: Final = 2**53
-"""Up to here every integer is exactly a float."""
-_NEAR: Final = 1e-3
-"""Relative; values this near to the largest float are checked one by one."""
-_SECOND: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
-"""Tolerances of numpy's times, and of cftime's."""
+_SECOND: Final = timedelta(seconds=1)
 
 
 class MisfitError(Exception):
-    """Raised where dask computes: a variable, and the values that do not fit."""
+    """Raised where values are encoded: a variable, and the values that do not fit."""
 
     def __init__(self, name: str, misfits: tuple[Misfit, ...]) -> None:
         super().__init__(name, misfits)
@@ -73,489 +74,412 @@ class Fit:
     ----------
     name : str
         Name of the variable.
-    given : dtype
-        Type of the values to write.
-    attributes : mapping
-        The variable's own attributes; with packing among them, the values are packed already.
+    given : mapping
+        The variable's own attributes. Values that these say how to decode are encoded already.
     encoding : mapping
         How xarray encodes it.
     stored : dtype, optional
         Type of the existing array; None if there is none.
-    lazy : bool
-        Whether dask computes the values.
+    attributes : mapping, optional
+        What a reader decodes the existing array by.
+    fill : optional
+        The fill value of a new array of Zarr v2, which a reader takes for a missing value.
     """
 
     name: str
-    given: np.dtype[Any]
-    attributes: Mapping[str, Any]
+    given: Mapping[str, Any]
     encoding: Mapping[str, Any]
-    stored: np.dtype[Any] | None
-    lazy: bool
+    stored: np.dtype[Any] | None = None
+    attributes: Mapping[str, Any] | None = None
+    fill: Any = None
 
-    def checked(self, variable: xr.Variable, start: Sequence[int] = ()) -> npt.NDArray[Any]:
-        """Return the values of a variable in memory, the first of which is at position `start`.
-
-        Raises
-        ------
-        MisfitError
-            If some would be read back differently.
-        """
-        values = variable.values
-        axes = _in_memory(values)
-        along = values.transpose(axes)
-        for seen, (part,) in _parts([along]):
-            self._refuse(part, seen + np.arange(part.size), along.shape, axes, start)
-        return values
-
-    def encoded_like(self, variable: xr.Variable) -> xr.Variable | None:
-        """Return an encoded row of no values if `encoded` can encode the variable, else None."""
-        if self._sure is None:
-            return None
-        # A dimension with the variable's name, since xarray warns of NaN in other variables.
-        none = np.zeros(0, variable.dtype)
-        own = xr.Variable((self.name,), none, variable.attrs, variable.encoding)
-        like = encode_cf_variable(own, name=self.name)
-        return like if like.dtype == self._dtype else None
-
-    def encoded(self, variable: xr.Variable, start: Sequence[int] = ()) -> npt.NDArray[Any]:
-        """Encode numbers in memory, the first of which is at position `start`.
-
-        Only for variables that `encoded_like` accepts.
+    def checked(self, variable: xr.Variable, encoded: xr.Variable) -> xr.Variable:
+        """The encoded variable; its values are checked here, or where dask computes them.
 
         Raises
         ------
         MisfitError
             If some would be read back differently.
         """
-        # Packing makes several passes, so it is faster in parts; a cast to floats is not.
-        if self._codes is None:
-            codes = self.cast(variable) if self.is_checked_by_bounds else _codes_of(variable)
-            self.check(variable, codes, start)
-            return codes
-        codes = np.empty_like(variable.values, self._dtype)
-        self._go_through(variable, codes, start, encode=True)
-        return codes
+        check = _Check.of(self, variable.dtype, encoded)
+        if check is None:
+            return encoded
+        how = dict(variable.attrs), dict(variable.encoding)
+        if encoded.chunks is None:  # in memory, or lazy objects, which xarray has computed
+            check.block(variable.values, encoded.values, (0,) * variable.ndim)
+            return encoded
+        lazy: Any = variable.chunk().data  # whatever is in memory still
+        starts = [np.cumsum([0, *sizes[:-1]]) for sizes in lazy.chunks]
+        none = np.empty((0,) * variable.ndim, encoded.dtype)
+        data = lazy.map_blocks(
+            check.of_block, how=how, starts=starts, dtype=encoded.dtype, meta=none
+        )
+        return xr.Variable(encoded.dims, data, encoded.attrs, encoded.encoding)
 
-    @property
-    def is_checked_by_bounds(self) -> bool:
-        """Whether bounds of the stored values may tell that all given ones fit."""
-        return self._codes is None and self.given.kind == "f"
-
-    def cast(self, variable: xr.Variable) -> npt.NDArray[Any]:
-        """Encode floats as floats, for `is_sure` or `check` to check."""
-        if any(self.encoding.get(key) is not None for key in _MISSING):
-            return _codes_of(variable)
-        with np.errstate(all="ignore"):
-            codes: npt.NDArray[Any] = variable.values.astype(self._dtype)
-        return codes
-
-    def is_sure(self, extent: Extent, missing: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
-        """Whether floats of this extent and with these missing values all fit; else see `check`."""
-        assert self._sure is not None
-        lo, hi = self._sure
-        some = extent.missing < extent.cells
-        if some and not (lo <= float(extent.low) and float(extent.high) <= hi):
-            return False
-        if self._marks and not np.isin(self._marks, missing).all():
-            return False
-        # Each NaN is stored as a missing value. If there are more of these, others are, too.
-        return extent.missing == extent.nan or extent.missing == _nan_count(given)
-
-    def check(
-        self, variable: xr.Variable, codes: npt.NDArray[Any], start: Sequence[int] = ()
-    ) -> None:
-        """Check numbers that `cast` has encoded.
-
-        Raises
-        ------
-        MisfitError
-            If some would be read back differently.
-        """
-        # Given values may lie apart in memory, so that most checks do not look at them.
-        if not (self.is_checked_by_bounds and self._codes_fit(codes, variable.values)):
-            self._go_through(variable, codes, start, encode=False)
-
-    def _go_through(
+    def check_beside(
         self,
         variable: xr.Variable,
-        codes: npt.NDArray[Any],
-        start: Sequence[int],
-        *,
-        encode: bool,
+        encoded: xr.Variable,
+        there: Callable[[], npt.NDArray[Any]],
     ) -> None:
-        """Check the values in parts, each encoded first if that is asked for."""
-        values = variable.values
-        axes = _in_memory(values)
-        along = values.transpose(axes)
-        waiting: list[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]] = []
-        for seen, (part, stored) in _parts([along, codes.transpose(axes)], filled=encode):
-            if encode:
-                own = xr.Variable((self.name,), part, variable.attrs, variable.encoding)
-                stored[:] = _codes_of(own, self.name)
-            at = self._doubtful(part, stored)
-            if at.size:
-                waiting.append((seen + at, part[at]))
-            if sum(given.size for _, given in waiting) >= _PART:
-                self._refuse(*_joined(waiting), along.shape, axes, start)
-                waiting.clear()
-        if waiting:
-            self._refuse(*_joined(waiting), along.shape, axes, start)
+        """Check dates in memory beside the stored codes, as xarray decodes them.
 
-    def _refuse(
-        self,
-        given: npt.NDArray[Any],
-        places: npt.NDArray[np.intp],
-        shape: Sequence[int],
-        axes: Sequence[int],
-        start: Sequence[int],
-    ) -> None:
-        """Raise if xarray would read some of the values back differently."""
-        off, read = self._differences(given)
-        found = np.flatnonzero(off)[:_LISTED].tolist()
-        if found:
-            raise MisfitError(
-                self.name,
-                tuple(
-                    Misfit(
-                        _index(int(places[at]), shape, axes, start),
-                        _text(given[at]),
-                        _text(read[at]),
-                    )
-                    for at in found
-                ),
-            )
+        It loses dates beyond 1678 to 2262 beside a missing one.
 
-    @property
-    def needs_no_check(self) -> bool:
-        """Whether all values of the type are stored unchanged."""
-        if self._is_time and self.stored is None and "units" not in self.encoding:
-            return True  # xarray chooses units that fit all of them
-        if self._takes_texts:
-            return False
-        if self._dtype.kind in "OT" or (self.given.kind in "OT" and self._dtype.kind not in "SU"):
-            return not self._is_time
-        if self._packed or self._missing or self._is_time:
-            return False
-        if self.given.kind in "iu" and self._dtype.kind in "fc":
-            return 8 * self.given.itemsize < np.finfo(self._dtype).nmant
-        return np.can_cast(self.given, self._dtype, "safe")
+        Raises
+        ------
+        InvalidArgumentError
+            If they would be lost.
+        """
+        check, given = _Check.of(self, variable.dtype, encoded), variable.values
+        if check is None or given.dtype.kind != "M":
+            return
+        if _are_far(given) or np.isnat(given).any():
+            check.beside(given, np.append(encoded.values, there()))
 
-    @property
+    def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Values in memory, of one dimension, as the existing array stores them.
+
+        Raises
+        ------
+        MisfitError
+            If some would be read back differently.
+        """
+        own = xr.Variable((self.name,), values, dict(self.given), dict(self.encoding))
+        with np.errstate(all="ignore"), _told(self.name):
+            encoded = encode_cf_variable(own, name=self.name)
+        codes = self.checked(own, encoded).values
+        return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
+
+    @cached_property
     def range_text(self) -> str:
         """Describe the values that fit."""
-        if self._is_time:
-            return f"times as {self._dtype} in {self.encoding.get('units', 'whole units')!r}"
-        if self._takes_texts:
-            return "texts, and none that is missing"
-        if self._dtype.kind in "SU":
-            unit = "bytes" if self._dtype.kind == "S" else "characters"
-            size = self._dtype.itemsize // (1 if self._dtype.kind == "S" else 4)
-            return f"texts of at most {size} {unit}"
-        missing = self._missing
-        if self._codes is None:
-            text = "True and False" if self._dtype.kind == "b" else f"numbers as {self._dtype}"
-            if self._dtype.kind == "f":
-                largest = float(np.finfo(self._dtype).max)
-                text = f"{-largest:.6g} to {largest:.6g} as {self._dtype}"
-        else:
-            least, greatest = self._codes
-            least, greatest = least + (least in missing), greatest - (greatest in missing)
-            lo, hi = self._ends(least, greatest)
-            kind = f"in steps of {self._step:g}" if self._packed else "whole numbers"
-            text = f"{_text(lo)} to {_text(hi)}, {kind}, as {self._dtype}"
-        if missing:
-            codes = ", ".join(_text(self._ends(code)[0]) for code in missing)
-            return f"{text}, where {codes} stands for NaN"
-        return f"{text}, and no NaN" if self._codes or self._dtype.kind == "b" else text
-
-    # --- values that surely fit -------------------------------------------------------------------
-
-    def _codes_fit(self, codes: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
-        """Whether floats stored as these floats surely fit."""
-        assert self._sure is not None
-        (lo, hi), marked = self._sure, 0
-        for _, (part,) in _parts([codes.transpose(_in_memory(codes))]):
-            low, high = np.fmin.reduce(part), np.fmax.reduce(part)  # NaN is kept
-            if low < lo or hi < high:
-                return False
-            marks = [mark for mark in self._marks if low <= mark <= high]
-            marked += sum(int(np.count_nonzero(part == mark)) for mark in marks)
-        return not marked or marked == _nan_count(given)
-
-    def _doubtful(self, part: npt.NDArray[Any], codes: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-        """Positions of values that xarray itself has to encode and decode to decide."""
-        assert self._sure is not None
-        codes = codes.view(self._code_type)
-        is_float, (lo, hi) = part.dtype.kind == "f", self._sure
-        # A cast between floats keeps their order, and the narrower ones are read faster.
-        looked = codes if is_float and self._codes is None else part
-        found = []
-        if not math.isinf(lo):
-            low, high = np.minimum.reduce(looked), np.maximum.reduce(looked)
-            has_nan = low != low
-            if has_nan:
-                low, high = np.fmin.reduce(looked), np.fmax.reduce(looked)
-            if not (lo <= low and high <= hi):
-                found.append((looked < lo) | (looked > hi))
-            if has_nan and not self._keeps_nan:
-                found.append(np.isnan(part))
-        differ = [codes == mark for mark in self._marks]
-        marked = sum(map(np.count_nonzero, differ))
-        if is_float and marked and marked == np.count_nonzero(np.isnan(part)):
-            differ.clear()  # each NaN is stored as a mark, and nothing else is
-        if is_float and self._codes is not None and not self._packed:
-            differ.append(part != codes.astype(part.dtype))
-        # NaN is kept, or found above.
-        found += [off & (part == part) for off in differ if off.any()]
-        return np.flatnonzero(functools.reduce(np.logical_or, found)) if found else np.arange(0)
-
-    @cached_property
-    def _sure(self) -> tuple[float, float] | None:
-        """The range of values that are all read back correctly; None if none is known.
-
-        Except those whose code stands for a missing value, and for floats stored as plain integers,
-        those that are not whole.
-        """
-        whole = self.given.kind in "biu"
-        if self.given.kind not in "biuf" or self._dtype.kind not in "iuf":
-            return None
-        if self._codes is None:
-            if self._packed:
-                return None
-            if np.can_cast(self.given, self._dtype, "safe") and not whole:
-                return -np.inf, np.inf
-            info = np.finfo(self._dtype)
-            most = 2 ** (info.nmant + 1) if whole else float(info.max) * (1 - _NEAR)
-            return -most, most
-        if not whole and "_Unsigned" in self.encoding and self._dtype.itemsize == 8:
-            return None  # xarray casts floats to signed integers first
-        least, greatest = self._codes
-        if whole and not self._packed:
-            return least, greatest
-        lo, hi = self._inner(least, greatest)
-        return (lo, hi) if lo <= hi else None
-
-    def _inner(self, lo: float, hi: float) -> tuple[float, float]:
-        """Values that are surely stored as codes of that range, however they are rounded."""
-        low, high = self._ends(lo, hi)
-        margin = 2 * self._looseness() * (abs(low) + abs(high) + abs(self._offset))
-        if self._packed:
-            margin += 2 * self._step
-        return low + margin, high - margin
-
-    @property
-    def _keeps_nan(self) -> bool:
-        # Of integers stored for floats, only codes that a float can represent are sure.
-        exact = bool(self._missing) and max(map(abs, self._missing)) <= _EXACT
-        return self._codes is None or exact
-
-    @cached_property
-    def _dtype(self) -> np.dtype[Any]:
-        """The type that values are stored as; xarray chooses one for times if none is given."""
-        wanted = self.encoding.get("dtype", self.given) if self.stored is None else self.stored
-        if self.stored is None and wanted == "S1":  # text in files; xarray casts nothing to it
-            wanted = self.given
-        try:
-            return np.dtype(object if wanted is str else wanted)
-        except TypeError as error:
-            raise InvalidArgumentError(f"the encoding of {self.name!r}: {error}") from error
-
-    @property
-    def _takes_texts(self) -> bool:
-        """Whether the existing array has text, in which missing values would become text too."""
-        texts = self.stored is not None and self.stored.kind in "OT" and self.given.kind == "O"
-        return texts and not self._is_time
-
-    @property
-    def _is_time(self) -> bool:
-        return self.given.kind in "mM" or (self.given.kind == "O" and "units" in self.encoding)
-
-    @cached_property
-    def _code_type(self) -> np.dtype[Any]:
-        """The type that is stored, as signed or unsigned as xarray reads it."""
-        if self._dtype.kind not in "iu":
-            return self._dtype
-        unsigned = self.encoding.get("_Unsigned")
-        if self.stored is None and all(self.encoding.get(key) is None for key in _MISSING):
-            unsigned = None  # xarray does not write it then
-        kind = {"true": "u", "false": "i"}.get(str(unsigned).lower())
-        return np.dtype(f"{self._dtype.byteorder}{kind or self._dtype.kind}{self._dtype.itemsize}")
-
-    @cached_property
-    def _codes(self) -> tuple[int, int] | None:
-        """The smallest and largest integer that is stored; None if it is not integers."""
-        if self._dtype.kind not in "iu":
-            return None
-        info = np.iinfo(self._code_type)
-        return int(info.min), int(info.max)
-
-    @cached_property
-    def _missing(self) -> list[float]:
-        """The values stored for missing ones, except NaN."""
-        given = [np.ravel(self.encoding.get(key, np.nan)) for key in _MISSING]
-        numbers = [x for many in given for x in many.tolist() if isinstance(x, int | float)]
-        if self._codes is None:
-            return sorted({x for x in numbers if x == x})
-        lo, hi = self._codes
-        return sorted({lo + (int(x) - lo) % (hi - lo + 1) for x in numbers if math.isfinite(x)})
-
-    @cached_property
-    def _marks(self) -> list[npt.NDArray[Any]]:
-        """The same as the type that is stored."""
-        with np.errstate(all="ignore"):
-            return [np.asarray(code).astype(self._code_type) for code in self._missing]
-
-    @property
-    def _packed(self) -> bool:
-        return any(self.encoding.get(key) is not None for key in _PACKED)
-
-    @property
-    def _scale(self) -> float:
-        return float(_plain(self.encoding.get("scale_factor")) or 1)
-
-    @property
-    def _step(self) -> float:
-        return abs(self._scale)
-
-    @property
-    def _offset(self) -> float:
-        return float(_plain(self.encoding.get("add_offset")) or 0)
-
-    def _ends(self, *codes: float) -> list[float]:
-        """The values that codes stand for, in order."""
-        if not self._packed:
-            return list(codes)
-        return sorted(code * self._scale + self._offset for code in codes)
-
-    # --- values that differ -----------------------------------------------------------------------
-
-    def _differences(self, part: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], Any]:
-        """Which values would be read back differently, and as what."""
-        if self._takes_texts:
-            read = self._read_back(part)
-            return xr.Variable("x", part).isnull().values & (read == read.astype(str)), read
-        if self._dtype.kind in "SU":
-            read = part.astype(self._dtype)
-            return read.astype(str) != part.astype(str), read
-        read = self._read_back(part)
-        if self._is_time:
-            lost = xr.Variable("x", part).isnull().values != xr.Variable("x", read).isnull().values
-            return lost | _apart(part, read), read
-        missing = np.isnan(part)
-        off = missing != np.isnan(read)
-        with np.errstate(all="ignore"):
-            if self.given.kind in "biu" and not self._packed and self._dtype.kind in "bf":
-                # Compared as integers, since a nearby float is not the same integer.
-                other = read.astype(np.int64 if self.given.kind == "b" else self.given) != part
-            else:
-                wide = np.complex128 if "c" in (read.dtype.kind, part.dtype.kind) else np.float64
-                exact = read.dtype.kind in "biu" and part.dtype.kind in "biu"
-                distance = read != part if exact else abs(read.astype(wide) - part.astype(wide))
-                other = distance > self._tolerance(part, read.dtype)
-                other &= read != part
-        return off | (other & ~missing), read
-
-    def _tolerance(self, part: npt.NDArray[Any], read: np.dtype[Any]) -> Any:
-        """How much values may differ."""
-        size: Any = abs(part.astype(np.complex128 if part.dtype.kind == "c" else np.float64))
-        size[~np.isfinite(size)] = 0.0
-        if self._packed:
-            least = 0.5 + 1e-6 if self._codes else float(np.finfo(self._dtype).smallest_subnormal)
-            return self._step * least + self._looseness(read) * (size + abs(self._offset))
-        if self._codes is not None or self._dtype.kind == "b":
-            return 0.0
-        info = np.finfo(self._dtype)
-        return size * float(info.eps) + float(info.smallest_subnormal)
-
-    def _looseness(self, *more: np.dtype[Any]) -> float:
-        """The relative error that the arithmetic of packing may cause."""
-        packing = [np.asarray(self.encoding.get(key)).dtype for key in _PACKED]
-        floats = [t for t in (self.given, self._dtype, *packing, *more) if t.kind in "fc"]
-        return _ULPS * max((float(np.finfo(t).eps) for t in floats), default=0.0)
-
-    def _read_back(self, part: npt.NDArray[Any]) -> Any:
-        """The values that xarray would read after writing these."""
-        if part.dtype.kind == "c" and self._dtype.kind != "c":
-            part = part.real
-        # A dimension with the variable's name, since xarray warns about other variables.
-        own = xr.Variable((self.name,), part, dict(self.attributes), dict(self.encoding))
-        with np.errstate(all="ignore"):
-            if self.lazy and self._is_time:  # whose units xarray does not change, as it does else
-                encoded = encode_cf_variable(own.chunk(), name=self.name)
-                encoded.load(scheduler="synchronous")
-            else:
-                encoded = encode_cf_variable(own, name=self.name)
-            kept = encoded.values if self.stored is None else encoded.values.astype(self.stored)
-            said = encoded.attrs.items()
-            # Packing in its own attributes means that the values are packed already.
-            attributes = {k: _plain(v) for k, v in said if k not in self.attributes}
-            raw = xr.Variable((self.name,), kept, attributes)
-            unit: Any = np.datetime_data(part.dtype)[0] if part.dtype.kind == "M" else "ns"
-            own_kind = True if part.dtype == object else None  # None: where numpy has no such dates
-            times = xr.coders.CFDatetimeCoder(use_cftime=own_kind, time_unit=unit)
-            decoded = decode_cf_variable(
-                self.name,
-                raw,
-                decode_times=times if self._is_time else False,
-                decode_timedelta=self._is_time,
-            )
-            return np.asarray(decoded.values)
+        how = self.encoding if self.attributes is None else self.attributes
+        dtype = self.encoding.get("dtype") if self.stored is None else self.stored
+        if dtype is None or "units" in how:
+            return f"times in {how.get('units', 'whole units')!r}"
+        dtype = np.dtype(object if dtype is str else dtype)
+        if dtype.kind in "SU":
+            unit, size = ("bytes", 1) if dtype.kind == "S" else ("characters", 4)
+            return f"texts of at most {dtype.itemsize // size} {unit}"
+        if dtype.kind in "biufc":
+            return _numbers_text(dtype, how)
+        return "texts, and none that is missing"
 
 
-def _codes_of(variable: xr.Variable, name: str | None = None) -> npt.NDArray[Any]:
-    """What xarray stores; numpy's warnings are left out, since such values are refused."""
-    with np.errstate(all="ignore"):
-        codes: npt.NDArray[Any] = encode_cf_variable(variable, name=name).values
-    return codes
+def _numbers_text(dtype: np.dtype[Any], how: Mapping[str, Any]) -> str:
+    marks = [x for key in _MISSING for x in np.ravel(how.get(key, ())).tolist()]
+    missing = sorted({x for x in marks if isinstance(x, int | float) and x == x})
+    scale, offset = (float(how.get(key) or least) for key, least in _PACKING.items())
+    text = "True and False" if dtype.kind == "b" else f"numbers as {dtype}"
+    if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        text = f"{-largest:.6g} to {largest:.6g} as {dtype}"
+    elif dtype.kind in "iu":
+        kinds = {"true": "u", "false": "i"}
+        info = np.iinfo(
+            f"{kinds.get(str(how.get('_Unsigned')).lower(), dtype.kind)}{dtype.itemsize}"
+        )
+        least, greatest = int(info.min), int(info.max)
+        least, greatest = least + (least in missing), greatest - (greatest in missing)
+        packed = any(how.get(key) is not None for key in _PACKING)
+        lo, hi = sorted(
+            (least * scale + offset, greatest * scale + offset) if packed else (least, greatest)
+        )
+        kind = f"in steps of {abs(scale):g}" if packed else "whole numbers"
+        text = f"{_text(lo)} to {_text(hi)}, {kind}, as {dtype}"
+    if missing:
+        told = ", ".join(_text(code * scale + offset) for code in missing)
+        return f"{text}, where {told} stands for NaN"
+    return f"{text}, and no NaN" if dtype.kind in "biu" else text
 
 
-def _in_memory(values: npt.NDArray[Any]) -> list[int]:
-    """The axes in memory order, in which values are read fast."""
-    return sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Decodes what is stored, and compares it with what was given. Made by `of`.
 
-
-def _parts(
-    arrays: Sequence[npt.NDArray[Any]], *, filled: bool = False
-) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
-    """All values of the arrays in parts, as rows, each with its position.
-
-    Nothing is copied where the arrays are contiguous in memory. If `filled`, the caller fills the
-    rows of all arrays but the first.
+    Parameters
+    ----------
+    name : str
+        The variable's.
+    attributes : mapping
+        What a reader decodes by.
+    stored : dtype
+        The type that is stored.
+    in_parts : bool
+        Whether these are numbers, of which each is decoded by itself.
+    packing : tuple of float, optional
+        Step and offset.
+    asked : bool
+        Whether a narrower type was asked for, in which small floats become 0.
     """
-    flags: Any = ["external_loop", "buffered", "refs_ok", "zerosize_ok"]
-    ways: Any = [["readonly"], *[["writeonly" if filled else "readonly"] for _ in arrays[1:]]]
-    seen = 0
-    with np.nditer(arrays, flags, ways, order="C", buffersize=_PART) as parts:
-        for many in parts:
-            rows = [np.atleast_1d(part) for part in (many if len(arrays) > 1 else [many])]
-            yield seen, rows
-            seen += rows[0].size
+
+    name: str
+    attributes: Mapping[str, Any]
+    stored: np.dtype[Any]
+    in_parts: bool
+    packing: tuple[float, float] | None
+    asked: bool
+
+    @staticmethod
+    def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Check | None:
+        """The check of values of that type; None if each is surely read back as it is."""
+        own = fit.given
+        attributes = dict(encoded.attrs if fit.attributes is None else fit.attributes)
+        # What says how to decode them is no part of what was given.
+        attributes = {key: value for key, value in attributes.items() if key not in own}
+        attributes = {key: _plain(value) for key, value in attributes.items()}
+        stored = np.dtype(encoded.dtype) if fit.stored is None else fit.stored
+        with _told(fit.name):  # as a reader does, before it decodes any value
+            fill = encoded.attrs.get("_FillValue")
+            if fit.stored is None and fill is not None:
+                FillValueCoder.decode(FillValueCoder.encode(fill, encoded.dtype), encoded.dtype)
+        if fit.fill is not None:
+            attributes.setdefault("_FillValue", _plain(fit.fill))
+        fill = attributes.get("_FillValue")
+        is_nan = isinstance(fill, float | complex) and fill != fill
+        plain = (fill is None or is_nan) and _MEANING.isdisjoint(attributes)
+        if plain and given == stored and given.kind in "biufc":
+            return None
+        numbers = given.kind in "biufc" and stored.kind in "biufc"
+        times = "units" in attributes or "dtype" in attributes
+        asked = fit.stored is None and fit.encoding.get("dtype") is not None
+        packing = None
+        if any(attributes.get(key) is not None for key in _PACKING):
+            step, offset = (float(attributes.get(key) or no) for key, no in _PACKING.items())
+            packing = abs(step), abs(offset)
+        return _Check(fit.name, attributes, stored, numbers and not times, packing, asked)
+
+    def of_block(
+        self,
+        block: Any,
+        *,
+        how: tuple[Any, ...],
+        starts: Sequence[npt.NDArray[np.intp]],
+        block_id: Sequence[int],
+    ) -> npt.NDArray[Any]:
+        """Encode and check a block of a dask array."""
+        given = np.asarray(block)
+        codes = self._encoded(given.ravel(), how)
+        start = tuple(int(of_axis[at]) for of_axis, at in zip(starts, block_id, strict=True))
+        self.block(given, codes.reshape(given.shape), start)
+        stored = codes.reshape(given.shape).astype(self.stored, copy=False)
+        if given.dtype.kind == "M" and _are_far(given):
+            with_missing = np.append(given.ravel(), np.array("NaT", given.dtype))
+            try:
+                both = self._encoded(with_missing, how)
+            except InvalidArgumentError:
+                return stored  # no other block can have a missing one
+            self.beside(given, both)
+        return stored
+
+    def _encoded(self, given: npt.NDArray[Any], how: tuple[Any, ...]) -> npt.NDArray[Any]:
+        attributes, encoding = how
+        # As a coordinate: of other floats stored as integers xarray warns that they may be NaN.
+        own: Any = xr.Variable((self.name,), given, attributes, encoding)
+        if given.dtype.kind in "mM" or _are_dates(given):
+            own = own.chunk()  # else xarray would choose units, block by block
+        with np.errstate(all="ignore"), _told(self.name):
+            encoded = encode_zarr_variable(own, name=self.name)
+            return np.asarray(encoded.load(scheduler="synchronous").values)
+
+    def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
+        """Refuse dates that are not read back beside the other ones of which there are codes."""
+        with _told(self.name):
+            read = self._read(codes.astype(self.stored, copy=False))
+            if self._differ(given.ravel(), read[: given.size]).any():
+                raise ValueError("dates beyond 1678 to 2262 are lost beside a missing one")
+
+    def block(self, given: npt.NDArray[Any], codes: npt.NDArray[Any], start: Sequence[int]) -> None:
+        """Check values in memory, the first of which is at position `start`.
+
+        Raises
+        ------
+        MisfitError
+            If some would be read back differently.
+        """
+        axes = sorted(range(given.ndim), key=lambda axis: -abs(given.strides[axis]))
+        if not self.in_parts:
+            axes = list(range(given.ndim))
+        found: list[tuple[int, Any, Any]] = []
+        for seen, one, stored in self._parts(given.transpose(axes), codes.transpose(axes)):
+            with np.errstate(all="ignore"), _told(self.name):
+                read = self._read(stored.astype(self.stored, copy=False))
+                off = self._differ(one, read)
+            if not off.any():
+                continue
+            for at in np.flatnonzero(off)[:_LISTED].tolist():
+                back = read.flat[at] if read.shape == one.shape else read
+                found.append((seen + at, one.flat[at], back))
+            if len(found) >= _LISTED:
+                break
+        if found:
+            shape = [given.shape[axis] for axis in axes]
+            misfits = [
+                Misfit(_index(at, shape, axes, start), _text(value), _text(read))
+                for at, value, read in found[:_LISTED]
+            ]
+            raise MisfitError(self.name, tuple(misfits))
+
+    def _parts(
+        self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
+    ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
+        """All values, numbers in parts; nothing is copied where arrays are contiguous in memory."""
+        if not self.in_parts or given.size <= _PART:
+            yield 0, given, codes
+            return
+        flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+        seen = 0
+        with np.nditer([given, codes], flags, order="C", buffersize=_PART) as parts:
+            for one, stored in parts:
+                yield seen, one, stored
+                seen += one.size
+
+    def _read(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The stored values as `xr.open_dataset` decodes them."""
+        dims = [f"{self.name}-{axis}" for axis in range(stored.ndim)]
+        if stored.ndim == 1:
+            dims = [self.name]  # xarray warns of other variables
+        raw = xr.Variable(dims, stored, dict(self.attributes))
+        times: Any = {"decode_times": False, "decode_timedelta": False} if self.in_parts else {}
+        with warnings.catch_warnings():
+            if not self.in_parts:
+                warnings.simplefilter("ignore")  # the reader is warned
+            return np.asarray(decode_cf_variable(self.name, raw, **times).values)
+
+    def _differ(self, given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which values are read back differently."""
+        if read.shape != given.shape:
+            return np.ones(given.shape, bool)
+        if given.dtype.kind in "mM" or _are_dates(given):
+            return _times_differ(given, read)
+        if given.dtype.kind not in "biufc":
+            return _objects_differ(given, read)
+        if read.dtype.kind not in "biufc":
+            return np.ones(given.shape, bool)
+        return self._numbers_differ(given, read)
+
+    def _numbers_differ(
+        self, given: npt.NDArray[Any], read: npt.NDArray[Any]
+    ) -> npt.NDArray[np.bool_]:
+        if self.packing is None and given.dtype.kind in "biu":
+            # As whole numbers: the nearest float is not the same number.
+            if read.dtype.kind in "fc":
+                return np.asarray(~(np.isfinite(read) & (read.astype(given.dtype) == given)))
+            return np.asarray(read != given)
+        if self.packing is None and self.stored.kind not in "fc":
+            return np.asarray((read != given) & ((read == read) | (given == given)))
+        wide: Any = np.complex128 if "c" in given.dtype.kind + read.dtype.kind else np.float64
+        distance = np.abs(np.subtract(read, given, dtype=wide))
+        off: npt.NDArray[np.bool_] = ~(distance <= self._allowed(given, read.dtype))
+        if self.packing is None and not self.asked:
+            off |= (read == 0) & (given != 0)
+        if off.any():  # NaN, or an infinity, is as far from itself as from all others
+            off &= (read != given) & ((read == read) | (given == given))
+        return off
+
+    def _allowed(self, given: npt.NDArray[Any], read: np.dtype[Any]) -> Any:
+        """By how much each may be off."""
+        if self.packing is None:
+            info = np.finfo(self.stored)
+            return np.abs(given) * float(info.eps) + float(info.smallest_subnormal)
+        step, offset = self.packing
+        floats = [kind for kind in (given.dtype, read) if kind.kind in "fc"]
+        error = _ULPS * max((float(np.finfo(kind).eps) for kind in floats), default=0.0)
+        if self.stored.kind in "iu":  # a constant: one huge value hides no other
+            extent = step * 2.0 ** (8 * self.stored.itemsize)
+            return step * (0.5 + 1e-6) + error * (extent + 2 * offset)
+        return error * (np.abs(given) + 2 * offset) + step * float(np.finfo(self.stored).tiny)
 
 
-def _nan_count(values: npt.NDArray[Any]) -> int:
-    parts = _parts([values.transpose(_in_memory(values))])
-    return sum(int(np.count_nonzero(np.isnan(part))) for _, (part,) in parts)
+def _times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which times differ by a second or more; those of different calendars, by their texts."""
+    off = np.ones(given.shape, bool)
+    if given.dtype.kind == read.dtype.kind and given.dtype.kind in "mM":
+        off = np.logical_not(_same_moments(given, read), out=off)
+        one, other = given[off], read[off]
+        unit = f"{given.dtype.kind}8[us]"
+        apart = np.abs(one.astype(unit) - other.astype(unit)) >= np.timedelta64(1, "s")
+        off[off] = (np.isnat(one) != np.isnat(other)) | apart
+    elif given.dtype.kind != "m" and (read.dtype.kind == "M" or _are_dates(read)):
+        missing = pd.isnull(given)
+        each = zip(missing.ravel(), given.ravel(), read.ravel(), strict=True)
+        differ = [not lost and _apart(one, other) for lost, one, other in each]
+        off = (missing != pd.isnull(read)) | np.reshape(differ, given.shape)
+    return off
 
 
-def _joined(
-    found: Sequence[tuple[npt.NDArray[np.intp], npt.NDArray[Any]]],
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
-    """The values and their positions."""
-    return np.concatenate([one for _, one in found]), np.concatenate([at for at, _ in found])
+def _same_moments(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which times are surely the same: a conversion of units by numpy takes ten times as long."""
+    one, other = given.view(np.int64), read.view(np.int64)
+    units: list[Any] = [np.datetime_data(kind)[0] for kind in (given.dtype, read.dtype)]
+    factor = int(np.timedelta64(1, units[0]) / np.timedelta64(1, units[1]))
+    if factor <= 1:
+        return np.asarray((given.dtype == read.dtype) & (one == other))
+    most = np.iinfo(np.int64).max // factor
+    return np.asarray((one * factor == other) & (one >= -most) & (one <= most))
 
 
-def _apart(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which times differ by more than rounding."""
-    if given.dtype.kind == read.dtype.kind:
-        apart: npt.NDArray[np.bool_] = abs(read - given) >= _SECOND[given.dtype.kind == "O"]
-        return apart
-    # Read as cftime objects: another calendar than numpy's, or beyond its dates.
-    pairs = zip(given.astype("M8[s]").tolist(), read.tolist(), strict=True)
+def _apart(one: Any, other: Any) -> bool:
+    try:
+        return bool(abs(one - other) >= _SECOND)
+    except TypeError:  # of two calendars, or one of numpy and one of cftime
+        both = hasattr(one, "calendar") and hasattr(other, "calendar")
+        return both or _second_of(one) != _second_of(other)
+
+
+def _second_of(time: Any) -> str:
+    if isinstance(time, np.datetime64):
+        return str(np.datetime_as_string(time, "s"))
+    return str(time.isoformat(timespec="seconds"))
+
+
+def _objects_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which texts and other objects differ; for a missing one xarray stores an empty text."""
+    both = zip(given.ravel().tolist(), read.ravel().tolist(), strict=True)
     differ = [
-        isinstance(own, datetime) and abs(time - type(time)(*own.timetuple()[:6])) > _SECOND[1]
-        for own, time in pairs
+        not (pd.isnull(other) or other == "") if _is_missing(one) else one != other
+        for one, other in both
     ]
-    return np.array(differ, bool)
+    return np.array(differ, bool).reshape(given.shape)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def is_time(variable: xr.Variable) -> bool:
+    """Whether it has times or durations, including cftime objects."""
+    return variable.dtype.kind in "mM" or (
+        variable.dtype == object and _are_dates(np.asarray(variable.values))
+    )
+
+
+def _are_dates(values: npt.NDArray[Any]) -> bool:
+    """Whether these are cftime's objects."""
+    return bool(values.dtype == object and values.size) and hasattr(values.flat[0], "calendar")
+
+
+def _are_far(dates: npt.NDArray[Any]) -> bool:
+    """Whether some may lie beyond what nanoseconds since 1970 reach."""
+    if dates.dtype == "M8[ns]":
+        return False
+    lo, hi = (np.datetime64(f"{year}-01-01").astype(dates.dtype) for year in (1678, 2262))
+    return bool(((dates < lo) | (dates > hi)).any())
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Say which variable xarray cannot encode and decode."""
+    try:
+        yield
+    except ManifestsError:
+        raise
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{name!r} could not be read back, for {type(error).__name__}: {error}. Nothing is "
+            "committed. Change its encoding or its values"
+        ) from error
 
 
 def _index(
@@ -563,16 +487,20 @@ def _index(
 ) -> tuple[int, ...]:
     """The index of the `at`-th value in memory order."""
     place = dict(zip(axes, np.unravel_index(at, shape), strict=True))
-    return tuple(int(place[axis]) + (start[axis] if start else 0) for axis in range(len(shape)))
+    return tuple(int(place[axis]) + start[axis] for axis in range(len(shape)))
 
 
 def _plain(value: Any) -> Any:
-    """A number as JSON represents it."""
-    return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
+    """An attribute as JSON keeps it."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.item() if value.size == 1 else value.tolist()
+    return json.loads(json.dumps(value)) if isinstance(value, list | tuple) else value
 
 
 def _text(value: Any) -> str:
     if isinstance(value, np.datetime64 | np.timedelta64 | np.bool_):
         return str(value)
     value = _plain(value)
+    if isinstance(value, str):
+        return repr(value)  # 'nan' is a text
     return f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -10,9 +10,11 @@ rebased onto others'; the labels of an append are compared again with the tip it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final
 
 import xarray as xr
 
@@ -23,7 +25,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.keys import V3_DOCUMENT, join
+from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, join
 from zarr_manifests.planning.conflict.append_labels import AppendPlan
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Fork, Session
@@ -31,14 +33,13 @@ from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement, check_not_new
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
-from zarr_manifests.xarray.fit import Fit
+from zarr_manifests.xarray.fit import Fit, is_time
 from zarr_manifests.xarray.parts import DatasetPart, Encodings
 from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.unchanged import drop_unchanged
 
-__all__ = ["Check", "PreparedPart", "check_checks", "prepare", "put", "zarr_format_at"]
+__all__ = ["PreparedPart", "check_checks", "prepare", "put", "zarr_format_at"]
 
-type Check = Literal["values", "encoding"] | None
 
 _LISTED: Final = 20
 
@@ -70,11 +71,11 @@ class PreparedPart:
 
 def check_checks(check: object) -> None:
     """Raise `InvalidArgumentError` unless `check` is what `write` takes."""
-    if check not in ("values", "encoding", None):
-        raise InvalidArgumentError(f"check must be 'values', 'encoding' or None, not {check!r}")
+    if not isinstance(check, bool):
+        raise InvalidArgumentError(f"check must be True or False, not {check!r}")
 
 
-def prepare(part: DatasetPart, store: ManifestStore, check: Check) -> PreparedPart | None:
+def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> PreparedPart | None:
     """Look at what the group has, and refuse what does not go with it; None if nothing is due.
 
     Raises
@@ -85,28 +86,60 @@ def prepare(part: DatasetPart, store: ManifestStore, check: Check) -> PreparedPa
     contents, ds = contents_of(store), part.ds
     if part.only_group and contents.node(part.group) is not None:
         return None
-    options, known = _zarr_options(store, part), frozenset[str]()
+    options = _zarr_options(store, part)
     there = StoredGroup.of(store, part.group)
+    _check_names(ds)
     if options["mode"] != "w":
         ds = _turned(ds, there)
         part = replace(part, ds=ds)
-    if check is not None and options["mode"] != "w":
-        known = check_agreement(ds, there, options["append_dim"])
-    fits = fits_of(ds, there, options, part.encoding, known) if check == "values" else {}
+    if check and options["mode"] != "w":
+        check_agreement(ds, there, options["append_dim"])
+    fits = fits_of(ds, there, options, part.encoding) if check else {}
+    with explained(ds, fits):
+        _check_times(ds, there, fits)
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
         check_not_new(ds, there.nodes, options["append_dim"])
     return PreparedPart(part, options, fits, there, planned)
 
 
+def _check_names(ds: xr.Dataset) -> None:
+    """Refuse names under which a variable would be written, and never be found."""
+    for name in map(str, ds.variables):
+        if name in ("", ".", "..", *DOCUMENTS) or "/" in name:
+            raise InvalidArgumentError(
+                f"{name!r} cannot be the name of an array: rename the variable, or write it to a "
+                "group, with group=..."
+            )
+
+
+def _check_times(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -> None:
+    """Check times in memory that go to existing arrays, before labels are compared as stored."""
+    for name, variable in ds.variables.items():
+        fit = fits.get(str(name))
+        in_memory = variable.chunks is None and variable.size
+        if fit is not None and fit.stored is not None and in_memory and is_time(variable):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what they warn of is checked
+                encoded = there.encoded(str(name), variable)
+            fit.checked(variable, encoded)
+            if variable.dims != (name,):
+                fit.check_beside(variable, encoded, partial(there.values, str(name)))
+
+
 def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
-    """The dataset with the axes of the existing arrays, so that positions in both agree."""
+    """The dataset with axes as those of the existing arrays, and times as fine as there."""
     turned = {}
     for name, variable in ds.variables.items():
         node = there.nodes.get(str(name))
-        dims = node.array.dimension_names if node is not None and node.array is not None else None
+        if node is None or node.array is None:
+            continue
+        dims, fitting = node.array.dimension_names, variable
         if dims is not None and variable.dims != dims and {*variable.dims} == {*dims}:
-            turned[name] = variable.transpose(*dims)
+            fitting = variable.transpose(*dims)
+        fitting = there.as_fine(str(name), fitting)
+        if fitting is not variable:
+            turned[name] = fitting
     return ds.assign(turned) if turned else ds
 
 

@@ -33,6 +33,7 @@ __all__ = ["MEANING", "StoredGroup", "arrays_below", "meaning_of_bounds", "open_
 
 MEANING: Final = ("units", "calendar")
 """Attributes of times that say what their numbers mean."""
+_FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
 
 class StoredGroup:
@@ -116,6 +117,20 @@ class StoredGroup:
                 self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
         return self._likes[name]
 
+    def as_fine(self, name: str, variable: xr.Variable) -> xr.Variable:
+        """Times in memory, as fine as the array has them: of coarser ones xarray makes NaT."""
+        units = str(self.attributes[name].get("units")).partition(" since ")[0]
+        dtype = variable.dtype
+        if units not in _FINE or dtype.kind not in "mM" or variable.chunks is not None:
+            return variable
+        finer = np.dtype(f"{dtype.kind}8[{_FINE[units]}]")
+        if dtype == finer or np.promote_types(dtype, finer) != finer:
+            return variable
+        found = variable.copy(data=variable.values.astype(finer))
+        # Beyond the dates that it has, numpy makes others; xarray is left to refuse them.
+        same = (found.values.astype(dtype) == variable.values) | np.isnat(variable.values)
+        return found if same.all() else variable
+
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
         """Decoded values in memory as xarray would store them in the array of that name.
 
@@ -124,7 +139,7 @@ class StoredGroup:
         known = self._encoded.get(name)
         if known is None or not known.is_of(variable):
             encode: Any = self._opened.encode_variable
-            given = xr.Variable(variable.dims, variable.values)
+            given = xr.Variable(variable.dims, self.as_fine(name, variable).values)
             own = given.copy(deep=False)
             own.encoding = dict(self.like(name).encoding)
             with warnings.catch_warnings(record=True) as told:
@@ -132,17 +147,6 @@ class StoredGroup:
                 known = _Encoded(given, encode(own, name=name), told)
             self._encoded[name] = known
         return known.codes
-
-    def encoded_before(self, name: str, variable: xr.Variable) -> xr.Variable | None:
-        """What `encoded` has returned for these values, with its warnings; None for others."""
-        known = self._encoded.get(name)
-        if known is None or variable.chunks is not None or variable.attrs:
-            return None  # xarray refuses attributes that contradict the encoding
-        if not known.is_of(variable):
-            return None
-        for each in known.told:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        return known.codes.copy(deep=False)
 
     @property
     def is_v2(self) -> bool:

@@ -17,7 +17,7 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.parts import DatasetPart, Encodings, Given, Region, WriteMode, parts_of
-from zarr_manifests.xarray.putting import Check, PreparedPart, check_checks, prepare, put
+from zarr_manifests.xarray.putting import PreparedPart, check_checks, prepare, put
 from zarr_manifests.xarray.unchanged import changes_nothing
 
 __all__ = ["to_session", "write"]
@@ -39,7 +39,7 @@ def write(
     relocate: bool = False,
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
-    check: Check = "values",
+    check: bool = True,
     statistics: bool = True,
     txn: Txn | tuple[str, int] | None = None,
     scheduler: Any = None,
@@ -92,10 +92,9 @@ def write(
     sort : {"keep"}, optional
         Only with `append_dim`: `keep` appends in the order given, even if the index coordinate is
         then unsorted. By default that is an error.
-    check : {"values", "encoding"} or None, default "values"
-        What to refuse. `values`: values that would be read back differently, and encodings that
-        contradict the existing arrays. `encoding`: the latter only. None: nothing that can be
-        written. Values of dask arrays are checked when they are computed.
+    check : bool, default True
+        Refuse values that would be read back differently, and encodings that contradict the
+        existing arrays. Values of dask arrays are checked when they are computed.
     statistics : bool, default True
         Record the smallest and largest value and the number of missing ones of each chunk that is
         written wholly, so that `Session.chunks_where` can leave chunks out. Arrays with a codec
@@ -191,7 +190,7 @@ def write(
             commits_of(session).begin(step)
             if relocate:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
-            due = _prepared(parts, session, check)
+            due = _prepared(parts, session, check=check)
             if conflict is not None:
                 most = workspace_of(session.store).context.config.commit_attempts
                 if attempts > most or not _goes_on(tried, due, relocate=relocate):
@@ -224,7 +223,7 @@ def to_session(
     encoding: Encodings | None = None,
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
-    check: Check = "values",
+    check: bool = True,
     statistics: bool = True,
     scheduler: Any = None,
 ) -> None:
@@ -296,15 +295,15 @@ def to_session(
         commits = commits_of(session)
         commits.writer.check_open()
         relocate = commits.relocates(append_dim)
-    for each in _prepared(parts, session, check):
+    for each in _prepared(parts, session, check=check):
         put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
 
 
 def _prepared(
-    parts: Sequence[DatasetPart], session: Session | Fork, check: Check
+    parts: Sequence[DatasetPart], session: Session | Fork, *, check: bool
 ) -> list[PreparedPart]:
     store = session.store
-    return [found for part in parts if (found := prepare(part, store, check)) is not None]
+    return [found for part in parts if (found := prepare(part, store, check=check)) is not None]
 
 
 def _goes_on(tried: Sequence[PreparedPart], due: Sequence[PreparedPart], *, relocate: bool) -> bool:
