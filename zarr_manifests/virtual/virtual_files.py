@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -32,6 +32,7 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside
 from zarr_manifests.storage.object_versions import Version, plain_etag
+from zarr_manifests.texts import bytes_text
 from zarr_manifests.virtual.containers import (
     Containers,
     VirtualContainer,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from zarr_manifests.storage import ObjectStorage
 
 __all__ = ["VirtualReader", "file_version"]
+
+_MEMORY_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def file_version(found: os.stat_result) -> Version:
@@ -108,6 +111,7 @@ class VirtualReader:
     async def read_source(self, source: VirtualSource, start: int, length: int) -> bytes:
         """Return bytes of a remote source, fewer only at its end. Errors are those of `read`."""
         container, place = self._containers.resolve(source)
+        _check_room(place, length)
         storage = self._storages.get(container)
         if storage is None:
             storage = await asyncio.to_thread(self._opened, container)
@@ -153,6 +157,7 @@ class VirtualReader:
 
     def _read(self, source: VirtualSource, start: int, length: int) -> tuple[bytes, Version]:
         container, place = self._containers.resolve(source)
+        _check_room(place, length)
         if place.scheme in REMOTE:
             try:
                 storage = self._opened(container)
@@ -172,6 +177,15 @@ class VirtualReader:
             check_reachable(container)
             self._storages[container] = storage_of(container)
         return self._storages[container]
+
+
+def _check_room(place: VirtualLocation, length: int) -> None:
+    """Raise `StorageError` for more bytes than the machine has: a sparse file may offer them."""
+    if length > _MEMORY_BYTES:
+        raise StorageError(
+            f"a chunk of {bytes_text(length)} in {place.url} is larger than this machine's memory, "
+            f"{bytes_text(_MEMORY_BYTES)}; reference smaller chunks"
+        )
 
 
 def _check_there(storage: ObjectStorage, place: VirtualLocation) -> None:
@@ -272,8 +286,9 @@ def _read_file(
             length -= len(part)
         # After the read, so that a change during it is detected.
         return parts[0] if len(parts) == 1 else b"".join(parts), file_version(os.fstat(fd))
-    except (OSError, OverflowError) as error:
-        raise StorageError(f"{place.url} cannot be read: {error}") from error
+    except (OSError, OverflowError, MemoryError) as error:
+        why = str(error) or type(error).__name__
+        raise StorageError(f"{place.url} cannot be read: {why}") from error
     finally:
         os.close(fd)
 

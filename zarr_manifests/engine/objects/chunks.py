@@ -316,18 +316,28 @@ class ChunkReader:
         return error
 
     def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
-        if len(data) != length:
-            problem = f"ends after {start + len(data)} of {ref.length} bytes"
-        elif length != ref.length:
-            return data
-        elif crc32c(data) != ref.crc32c:
-            problem = "does not match its checksum"
-        else:
-            if self._cache is not None:
-                self._cache.keep(ref, data)
-            return data
-        raise CorruptObjectError(
-            f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "
-            f"{self._storage.url} {problem}; restore it from a backup, write the chunk again, or "
-            "open an older snapshot"
-        )
+        if _problem(ref, data, start, length):
+            # The object may have been restored or deleted since its file was opened. So this opens
+            # it once more.
+            try:
+                (data,) = self._storage.get_ranges(ref.key, [(ref.offset + start, length)])
+            except ObjectNotFoundError as error:
+                raise self._missing(ref) from error
+        if problem := _problem(ref, data, start, length):
+            raise CorruptObjectError(
+                f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "
+                f"{self._storage.url} {problem}; restore it from a backup, write the chunk again, "
+                "or open an older snapshot"
+            )
+        if self._cache is not None and length == ref.length:
+            self._cache.keep(ref, data)
+        return data
+
+
+def _problem(ref: NativeRef, data: bytes, start: int, length: int) -> str | None:
+    """Say what is wrong with a part of a chunk; only a whole one has a checksum."""
+    if len(data) != length:
+        return f"ends after {start + len(data)} of {ref.length} bytes"
+    if length == ref.length and crc32c(data) != ref.crc32c:
+        return "does not match its checksum"
+    return None
