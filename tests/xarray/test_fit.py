@@ -106,6 +106,7 @@ def test_it_says_where() -> None:
         (np.int32([1]), np.float32([2**31]), "2.14748365e\\+09 at"),
         (np.int64([1]), np.float64([2**63]), "9.22337204e\\+18 at"),
         (np.uint8([1]), np.int64([-1]), "-1 at .* as 255"),
+        (np.int8([1]), np.uint8([255]), "255 at .* as -1"),
         (np.uint64([1]), np.int64([-1]), "-1 at"),
         (np.int64([1]), np.uint64([2**63]), "9223372036854775808 at .* as -9223372036854775808"),
         (np.float32([1]), np.float64([1e300]), "1e\\+300 at .* as inf"),
@@ -759,3 +760,10 @@ def test_a_whole_scale_that_xarray_does_not_open(lazy: bool) -> None:
         "could not be read back, for ValueError",
         encoding={"t": how},
     )
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_number_is_none_of_another_sign_that_is_read_as_a_float(lazy: bool) -> None:
+    repository = written(np.int8([-128]), {"_FillValue": 0})  # so they are read as floats
+    ds = field(np.uint8([255]), start=1)
+    refused(repository, ds.chunk() if lazy else ds, "255 at .* as -1")

@@ -365,7 +365,10 @@ class _Check:
         if self.packing is None and given.dtype.kind in "biu":
             # As whole numbers: the nearest float is not the same number.
             if read.dtype.kind in "fc":
-                return np.asarray(~(np.isfinite(read) & (read.astype(given.dtype) == given)))
+                bounds = given.dtype.kind != "b" and np.iinfo(given.dtype)
+                lo, hi = (bounds.min, bounds.max) if bounds else (0, 1)
+                within = (read.real >= float(lo)) & (read.real < float(hi + 1))
+                return np.asarray(~(within & (read.real.astype(given.dtype) == given)))
             return np.asarray(read != given)
         if self.packing is None and self.stored.kind not in "fc":
             return np.asarray((read != given) & ((read == read) | (given == given)))
