@@ -367,7 +367,7 @@ class _Check:
             if read.dtype.kind in "fc":
                 bounds = given.dtype.kind != "b" and np.iinfo(given.dtype)
                 lo, hi = (bounds.min, bounds.max) if bounds else (0, 1)
-                within = (read.real >= float(lo)) & (read.real < float(hi + 1))
+                within = (read.real >= np.float64(lo)) & (read.real < np.float64(hi + 1))
                 return np.asarray(~(within & (read.real.astype(given.dtype) == given)))
             return np.asarray(read != given)
         if self.packing is None and self.stored.kind not in "fc":
