@@ -278,7 +278,7 @@ class _Check:
         # As a coordinate: of other floats stored as integers xarray warns that they may be NaN.
         own: Any = xr.Variable((self.name,), given, attributes, encoding)
         if given.dtype.kind in "mM" or _are_dates(given):
-            own = own.chunk()  # else xarray would choose units, block by block
+            own = own.chunk(name=False)  # else xarray would choose units, block by block
         with np.errstate(all="ignore"), _told(self.name):
             encoded = encode_zarr_variable(own, name=self.name)
             return np.asarray(encoded.load(scheduler="synchronous").values)
@@ -372,7 +372,7 @@ class _Check:
             return np.asarray(read != given)
         if self.packing is None and self.stored.kind not in "fc":
             return np.asarray((read != given) & ((read == read) | (given == given)))
-        wide: Any = np.complex128 if "c" in given.dtype.kind + read.dtype.kind else np.float64
+        wide = np.result_type(given, read, np.float32)
         distance = np.abs(np.subtract(read, given, dtype=wide))
         off: npt.NDArray[np.bool_] = ~(distance <= self._allowed(given, read.dtype))
         if self.packing is None and not self.asked:
