@@ -101,7 +101,7 @@ class Fit:
         MisfitError
             If some would be read back differently.
         """
-        check = _Check.of(self, variable.dtype, encoded)
+        check = _Comparison.of(self, variable.dtype, encoded)
         if check is None:
             return encoded
         how = dict(variable.attrs), dict(variable.encoding)
@@ -131,7 +131,7 @@ class Fit:
         InvalidArgumentError
             If they would be lost.
         """
-        check, given = _Check.of(self, variable.dtype, encoded), variable.values
+        check, given = _Comparison.of(self, variable.dtype, encoded), variable.values
         if check is None or given.dtype.kind != "M":
             return
         if _are_far(given) or np.isnat(given).any():
@@ -195,7 +195,7 @@ def _numbers_text(dtype: np.dtype[Any], how: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _Comparison:
     """Decodes what is stored, and compares it with what was given. Made by `of`.
 
     Parameters
@@ -222,7 +222,7 @@ class _Check:
     asked: bool
 
     @staticmethod
-    def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Check | None:
+    def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Comparison | None:
         """The check of values of that type; None if each is surely read back as it is."""
         own = fit.given
         attributes = dict(encoded.attrs if fit.attributes is None else fit.attributes)
@@ -248,7 +248,7 @@ class _Check:
         if any(attributes.get(key) is not None for key in _PACKING):
             step, offset = (float(attributes.get(key) or no) for key, no in _PACKING.items())
             packing = abs(step), abs(offset)
-        return _Check(fit.name, attributes, stored, numbers and not times, packing, asked)
+        return _Comparison(fit.name, attributes, stored, numbers and not times, packing, asked)
 
     def of_block(
         self,
