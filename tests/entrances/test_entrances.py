@@ -410,7 +410,7 @@ BY_ENTRANCE = {
         for name, words in (
             ("on_existing", ("error", "skip", "replace")),
             ("sort", ("refuse", "keep")),
-            ("check", ("values", "encoding", None)),
+            ("check", (True, False)),
             ("mode", (None, "w", "a", "a-", "r+", "w-")),
         )
     },

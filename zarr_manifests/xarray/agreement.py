@@ -13,13 +13,10 @@ the session, so its commit can still be rebased onto others'.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
-import zarr
 from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
@@ -31,8 +28,6 @@ __all__ = ["check_agreement", "check_not_new"]
 _PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
-_OFF: Final = (np.timedelta64(1, "s"), timedelta(seconds=1))
-"""Times that differ by less were only rounded; for numpy's times, and for cftime's."""
 _LISTED: Final = 5
 
 
@@ -60,27 +55,7 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
         _check_lengths(ds, arrays, append_dim)
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
-            _check_variable(name, ds.variables[name], _Stored(name, group), append_dim)
-
-
-class _Stored:
-    """An existing array: its attributes, and the array itself, opened on first use."""
-
-    def __init__(self, name: str, group: StoredGroup) -> None:
-        self._name, self._group = name, group
-        meaning = meaning_of_bounds(name, group.attributes.values())
-        self.attributes: Mapping[str, Any] = {**meaning, **group.attributes[name]}
-
-    @property
-    def array(self) -> zarr.Array[Any]:
-        return self._group.array(self._name)
-
-    @property
-    def values(self) -> npt.NDArray[Any]:
-        return self._group.values(self._name)
-
-    def encoded(self, variable: xr.Variable) -> npt.NDArray[Any]:
-        return np.asarray(self._group.encoded(self._name, variable).values)
+            _check_variable(name, ds.variables[name], group, append_dim)
 
 
 def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
@@ -124,9 +99,10 @@ def check_not_new(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashab
 
 
 def _check_variable(
-    name: str, variable: xr.Variable, stored: _Stored, append_dim: Hashable | None
+    name: str, variable: xr.Variable, group: StoredGroup, append_dim: Hashable | None
 ) -> None:
-    attributes = stored.attributes
+    meaning = meaning_of_bounds(name, group.attributes.values())
+    attributes = {**meaning, **group.attributes[name]}
     for key in MEANING:
         there, given = attributes.get(key), variable.attrs.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
@@ -150,7 +126,7 @@ def _check_variable(
     if variable.chunks is not None:
         return
     is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
-    if is_index and variable.shape == stored.array.shape and not _same(variable, stored):
+    if is_index and variable.shape == group.array(name).shape and not _same(name, variable, group):
         raise InvalidArgumentError(
             f"the values of {name!r} differ from the existing ones, which an append would replace "
             f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
@@ -176,8 +152,8 @@ def _decoded(values: Any, attributes: Mapping[str, Any]) -> Any:
     return decode_cf_variable("values", own, decode_timedelta=True).values
 
 
-def _same(variable: xr.Variable, stored: _Stored) -> bool:
-    new, old = stored.encoded(variable), stored.values
+def _same(name: str, variable: xr.Variable, group: StoredGroup) -> bool:
+    new, old = np.asarray(group.encoded(name, variable).values), group.values(name)
     if new.dtype.kind in "iufb" and old.dtype.kind in "iufb":
         return np.allclose(new.astype(old.dtype), old, rtol=_CLOSE, atol=0.0, equal_nan=True)
     return np.array_equal(new.astype(str), old.astype(str))

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,6 @@ class StoredGroup:
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._variables: dict[str, xr.Variable] = {}
         self._likes: dict[str, xr.Variable] = {}
-        self._encoded: dict[str, _Encoded] = {}
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
@@ -132,21 +131,14 @@ class StoredGroup:
         return found if same.all() else variable
 
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
-        """Decoded values in memory as xarray would store them in the array of that name.
-
-        Kept for `encoded_before`.
-        """
-        known = self._encoded.get(name)
-        if known is None or not known.is_of(variable):
-            encode: Any = self._opened.encode_variable
-            given = xr.Variable(variable.dims, self.as_fine(name, variable).values)
-            own = given.copy(deep=False)
-            own.encoding = dict(self.like(name).encoding)
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                known = _Encoded(given, encode(own, name=name), told)
-            self._encoded[name] = known
-        return known.codes
+        """Decoded values in memory as xarray would store them in the array of that name."""
+        encode: Any = self._opened.encode_variable
+        own = xr.Variable(variable.dims, self.as_fine(name, variable).values)
+        own.encoding = dict(self.like(name).encoding)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they warn of is checked
+            found: xr.Variable = encode(own, name=name)
+        return found
 
     @property
     def is_v2(self) -> bool:
@@ -197,19 +189,6 @@ class StoredGroup:
             self.open_in(self._store), "r", use_zarr_fill_value_as_mask=self.is_v2
         )
         return found
-
-
-class _Encoded(NamedTuple):
-    """Values as given, as xarray stores them, and what it has warned of."""
-
-    given: xr.Variable
-    codes: xr.Variable
-    told: Sequence[warnings.WarningMessage]
-
-    def is_of(self, variable: xr.Variable) -> bool:
-        """Whether these are its values."""
-        same: Any = self.given.equals
-        return self.given.dtype == variable.dtype and bool(same(variable))
 
 
 class _Unlisted(ZarrStore):
