@@ -96,7 +96,7 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
         check_agreement(ds, there, options["append_dim"])
     fits = fits_of(ds, there, options, part.encoding) if check else {}
     with explained(ds, fits):
-        _check_times(ds, there, fits)
+        _check_labels(ds, there, fits)
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
         check_not_new(ds, there.nodes, options["append_dim"])
@@ -113,12 +113,13 @@ def _check_names(ds: xr.Dataset) -> None:
             )
 
 
-def _check_times(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -> None:
-    """Check times in memory that go to existing arrays, before labels are compared as stored."""
+def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -> None:
+    """Check labels and times in memory that go to existing arrays, before labels are compared."""
     for name, variable in ds.variables.items():
         fit = fits.get(str(name))
-        in_memory = variable.chunks is None and variable.size
-        if fit is not None and fit.stored is not None and in_memory and is_time(variable):
+        if fit is None or fit.stored is None or variable.chunks is not None or not variable.size:
+            continue
+        if variable.dims == (name,) or is_time(variable):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what they warn of is checked
                 encoded = there.encoded(str(name), variable)
