@@ -750,3 +750,24 @@ def test_a_damaged_page_is_made_up_for_by_chunk_tables(monkeypatch: pytest.Monke
     storage.delete_many([pages.pages.pages[0].blob.key])
     found = zm.Repository.open(storage).readonly_session().chunks_where("a", "a < 24")
     assert {(0, 0), (0, 5)} <= selected(found)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4"])
+@pytest.mark.parametrize("op", ["=", "!=", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("literal", [0.1, 0.3, 1e300])
+def test_narrow_floats_match_as_numpy_and_as_spark_compare_them(
+    dtype: str, op: str, literal: float
+) -> None:
+    """In their own type, 0.1 is 0.1; as 64-bit floats, it is not."""
+    values = np.array([0.1, 0.3, 0.5, 1.0], dtype)
+    storage = MemoryStorage()
+    how = {"t": {"chunks": (1,)}}
+    zm.write(xr.Dataset({"t": ("x", values)}), storage, message="m", encoding=how)
+    session = zm.Repository.open(storage).readonly_session()
+    found = session.chunks_where("t", f"t {op} {literal!r}").boxes
+    chosen = {int(at) for box in found for at in range(box[0][0], box[1][0])}
+    compare = OPS[op]
+    with np.errstate(over="ignore"):
+        alike = compare(values, literal) | compare(values.astype("f8"), literal)
+    assert chosen >= set(np.flatnonzero(alike).tolist())
+    assert op != "=" or len(chosen) == alike.sum()

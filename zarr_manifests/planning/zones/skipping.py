@@ -2,8 +2,8 @@
 
 Comparisons have three outcomes, as in SQL: a missing value matches none, only `IS NULL`. So a chunk
 is left out if its bounds exclude a match, or if all its values are missing. The caller decodes the
-bounds as a reader decodes values. Numbers are compared exactly: integers as integers, floats as
-64-bit floats, times at their own unit.
+bounds as a reader decodes values. Numbers are compared exactly: integers as integers, times at
+their own unit, and floats both as 64-bit floats and in their own type, as readers differ in that.
 
 Invariant: whatever is not known may match.
 """
@@ -70,7 +70,7 @@ class Ranges:
 def may_match(
     comparison: Comparison, ranges: Ranges, *, nan_matches: bool = False, zone: tzinfo = UTC
 ) -> _Mask:
-    """Whether each row may have a match; exact for single cells.
+    """Whether each row may have a match; exact for single cells of 64-bit types.
 
     Parameters
     ----------
@@ -104,19 +104,23 @@ def may_match(
     if op == "is_null":
         found = ranges.nulls
     elif op != "is_not_null":
-        with np.errstate(invalid="ignore"):
-            found = found & _within(comparison, ranges, zone)
+        with np.errstate(invalid="ignore", over="ignore"):
+            within, dtype = _within(comparison, ranges, zone), ranges.low.dtype
+            if dtype.kind == "f" and dtype.itemsize < np.dtype(np.float64).itemsize:
+                # Spark compares 64-bit floats, and numpy compares in the type of the values.
+                within |= _within(comparison, ranges, zone, own=True)
+            found = found & within
     if nan_matches and op in (*_ABOVE_NAN, "is_not_null"):
         found = found | ranges.nulls
     return found | ~ranges.known
 
 
-def _within(comparison: Comparison, ranges: Ranges, zone: tzinfo) -> _Mask:
+def _within(comparison: Comparison, ranges: Ranges, zone: tzinfo, *, own: bool = False) -> _Mask:
     def low(value: Literal) -> tuple[_Mask, _Mask]:
-        return _against(comparison, ranges.low, value, zone)
+        return _against(comparison, ranges.low, value, zone, own=own)
 
     def high(value: Literal) -> tuple[_Mask, _Mask]:
-        return _against(comparison, ranges.high, value, zone)
+        return _against(comparison, ranges.high, value, zone, own=own)
 
     def between(least: Literal, most: Literal) -> _Mask:
         less, equal = low(most)
@@ -143,7 +147,7 @@ def _within(comparison: Comparison, ranges: Ranges, zone: tzinfo) -> _Mask:
 
 
 def _against(
-    comparison: Comparison, values: npt.NDArray[Any], literal: Literal, zone: tzinfo
+    comparison: Comparison, values: npt.NDArray[Any], literal: Literal, zone: tzinfo, *, own: bool
 ) -> tuple[_Mask, _Mask]:
     """Which values are less than the literal, and which are equal to it."""
     kind = values.dtype.kind
@@ -153,8 +157,9 @@ def _against(
         case "i" | "u", int() | float() if not isinstance(literal, bool):
             return _integers(values, Fraction(literal))
         case "f", int() | float() if not isinstance(literal, bool):
-            wide = values.astype(np.float64, copy=False)
-            return wide < float(literal), wide == float(literal)
+            wide = values if own else values.astype(np.float64, copy=False)
+            number = wide.dtype.type(literal)
+            return wide < number, wide == number
         case "M", Moment() | str():
             try:
                 moment = literal if isinstance(literal, Moment) else Moment(literal)
