@@ -211,3 +211,17 @@ def test_the_zone_in_a_moment_counts() -> None:
     assert Moment("1970-01-01T01:00+01:00").nanoseconds(ZoneInfo("Asia/Tokyo")) == 0
     assert Moment("1970-01-01T00:00:00-00:30").nanoseconds() == 1800 * 10**9
     assert Moment("1970-01-01 09:00").nanoseconds(ZoneInfo("Asia/Tokyo")) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "zone", "due"),
+    [
+        ("1975-07-01 12:00", "Europe/Berlin", "1975-07-01T11"),  # without summer time
+        ("1980-07-01 12:00", "Europe/Berlin", "1980-07-01T10"),
+        ("1950-01-01 08:00", "Asia/Shanghai", "1950-01-01T00"),
+        ("1941-07-01 12:00", "Europe/London", "1941-07-01T10"),  # double summer time
+    ],
+)
+def test_a_moment_is_judged_by_the_rules_of_its_own_year(text: str, zone: str, due: str) -> None:
+    nanoseconds = int(np.datetime64(due, "s").astype(int)) * 10**9
+    assert Moment(text).nanoseconds(ZoneInfo(zone)) == nanoseconds

@@ -22,7 +22,7 @@ from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, WhereError
 from zarr_manifests.planning.zones.time_zone import zone_of
-from zarr_manifests.planning.zones.where import Where, parse_where
+from zarr_manifests.planning.zones.where import Moment, Where, parse_where
 from zarr_manifests.session import Session
 from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
@@ -414,3 +414,24 @@ def test_what_cannot_be_compared_is_told_at_once(
 ) -> None:
     with pytest.raises(error, match=f"(?s){message}"):
         read(spark, repo, where=where)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "zone", ["Europe/Berlin", "America/New_York", "Australia/Sydney", "Asia/Tokyo", "Asia/Kolkata"]
+)
+def test_times_in_a_zone_are_those_of_spark(spark: SparkSession, zone: str) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        asked = "unix_micros(make_timestamp(year, month, 15, 12, 0, 0))"
+        rows = spark.sql(
+            f"SELECT year, month, {asked} AS due FROM (SELECT id AS year FROM range(1900, 2101)) "
+            "CROSS JOIN (SELECT id AS month FROM range(1, 13))"
+        ).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before or "UTC")
+    assert len(rows) == 201 * 12
+    for row in rows:
+        moment = Moment(f"{row.year:04d}-{row.month:02d}-15 12:00")
+        assert moment.nanoseconds(zone_of(zone)) == row.due * 1000, moment

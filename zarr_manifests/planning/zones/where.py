@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, Final
@@ -118,16 +118,17 @@ class Moment:
     def nanoseconds(self, zone: tzinfo = UTC) -> int:
         """Nanoseconds from 1970 in UTC; `zone` is where a moment without a time zone is."""
         (year, month, day, hour, minute, second, nanos), named = self._fields()
-        # The calendar repeats itself after 400 years; Python has 9999.
-        cycles, year = divmod(year - 2000, 400)
-        local = datetime(2000 + year, month, day, hour, minute, second, tzinfo=UTC)
-        if named is None and zone is not UTC:
-            local = local.replace(tzinfo=zone)
-        elif named not in (None, "Z"):
-            hours, minutes = int(named[1:3]), int(named[4:6])
-            offset = timedelta(hours=hours, minutes=minutes)
-            local -= offset if named[0] == "+" else -offset
+        cycles = 0
+        if not MINYEAR <= year <= MAXYEAR:  # the calendar repeats itself after 400 years
+            cycles, year = divmod(year - 2000, 400)
+            year += 2000
+        local = datetime(
+            year, month, day, hour, minute, second, tzinfo=zone if named is None else UTC
+        )
         seconds = (local - _EPOCH) // timedelta(seconds=1) + cycles * 146_097 * 86_400
+        if named not in (None, "Z"):
+            offset = int(named[1:3]) * 3600 + int(named[4:6]) * 60
+            seconds -= offset if named[0] == "+" else -offset
         return seconds * 10**9 + nanos
 
 
