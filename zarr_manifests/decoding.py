@@ -5,17 +5,23 @@ chunks passes each codec together, is joined to one buffer, and is placed with a
 Supported are the codecs that most arrays have: `bytes`, `transpose`, `zstd`, `blosc`, `gzip`,
 `zlib`, `shuffle`, `crc32c` and `sharding_indexed`, and their equals in Zarr's format 2.
 
-Invariant: the values are those that Zarr decodes. In doubt nothing is decoded. An array with
-another codec has no decoder. For a chunk that is not exactly what its codecs make, `decode`
-returns False; the caller then reads with Zarr, which decodes it or raises the precise error.
+Invariants:
+
+- The values are those that Zarr decodes. In doubt nothing is decoded. An array with another codec
+  has no decoder. For a chunk that is not exactly what its codecs make, `decode` returns False; the
+  caller then reads with Zarr, which decodes it or raises the precise error.
+- However much a chunk claims or would expand to, no more is decompressed than its array says.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import batched, pairwise, product
 from typing import Any, Final
@@ -30,7 +36,7 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.records import dataclass
 
-__all__ = ["BulkDecoder", "Chunks", "gather", "lying", "place"]
+__all__ = ["BulkDecoder", "Chunks", "decompressed", "gather", "lying", "place"]
 
 type Chunks = Sequence[bytes] | npt.NDArray[np.uint8]
 """Bytes of chunks; those of one length may be the rows of an array."""
@@ -43,11 +49,16 @@ _BLOSC_HEADER_BYTES: Final = 16
 _ABSENT: Final = 2**64 - 1
 _ZLIB, _GZIP = 15, 31
 _HELD: Final = threading.local()
+_TOO_LARGE: Final = "a chunk decompresses to more than {:,} bytes, and has no room for them"
 _FAILURES: Final = (ValueError, RuntimeError, zlib.error, zstandard.ZstdError)
 
 
 class _InDoubtError(ValueError):
     """A chunk is not exactly what the codecs make."""
+
+
+class _TooLargeError(_InDoubtError):
+    """A chunk decompresses to more than it has room for."""
 
 
 class _UnknownError(ValueError):
@@ -74,14 +85,16 @@ class _Shards:
 
     def open(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks]:
         """The coordinates and bytes of the inner chunks that are there."""
+        indexes = [self._index(shard) for shard in shards]  # first, as it has to be there wholly
         inner = np.indices(self.counts).reshape(len(self.counts), -1).T
         places, parts = [], []
-        for corner, shard in zip(coords * self.counts, shards, strict=True):
-            index = self._index(shard)
+        for corner, shard, index in zip(coords * self.counts, shards, indexes, strict=True):
             found = np.flatnonzero((index != _ABSENT).any(axis=1))
             start, length = index[found].astype(np.int64).T
             # A start or length that is absurd becomes negative or too large.
             if (start < 0).any() or (length < 0).any() or (start + length > len(shard)).any():
+                raise _InDoubtError
+            if length.sum() > len(shard):  # they overlap, and each would be copied
                 raise _InDoubtError
             if len(shards) == 1 and len(found) and (length == length[0]).all():
                 order = np.argsort(start)  # as they are stored
@@ -364,14 +377,24 @@ def _unshuffled(chunks: Chunks, *, size: int, width: int) -> Chunks:
     return [straight[at : at + size] for at in range(0, len(straight), size)]
 
 
+def _limit(size: int, most: int) -> None:
+    if size > most:
+        raise _TooLargeError(_TOO_LARGE.format(most))
+
+
 def _unzstd(chunks: Chunks, *, size: int) -> Chunks:
     # A frame says how large its content is, and so much is allocated.
     said = {*map(zstandard.frame_content_size, chunks)}
-    if said - {-1, size}:
-        raise _InDoubtError
+    _limit(max(said, default=0), size)
+    with suppress(zstandard.ZstdError):  # as of several frames, of which only the first was asked
+        if min(said, default=1) > 0:
+            decompress = _decompressor().decompress
+            return [decompress(data, allow_extra_data=False) for data in chunks]
     # For a frame that does not say it, up to 128 MB are allocated, which must not be kept.
-    decompress = (zstandard.ZstdDecompressor() if -1 in said else _decompressor()).decompress
-    return [decompress(data, max_output_size=size, allow_extra_data=False) for data in chunks]
+    opened = partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True)
+    found = [opened(data).read(size + 1) for data in chunks]
+    _limit(max(map(len, found), default=0), size)
+    return found
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -386,8 +409,9 @@ def _decompressor() -> zstandard.ZstdDecompressor:
 def _unblosc(chunks: Chunks, *, size: int) -> Chunks:
     for data in chunks:
         said, stored = (int.from_bytes(data[at : at + 4], "little") for at in (4, 12))
-        if len(data) < _BLOSC_HEADER_BYTES or said != size:
+        if len(data) < _BLOSC_HEADER_BYTES:
             raise _InDoubtError
+        _limit(said, size)
         if stored > len(data):
             # Blosc believes its header, and would read what lies behind the chunk in memory.
             raise CorruptObjectError(
@@ -402,6 +426,7 @@ def _inflated(chunks: Chunks, *, size: int, window: int) -> Chunks:
         stream = zlib.decompressobj(window)
         # One byte more than due, so that the end is reached, and a longer stream noticed.
         found.append(stream.decompress(data, size + 1))
+        _limit(len(found[-1]), size)
         if not stream.eof or stream.unused_data:
             raise _InDoubtError
     return found
@@ -413,6 +438,47 @@ _COMPRESSORS: Final[Mapping[str, Callable[..., Chunks]]] = {
     "gzip": partial(_inflated, window=_GZIP),
     "zlib": partial(_inflated, window=_ZLIB),
 }
+
+
+def decompressed(name: str, data: Any, most: int) -> bytes | None:
+    """What a codec of Zarr makes of bytes; None if it is not known, or raises without having more.
+
+    Parameters
+    ----------
+    name : str
+        Name of the codec. Known are `"zstd"`, `"blosc"`, `"gzip"` and `"zlib"`.
+    data : bytes-like
+        The compressed bytes.
+    most : int
+        How many bytes they may become.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they would become more, or are fewer than they say.
+
+    Examples
+    --------
+    >>> import zlib
+    >>> from zarr_manifests.decoding import decompressed
+    >>> decompressed("zlib", zlib.compress(b"abc"), most=3)
+    b'abc'
+    """
+    if name not in _COMPRESSORS:
+        return None
+    try:
+        (found,) = _COMPRESSORS[name]([data], size=most)
+    except _TooLargeError as error:
+        raise CorruptObjectError(str(error)) from error
+    except zstandard.ZstdError as error:  # a later frame may claim any size, which Zarr believes
+        raise RuntimeError(f"Zstd decompression error: {error}") from error
+    except _FAILURES:
+        if name != "gzip":
+            return None
+        found = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most + 1)  # perhaps of several members
+        if len(found) > most:
+            raise CorruptObjectError(_TOO_LARGE.format(most)) from None
+    return bytes(found)
 
 
 # --- placing ---------------------------------------------------------------------------------

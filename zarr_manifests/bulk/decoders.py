@@ -12,7 +12,7 @@ from zarr.core.array_spec import ArraySpec
 
 from zarr_manifests.decoding import BulkDecoder
 
-__all__ = ["decoder_of"]
+__all__ = ["decoder_of", "is_of"]
 
 
 def decoder_of(codecs: Sequence[Codec], serializer: Any, spec: ArraySpec) -> BulkDecoder | None:
@@ -20,7 +20,7 @@ def decoder_of(codecs: Sequence[Codec], serializer: Any, spec: ArraySpec) -> Bul
     dtype = spec.dtype.to_native_dtype()
     if isinstance(serializer, V2Codec):
         v2 = [*(serializer.filters or ()), serializer.compressor]
-        if not all(codec is None or _is_of(codec, "numcodecs") for codec in v2):
+        if not all(codec is None or is_of(codec, "numcodecs") for codec in v2):
             return None
         *filters, compressor = [None if codec is None else codec.get_config() for codec in v2]
         document: dict[str, Any] = {
@@ -34,13 +34,21 @@ def decoder_of(codecs: Sequence[Codec], serializer: Any, spec: ArraySpec) -> Bul
     used = list(codecs)
     if isinstance(serializer, ShardingCodec):
         used += [*serializer.codecs, *serializer.index_codecs]
-    if not all(_is_of(codec, "zarr") for codec in used):
+    if not all(is_of(codec, "zarr") for codec in used):
         return None
     grid = {"name": "regular", "configuration": {"chunk_shape": spec.shape}}
     named = [codec.to_dict() for codec in codecs]
     return BulkDecoder.of({"zarr_format": 3, "chunk_grid": grid, "codecs": named}, dtype)
 
 
-def _is_of(codec: object, package: str) -> bool:
-    """Whether the codec is the package's own: another of the same name may work in another way."""
+def is_of(codec: object, package: str) -> bool:
+    """Whether the codec is the package's own: another of the same name may work in another way.
+
+    Examples
+    --------
+    >>> from numcodecs import Zstd
+    >>> from zarr_manifests.bulk.decoders import is_of
+    >>> is_of(Zstd(), "numcodecs")
+    True
+    """
     return type(codec).__module__.partition(".")[0] == package

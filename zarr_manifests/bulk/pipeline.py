@@ -7,7 +7,8 @@ batch with a few assignments. Writes are merged, encoded and recorded in such ba
 
 Invariant: results and errors are those of Zarr's fused pipeline, which it extends. A request that
 is not known here goes the fused way: another store, a codec or a type without a bulk decoder, an
-output that is no plain array of the chunks' type, or irregular chunks.
+output that is no plain array of the chunks' type, or irregular chunks. Only what decompresses to
+more than a chunk has raises `CorruptObjectError` there, too, before it takes memory.
 """
 
 from __future__ import annotations
@@ -15,15 +16,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr.core.chunk_utils import ChunkTransform
-from zarr.core.codec_pipeline import BatchedCodecPipeline, FusedCodecPipeline
+from zarr.core.codec_pipeline import (
+    BatchedCodecPipeline,
+    FusedCodecPipeline,
+    codecs_from_list_unchecked,
+)
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch
+from zarr_manifests.bulk.bounded import bounded
 from zarr_manifests.bulk.decoders import decoder_of
 from zarr_manifests.bulk.here import NotHereError, is_here
 from zarr_manifests.bulk.lazy_path import LazyPath
@@ -33,7 +39,7 @@ from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
 if TYPE_CHECKING:
     import zarr
-    from zarr.abc.codec import GetResult
+    from zarr.abc.codec import Codec, GetResult
     from zarr.abc.store import ByteGetter, ByteSetter
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import NDBuffer
@@ -73,7 +79,8 @@ class BulkCodecPipeline(FusedCodecPipeline):
 
     def __getstate__(self) -> dict[str, Any]:
         # The same before and after a read, since dask names arrays after their pickles.
-        return {name: value for name, value in vars(self).items() if name != "_decoder"}
+        held = "_decoder", "_fused"
+        return {name: value for name, value in vars(self).items() if name not in held}
 
     async def read(
         self,
@@ -102,7 +109,7 @@ class BulkCodecPipeline(FusedCodecPipeline):
         if results is None:
             _go_there()
         _count(store, "bulk_fallbacks" if results is None else "bulk_batches")
-        return await super().read(items, out, drop_axes) if results is None else results
+        return await self._fused.read(items, out, drop_axes) if results is None else results
 
     async def write(
         self,
@@ -130,7 +137,12 @@ class BulkCodecPipeline(FusedCodecPipeline):
         if not written:
             _go_there()
         _count(store, "bulk_batches" if written else "bulk_fallbacks")
-        return None if written else await super().write(items, value, drop_axes)
+        return None if written else await self._fused.write(items, value, drop_axes)
+
+    @cached_property
+    def _fused(self) -> FusedCodecPipeline:
+        """Zarr's pipeline, for a request that is not taken in bulk."""
+        return _made(FusedCodecPipeline, bounded(self), self.batch_size)
 
     def _decoder_for(self, batch: Batch) -> BulkDecoder | None:
         """The decoder of the array's chunks, kept for the next request."""
@@ -162,7 +174,9 @@ def use_bulk(array: zarr.Array[Any]) -> None:
     old = held.codec_pipeline
     if type(old) is BatchedCodecPipeline or type(old) is FusedCodecPipeline:
         # Not by Zarr's configuration, which all threads share. No more depends on the pipeline.
-        object.__setattr__(held, "codec_pipeline", _in_bulk(old))
+        object.__setattr__(
+            held, "codec_pipeline", _made(BulkCodecPipeline, tuple(old), old.batch_size)
+        )
     elif type(old) is not BulkCodecPipeline:
         return
     where = held.store_path
@@ -170,19 +184,19 @@ def use_bulk(array: zarr.Array[Any]) -> None:
         object.__setattr__(held, "store_path", LazyPath(where.store, where.path))
 
 
-def _in_bulk(old: BatchedCodecPipeline | FusedCodecPipeline) -> BulkCodecPipeline:
-    codecs = tuple(old)
+def _made[P: FusedCodecPipeline](kind: type[P], codecs: tuple[Codec, ...], batch_size: int) -> P:
+    filters, serializer, compressors = codecs_from_list_unchecked(codecs)
     try:
         transform: ChunkTransform | None = ChunkTransform(codecs=codecs)
     except TypeError:  # as in Zarr: a codec can only be awaited
         transform = None
-    return BulkCodecPipeline(
+    return kind(
         codecs=codecs,
-        array_array_codecs=old.array_array_codecs,
-        array_bytes_codec=old.array_bytes_codec,
-        bytes_bytes_codecs=old.bytes_bytes_codecs,
+        array_array_codecs=filters,
+        array_bytes_codec=serializer,
+        bytes_bytes_codecs=compressors,
         sync_transform=transform,
-        batch_size=old.batch_size,
+        batch_size=batch_size,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from zarr_manifests.bulk import use_bulk
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
@@ -175,8 +176,7 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
     """
     contents = opened.contents
     node = contents.guarded(lambda: contents.array_at(path))
-    with _decoding(node):
-        array: Any = zarr.open_array(opened.session.store, path=node.path, mode="r")
+    array = _opened(opened, node)
     if array.dtype.kind not in "biufmM":
         raise InvalidArgumentError(
             f"{absolute(node.path)} holds {array.dtype}, which are no numbers"
@@ -214,6 +214,14 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
         "long_name": _text(attributes.get("long_name")),
     }
     return Slice(header, values)
+
+
+def _opened(opened: OpenSnapshot, node: Node) -> Any:
+    """An array, of whose chunks none is decompressed to more than it has."""
+    with _decoding(node):
+        array = zarr.open_array(opened.session.store, path=node.path, mode="r")
+    use_bulk(array)
+    return array
 
 
 @contextmanager
@@ -340,8 +348,7 @@ def _coordinate(
     found = _beside(contents, node, name)
     if found is None or found.array is None or found.array.shape != (axis.size,):
         return {"values": None, "units": None}
-    with _decoding(found):
-        array: Any = zarr.open_array(opened.session.store, path=found.path, mode="r")
+    array = _opened(opened, found)
     if array.dtype.kind not in "iufM":
         return {"values": None, "units": None}
     if axis.chunks(array.chunks[0]) > MOST_CHUNKS:
