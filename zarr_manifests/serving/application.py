@@ -106,6 +106,7 @@ def create_app(
             expose_headers=["Accept-Ranges", "Content-Length", "Content-Range", "ETag"],
         ),
         Middleware(_Guard, token=token, hosts=hosts),
+        Middleware(_WhileThere),
     ]
     app = Starlette(
         routes=routes,
@@ -154,6 +155,31 @@ class _Guard:
             asked = {"WWW-Authenticate": 'Basic realm="zarr-manifests", charset="UTF-8"'}
             return PlainTextResponse("give the token, as password or bearer token\n", 401, asked)
         return None
+
+
+class _WhileThere:
+    """Cancels a request whose client is gone: one that waits at once, a slice at its next chunk."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with anyio.create_task_group() as group:
+
+                async def watch() -> None:
+                    while (await receive())["type"] != "http.disconnect":
+                        pass  # the body, which no request needs
+                    group.cancel_scope.cancel()
+
+                group.start_soon(watch)
+                await self._app(scope, receive, send)
+                group.cancel_scope.cancel()
+        except ExceptionGroup as wrapped:
+            raise wrapped.exceptions[0] from None
 
 
 def _digest(token: bytes) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import zarr
+from anyio import from_thread
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.display import fields_of
@@ -165,6 +166,8 @@ def _axis(text: str, size: int) -> SliceAxis:
 def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
     """A slice of the array at the path, decoded by its CF attributes.
 
+    It is read in a thread of anyio, and ends between two chunks when its caller is cancelled.
+
     Raises
     ------
     NotFoundError
@@ -259,6 +262,7 @@ def _read(array: Any, axes: Sequence[SliceAxis]) -> npt.NDArray[Any]:
     out = np.empty([axis.count for axis in axes], array.dtype)
     parts = [axis.parts(chunk) for axis, chunk in zip(axes, array.chunks, strict=True)]
     for part in product(*parts):
+        from_thread.check_cancelled()  # the client is gone
         to, where = (tuple(one[side] for one in part) for side in (0, 1))
         out[to] = array[where]
     return out.reshape([axis.count for axis in axes if not axis.single])
