@@ -318,7 +318,11 @@ def test_branch_refusals_name_what_is_wrong(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/x", "-x", ".x", "a b", "ä", "x" * 256, "a\n", "a:b", None, 3]
+    "name",
+    [
+        *("", "/x", "-x", ".x", "a b", "ä", "x" * 256, "a\n", "a:b", None, 3),
+        *("a/..", "a//b", "a/", "/a", ".", "..", "a/./b", "a/../b", "a/.", "../a"),
+    ],
 )
 def test_ref_names_that_are_refused(repository: Repository, name: Any) -> None:
     with pytest.raises((InvalidArgumentError, TypeError)):

@@ -383,7 +383,22 @@ def test_keys_that_climb_are_refused(tmp_path: Path, key: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["inner"]
 
 
-@pytest.mark.parametrize("key", ["a..b", "..a", "a...", "ä/ö", "a b", "%2e%2e/x", "c:\\x", "/lead"])
+@pytest.mark.parametrize("key", ["", "/", "/lead", "a//b", "a/", "a\0b", ".", "a/.."])
+@pytest.mark.parametrize("name", ["", "/zarr.json", "/c/0"])
+def test_keys_that_name_no_one_place_are_refused_before_bytes_are_written(
+    tmp_path: Path, key: str, name: str
+) -> None:
+    store = _store(LocalStorage(tmp_path))
+    before = {*tmp_path.rglob("*")}
+    with pytest.raises(InvalidArgumentError, match="is refused"):
+        store.set_sync(key + name, _buffer(bytes(1 << 20)))
+    with pytest.raises(InvalidArgumentError, match="is refused"):
+        asyncio.run(store.set(key + name, _buffer(bytes(1 << 20))))
+    assert {*tmp_path.rglob("*")} == before
+    assert _bytes(store.get_sync("a/b")) is None
+
+
+@pytest.mark.parametrize("key", ["a..b", "..a", "a...", "ä/ö", "a b", "%2e%2e/x", "c:\\x"])
 def test_odd_keys_are_kept(key: str) -> None:
     repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
     session = repository.writable_session("main")

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import NotFoundError, UnsupportedFormatError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
 from zarr_manifests.records import dataclass
 
@@ -42,8 +42,10 @@ __all__ = [
     "GroupMeta",
     "absolute",
     "check_document",
+    "check_inside",
     "directory",
     "document_path",
+    "is_inside",
     "join",
     "no_array",
     "node_documents",
@@ -78,6 +80,36 @@ def absolute(path: str) -> str:
     ('/air', '/opaque')
     """
     return path if path.startswith("/") else f"/{path}"
+
+
+def is_inside(key: str) -> bool:
+    """Whether a key or path names one place below any folder, URL or archive.
+
+    So no segment is empty, `.` or `..`, and no character is NUL.
+
+    Examples
+    --------
+    >>> from zarr_manifests.keys import is_inside
+    >>> [key for key in ("a/.b", "a..b", "../a", "/a", "a//b", "a/", "") if is_inside(key)]
+    ['a/.b', 'a..b']
+    """
+    text = f"/{key}/"
+    return not ("//" in text or "/./" in text or "/../" in text or "\0" in text)
+
+
+def check_inside(key: str) -> str:
+    """Return a key or path that is stored, or written as a name somewhere else.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Unless `is_inside`.
+    """
+    if is_inside(key):
+        return key
+    raise InvalidArgumentError(
+        f"the name {key[:80]!r} is refused: it has an empty, '.' or '..' segment, or a NUL"
+    )
 
 
 def no_array(path: str, arrays: Iterable[str], where: str = "") -> NotFoundError:

@@ -118,7 +118,7 @@ def model_set(model: dict[str, bytes], key: str, data: bytes) -> None:
 _PATHS = ["", "a", "a/b", "a/c", "g"]
 _RESTS = ["c/0", "c/1", "c/2", "c/3", "c/0/1", "c/1/1", "c"]
 _RESTS += ["0", "1", "2", "3", "0/1", "1/1", "0.1", "1.1", "c/01", "c/+1"]
-_OTHER_KEYS = [".zmetadata", "a//c/0", "x/y/z", "c/9999999999999999999", "a/zarr.json/c/0"]
+_OTHER_KEYS = [".zmetadata", "a/b/b/c/0", "x/y/z", "c/9999999999999999999", "a/zarr.json/c/0"]
 _OTHER_KEYS += ["a/.zarray/0", "ab/c/0"]
 _CHUNK_KEYS = [f"{path}/{rest}".lstrip("/") for path in _PATHS for rest in _RESTS] + _OTHER_KEYS
 _V3_KEYS = [join(path, "zarr.json") for path in _PATHS]

@@ -55,15 +55,6 @@ def test_a_zip_has_every_byte(repo: zm.Repository, tmp_path: Path) -> None:
     assert (tmp_path / "again.zip").read_bytes() == before
 
 
-def test_a_name_that_a_zip_would_cut_short_is_refused(tmp_path: Path) -> None:
-    repo = zm.Repository.create(MemoryStorage())
-    with repo.transaction(message="an odd name") as store:
-        zarr.create_array(store, name="a\0b", shape=(4,), chunks=(2,), dtype="i4")[:] = 1
-    with pytest.raises(InvalidArgumentError, match="cannot be the name"):
-        repo.readonly_session().export(tmp_path / "odd.zip", "zip")
-    assert not (tmp_path / "odd.zip").exists()
-
-
 def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     repo: zm.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

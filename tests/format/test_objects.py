@@ -58,6 +58,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.keys import is_inside
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 
 _FUZZ = settings(
@@ -84,7 +85,10 @@ sessions = st.builds(
     lambda start, tail: f"{start:012d}-{tail.hex()}", st.integers(0, 10**12 - 1), node_ids
 )
 texts = st.text(max_size=12)
-paths = texts.map(lambda text: text.lstrip("/"))
+keys = texts.filter(is_inside)
+paths = st.just("") | keys
+ref_names = st.from_regex(r"[A-Za-z0-9_]{1,6}(/[a-z.-]*[a-z-])?", fullmatch=True)
+repository_ids = ids16.map(bytes.hex)
 numbers = st.integers(0, 2**63 - 1)
 times = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
 
@@ -164,7 +168,7 @@ manifests = st.builds(Manifest.of, st.lists(st.tuples(node_ids, tables), max_siz
 nodes = st.one_of(
     st.builds(Node, paths, node_ids, st.just(NodeKind.GROUP), st.just({"zarr.json": GROUP})),
     st.builds(Node, paths, node_ids, st.just(NodeKind.ARRAY), st.just({"zarr.json": ARRAY})),
-    st.builds(Node, texts.map("/{}".format), node_ids, st.just(NodeKind.OPAQUE), st.just({})),
+    st.builds(Node, keys.map("/{}".format), node_ids, st.just(NodeKind.OPAQUE), st.just({})),
     st.builds(Node, paths, node_ids, st.just(NodeKind.GROUP), st.just({".zgroup": V2_GROUP})),
     st.builds(
         Node,
@@ -291,8 +295,8 @@ page_refs = st.lists(
 ).map(lambda pages: tuple(sorted(pages, key=lambda page: page.first)))
 pages = st.builds(
     Page,
-    st.dictionaries(texts, branches, max_size=3),
-    st.dictionaries(texts, st.none() | blob_refs("snapshots").map(BlobRef.bare), max_size=3),
+    st.dictionaries(ref_names, branches, max_size=3),
+    st.dictionaries(ref_names, st.none() | blob_refs("snapshots").map(BlobRef.bare), max_size=3),
     st.lists(leases, max_size=2).map(lambda found: {lease.name: lease for lease in found}),
     st.lists(pending, max_size=2).map(tuple),
 )
@@ -312,17 +316,13 @@ def digest_values(draw: st.DrawFn) -> Digest:
 
 roots = st.builds(
     Root,
-    texts,
+    repository_ids,
     st.integers(1, 2**63 - 1),
     ids16,
     times,
     configs,
-    st.dictionaries(
-        texts,
-        branches,
-        max_size=3,
-    ),
-    st.dictionaries(texts, blob_refs("snapshots").map(BlobRef.bare), max_size=3),
+    st.dictionaries(ref_names, branches, max_size=3),
+    st.dictionaries(ref_names, blob_refs("snapshots").map(BlobRef.bare), max_size=3),
     st.lists(texts, max_size=3).map(tuple),
     st.lists(log_entries, max_size=3).map(tuple),
     st.lists(leases, max_size=2).map(tuple),
@@ -480,7 +480,7 @@ def test_the_same_root_is_the_same_bytes_whatever_the_order() -> None:
     """Two writers that archive the same version write the same bytes."""
     tags = {name: BlobRef(WHERE.replace("deltas", "snapshots"), 3, 4) for name in "cab"}
     branches = {name: Branch(ref, None) for name, ref in tags.items()}
-    root = Root("r", 1, b"w" * 16, 5, RepositoryConfig(), branches, tags)
+    root = Root("0" * 32, 1, b"w" * 16, 5, RepositoryConfig(), branches, tags)
     again = replace(
         root,
         branches={name: branches[name] for name in sorted(branches)},
@@ -612,7 +612,7 @@ def samples() -> dict[str, bytes]:
     lease = Lease(b"l" * 16, "000000000001-" + "ab" * 12, snapshot_id_of(WHERE), 99, "owner")
     values: dict[str, Any] = {
         "root": Root(
-            "r" * 32,
+            "a" * 32,
             9,
             b"w" * 16,
             5,
@@ -924,6 +924,48 @@ def test_whether_a_delta_changes_nodes_is_true_or_false(
     fields["deltas"][0][name] = wrong
     with pytest.raises(CorruptObjectError, match="expected true or false"):
         read("snapshot", envelope(2, msgpack.packb(fields)))
+
+
+CLIMBING = ["..", ".", "../x", "/x", "a/../b", "a/./b", "a//b", "a/", "a/..", "a\0b"]
+
+
+@pytest.mark.parametrize("name", CLIMBING)
+@pytest.mark.parametrize("kind", ["base", "delta", "digest"])
+@pytest.mark.parametrize("opaque", [False, True])
+def test_a_path_that_leads_elsewhere_is_refused(
+    samples: dict[str, bytes], kind: str, name: str, opaque: bool
+) -> None:
+    fields = msgpack.unpackb(_payload_of(samples[kind]))
+    node = ["/new", b"o" * 12, 2, {}] if opaque else ["new", b"o" * 12, 0, {"zarr.json": GROUP}]
+    fields["nodes"].append(node)
+    read(kind, envelope(KINDS[kind], msgpack.packb(fields)))
+    node[0] = f"/{name}" if opaque else name
+    with pytest.raises(CorruptObjectError):
+        read(kind, envelope(KINDS[kind], msgpack.packb(fields)))
+
+
+@pytest.mark.parametrize("name", [*CLIMBING, "\x1b[2J", "$(x)", "a b", "-x", ""])
+@pytest.mark.parametrize("kind", ["root", "page"])
+@pytest.mark.parametrize("section", ["branches", "tags"])
+def test_a_ref_that_leads_elsewhere_is_refused(
+    samples: dict[str, bytes], kind: str, section: str, name: str
+) -> None:
+    fields = msgpack.unpackb(_payload_of(samples[kind]))
+    held = fields[section]
+    held["a/b"] = next(value for value in held.values() if value is not None)
+    read(kind, envelope(KINDS[kind], msgpack.packb(fields)))
+    held[name] = held["a/b"]
+    with pytest.raises(CorruptObjectError, match="not a valid branch or tag name"):
+        read(kind, envelope(KINDS[kind], msgpack.packb(fields)))
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "", "a" * 31, "A" * 32, "a" * 32 + "\n"])
+def test_a_repository_id_that_leads_elsewhere_is_refused(
+    samples: dict[str, bytes], name: str
+) -> None:
+    fields = msgpack.unpackb(_payload_of(samples["root"])) | {"repository": name}
+    with pytest.raises(CorruptObjectError, match="repository id"):
+        read("root", envelope(KINDS["root"], msgpack.packb(fields)))
 
 
 def test_a_page_with_more_marks_than_are_read_is_not_written(

@@ -32,7 +32,7 @@ def root(
 ) -> Root:
     leases = () if lease is None else (Lease(bytes(16), lease, SNAPSHOT, 0, "test"),)
     return Root(
-        "0" * 24,
+        "0" * 32,
         version=20,
         write_id=bytes(16),
         written_ms=0,

@@ -39,6 +39,7 @@ from zarr_manifests.keys import (
     DOCUMENTS,
     ArrayMeta,
     GroupMeta,
+    check_inside,
     join,
     node_documents,
     parse_documents,
@@ -97,7 +98,7 @@ class Node:
     Raises
     ------
     InvalidArgumentError
-        If the path is not valid Unicode text.
+        If the path is not valid Unicode text, or could lead out of a folder.
     CorruptObjectError
         If the id has the wrong length, or the documents do not describe a node of that kind.
     """
@@ -113,6 +114,8 @@ class Node:
 
     def __post_init__(self) -> None:
         check_texts("a key", self.path)
+        if self.path:
+            check_inside(self.path.removeprefix("/"))  # an opaque entry's begins with one
         meta = parse_documents(self.documents)
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "array", meta if isinstance(meta, ArrayMeta) else None)

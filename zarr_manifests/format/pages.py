@@ -14,7 +14,7 @@ from typing import Any
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
-from zarr_manifests.format.root import Branch, Lease, PendingDeletion
+from zarr_manifests.format.root import Branch, Lease, PendingDeletion, check_ref_name
 from zarr_manifests.records import dataclass
 
 __all__ = ["Page"]
@@ -44,6 +44,8 @@ class Page:
     def __post_init__(self) -> None:
         if any(lease.name != name for name, lease in self.leases.items()):
             raise CorruptObjectError("page: a lease has another name than its own")
+        for name in (*self.branches, *self.tags):
+            check_ref_name(name)
 
     def names(self, section: str) -> list[str]:
         """Its names in that section."""

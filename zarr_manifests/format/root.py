@@ -40,6 +40,7 @@ from zarr_manifests.format.envelope import (
     unpack,
 )
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
+from zarr_manifests.keys import is_inside
 from zarr_manifests.records import dataclass
 
 __all__ = [
@@ -83,6 +84,7 @@ METADATA: Final = "metadata"
 FEATURES: Final = (MARKS_PAGE, MERGE, HISTORY_PAGES, ZONE_MAPS, METADATA)
 """The optional parts of the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
+_REPOSITORY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
 
@@ -116,13 +118,14 @@ def check_ref_name(name: object) -> str:
     Raises
     ------
     InvalidArgumentError
-        Unless it has letters, digits and `_ . / -` only, and starts with a letter, digit or `_`.
+        Unless it has letters, digits and `_ . / -` only, starts with a letter, digit or `_`, and no
+        segment is empty, `.` or `..`.
     """
-    if isinstance(name, str) and _REF_NAME.fullmatch(name):
+    if isinstance(name, str) and _REF_NAME.fullmatch(name) and is_inside(name):
         return name
     raise InvalidArgumentError(
         f"{str(name)[:80]!r} is not a valid branch or tag name: use letters, digits and _ . / -, "
-        "and start with a letter, a digit or _"
+        "start with a letter, a digit or _, and leave no part between slashes empty, . or .."
     )
 
 
@@ -432,6 +435,10 @@ class Root:
         check_numbers("root.at_ms", self.written_ms, most=MAX_MS)
         gone = *self.deleted_tags, *self.deleted_branches, *self.deleted_leases
         check_texts("root", self.repository_id, *gone)
+        if not _REPOSITORY_ID.fullmatch(self.repository_id):
+            raise CorruptObjectError("root: invalid repository id")
+        for name in (*self.branches, *self.tags):
+            check_ref_name(name)
         for section, pages in self.pages.items():
             names = [page.first for page in pages]
             if section not in _SECTIONS or names != sorted(set(names)):

@@ -35,7 +35,7 @@ from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c, crc32c_of_each
-from zarr_manifests.keys import document_path, split
+from zarr_manifests.keys import check_inside, document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
 __all__ = ["INTERRUPTED", "UNKNOWN", "TipCheck", "Workspace"]
@@ -159,7 +159,7 @@ class Workspace:
 
         `in_loop` says that the caller is an event loop, which must not block on an upload.
         """
-        self._before_change(key)
+        self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
             set_reported(self, key, path, data)
@@ -284,7 +284,7 @@ class Workspace:
 
     async def set_async(self, key: str, data: bytes) -> None:
         """Like `set`, for an event loop: only the chunk's upload is awaited."""
-        self._before_change(key)
+        self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
             await asyncio.to_thread(set_reported, self, key, path, data)
