@@ -21,6 +21,7 @@ import numpy as np
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields
+from zarr_manifests.keys import is_inside
 from zarr_manifests.records import dataclass
 
 __all__ = [
@@ -165,7 +166,7 @@ class VirtualSources:
             raise CorruptObjectError("virtual sources: a path is empty or contains NUL")
         climbs = any(relative) and ("//" in text or "/./" in text or "/../" in text)
         if climbs and any(
-            relative[c] and not {"", ".", ".."}.isdisjoint(path.split("/"))
+            relative[c] and not is_inside(path)
             for c, path in zip(self.container.tolist(), self.paths, strict=True)
         ):
             raise CorruptObjectError("virtual sources: a path could leave its container")

@@ -31,6 +31,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
+from zarr_manifests.keys import is_inside
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.url import environment_mark, from_url
@@ -279,12 +280,7 @@ class Containers:
             name, _, path = url.removeprefix("virtual://").partition("/")
             check_container_name(name)
             surrogates = path.encode(errors="replace").decode() != path
-            if (
-                not path
-                or "\0" in path
-                or surrogates
-                or not {"", ".", ".."}.isdisjoint(path.split("/"))
-            ):
+            if surrogates or not is_inside(path):
                 raise InvalidArgumentError(
                     f"a location in container {name!r} is refused: it must be a relative path "
                     "without empty, '.' or '..' segments"

@@ -35,6 +35,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.envelope import unpack
 from zarr_manifests.grid import IndexArray
+from zarr_manifests.keys import is_inside
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.flatbuffers import Flat, FlatColumns, FlatTable, flex_value
@@ -510,7 +511,7 @@ def _node(table: FlatTable) -> ForeignNode:
     if len(node_id) != _NODE_BYTES or not path.startswith("/"):
         raise CorruptObjectError(f"{where} is damaged: a node has no id or no path")
     inner = path[1:]
-    if inner and not {"", ".", ".."}.isdisjoint(inner.split("/")):
+    if inner and not is_inside(inner):
         raise CorruptObjectError(f"{where} is damaged: a node has the path {path[:80]!r}")
     array = table.table(4) if table.number(3, "B") == 1 else None
     manifests = [] if array is None else [_manifest(each) for each in array.tables(2)]

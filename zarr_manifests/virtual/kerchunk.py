@@ -43,6 +43,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedFormatError,
 )
+from zarr_manifests.keys import is_inside
 from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.storage import ObjectStorage
 from zarr_manifests.storage.files import open_regular
@@ -213,7 +214,7 @@ def _remote_folder(
         return None
     with tempfile.TemporaryDirectory() as folder:
         for info in counted(progress, "fetching files", [*storage.files()]):
-            if not {"", ".", ".."}.isdisjoint(info.key.split("/")):
+            if not is_inside(info.key):
                 raise InvalidArgumentError(f"{url} has an object with an odd name, {info.key!r}")
             budget.take(info.nbytes, url)
             read = storage.get_version(info.key, 0, info.nbytes, Version())

@@ -44,6 +44,7 @@ from zarr_manifests.keys import (
     V2_ATTRIBUTES,
     V2_GROUP,
     ArrayMeta,
+    is_inside,
     join,
     parse_documents,
     split,
@@ -178,8 +179,7 @@ def _is_path(path: str) -> bool:
     """Whether it can be the path of a node, and of a folder below another."""
     if not path:
         return True
-    sound = path.encode(errors="replace").decode() == path and "\0" not in path
-    return sound and {"", ".", ".."}.isdisjoint(path.split("/"))
+    return path.encode(errors="replace").decode() == path and is_inside(path)
 
 
 def _check_strays(folder: str, arrays: Mapping[str, ArrayMeta]) -> None:

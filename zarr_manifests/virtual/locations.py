@@ -17,6 +17,7 @@ import urllib.parse
 from typing import Final
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.keys import is_inside, join
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import check_key
 
@@ -123,13 +124,12 @@ def parse_location(url: object) -> tuple[str, str]:
         name, _, key = text.rstrip("/").partition("/")
         return "memory", f"{name}/{check_key(key)}" if key else name
     root, key = _root(scheme, host), text[len(host) + 1 :].removesuffix("/")
-    segments = key.split("/") if key else []
-    if _ODD.search(key) or not {"", ".", ".."}.isdisjoint(segments):
+    if key and (_ODD.search(key) or not is_inside(key)):
         raise InvalidArgumentError(
             f"a {scheme}:// location with an empty, '.' or '..' segment, a backslash or a control "
             "character is refused"
         )
-    return scheme, "/".join([root, *segments])
+    return scheme, join(root, key) if key else root
 
 
 def _unescaped(scheme: str, rest: str) -> str:

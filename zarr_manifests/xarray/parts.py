@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import xarray as xr
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import is_inside
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.appending import Append
@@ -150,7 +151,7 @@ def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, 
                 f"is {{path: {{variable: ...}}}}. There are: {listed}"
             )
         for path, node in given.subtree_with_keys:
-            if node is not given and {"", ".", ".."}.intersection(path.split("/")):
+            if node is not given and not is_inside(path):
                 raise InvalidArgumentError(f"a group cannot have the path {path!r} of a node")
         return [
             (

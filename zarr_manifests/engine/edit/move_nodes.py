@@ -19,7 +19,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.keys import ArrayMeta
+from zarr_manifests.keys import ArrayMeta, is_inside
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.tables.moves import Places, moves_of, plan_move, reindexed, shifted
 
@@ -32,12 +32,12 @@ def node_path(path: object) -> str:
     Raises
     ------
     InvalidArgumentError
-        If it is no text, or a segment is empty, `.` or `..`.
+        If it is no text, or no such path.
     """
     if not isinstance(path, str):
         raise InvalidArgumentError(f"{path!r} is not the path of a group or array")
     stripped = path.strip("/")
-    if stripped and not {"", ".", ".."}.isdisjoint(stripped.split("/")):
+    if stripped and not is_inside(stripped):
         raise InvalidArgumentError(f"{path[:80]!r} is not the path of a group or array")
     return stripped
 
