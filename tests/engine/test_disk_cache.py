@@ -96,6 +96,15 @@ def test_what_was_put_is_there_for_whoever_opens_the_folder(tmp_path: Path) -> N
     assert meter.read().disk_cache_hits == 1
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "..", "."])
+def test_an_id_that_leads_elsewhere_makes_no_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "cache"
+    for odd in (name, str(tmp_path / "elsewhere")):
+        with pytest.raises(InvalidArgumentError, match="is refused"):
+            DiskCache.open(CacheOptions(directory=str(folder)), odd, SYSTEM, Meter())
+    assert [*tmp_path.rglob("*")] == [folder]
+
+
 @pytest.mark.parametrize("odd", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
 def test_what_is_no_regular_file_is_no_hit(tmp_path: Path, odd: Callable[[Path], None]) -> None:
     ref, data = encoded(1)

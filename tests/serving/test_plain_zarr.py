@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 import zarr_manifests as zm
+from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
 from zarr_manifests.serving import answers, folder_links, values
 from zarr_manifests.serving.http_ranges import RangeError, part_of
@@ -457,6 +458,20 @@ def test_names_are_escaped_and_lead_to_what_they_name() -> None:
         # A group of names that fsspec takes as they are is listed without consolidated metadata.
         group = zarr.open_group(f"{url}/zarr/main", mode="r", use_consolidated=False)
         assert {"a b", "ünï", "http_x"} <= {*group}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_lead_elsewhere_are_neither_read_nor_linked(tmp_path: Path, name: str) -> None:
+    hostile_repository(tmp_path, f"{name}/zarr.json")
+    with serving(zm.Repository.open(tmp_path)) as url:
+        for page in ("/zarr/main/", "/zarr/main/zarr.json", "/tree/main"):
+            answer = get(url, page)
+            assert answer.status == 500
+    with unchecked(), serving(zm.Repository.open(tmp_path)) as url:
+        if name.partition("/")[0] in ("", ".", ".."):
+            assert get(url, "/zarr/main/").status == 400
+        if not name.startswith("/"):  # else it is no array
+            assert get(url, "/tree/main").status == 400
 
 
 def test_a_folder_of_too_many_chunks_is_not_listed_in_part(

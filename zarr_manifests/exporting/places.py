@@ -238,8 +238,6 @@ class Folder:
 
     def _put_each(self, items: Iterable[tuple[str, bytes]]) -> None:
         for key, data in items:
-            if "\0" in key:
-                raise InvalidArgumentError(f"{key!r:.80} cannot be the name of a file")
             self._put_one(f"{self.name}/{key}", data)
 
     def _put_one(self, path: str, data: bytes) -> None:

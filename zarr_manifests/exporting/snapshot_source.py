@@ -31,6 +31,7 @@ from zarr_manifests.keys import (
     V3_DOCUMENT,
     ChunkKeys,
     absolute,
+    check_inside,
     directory,
     join,
     split,
@@ -200,8 +201,8 @@ class SnapshotSource:
         return None if same.all() else pick(table, coords[~same])
 
     def relative(self, key: str) -> str:
-        """The key below the root of the export."""
-        return key[len(directory(self.path)) :]
+        """The key below the root of the export: every name that an export writes."""
+        return check_inside(key[len(directory(self.path)) :])
 
 
 def _is_hidden(node: Node) -> bool:

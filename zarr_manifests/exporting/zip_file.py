@@ -61,8 +61,8 @@ def _archive(file: BinaryIO, path: str) -> Iterator[zipfile.ZipFile]:
 def _add(archive: zipfile.ZipFile, path: str, batch: list[tuple[str, bytes]]) -> None:
     with translated(path):
         for key, data in batch:
-            if "\0" in key:  # where the name would end, so that entries would hide one another
-                raise InvalidArgumentError(f"{key!r:.80} cannot be the name of a file")
+            if "\\" in key or key[1:2] == ":":  # a folder or drive where ZIPs may be unpacked
+                raise InvalidArgumentError(f"{key!r:.80} cannot be the name of a file in a ZIP")
             entry = zipfile.ZipInfo(key)  # of no time, so that equal exports are equal files
             entry.external_attr = _READABLE
             archive.writestr(entry, data)

@@ -15,7 +15,7 @@ from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.keys import V2_GROUP, ArrayMeta, directory
+from zarr_manifests.keys import V2_GROUP, ArrayMeta, check_inside, directory
 from zarr_manifests.markup import html_text
 from zarr_manifests.serving.served import OpenSnapshot
 
@@ -119,5 +119,6 @@ def _link(name: str) -> str:
 
     fsspec takes the other characters as they are, and a link that begins like a URL for one.
     """
+    check_inside(name.removesuffix("/"))
     text = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
     return f"./{text}" if text.startswith("http") or ":" in text else text

@@ -25,7 +25,7 @@ from zarr_manifests.display import fields_of, hierarchy
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.keys import absolute, split
+from zarr_manifests.keys import absolute, check_inside, split
 from zarr_manifests.picturing.chunk_map import ChunkMap
 from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import Diff, SnapshotInfo, Totals, moved_tops
@@ -364,7 +364,8 @@ def _shown(value: object) -> object:
 
 def _link(root: str, *parts: object) -> str:
     """A path on this server; names of arrays keep their slashes."""
-    return root + "/" + "/".join(quote(str(part), safe="/~") for part in parts)
+    names = [str(part) for part in parts]  # escaped dots would climb, too
+    return root + "/" + "/".join(quote(name and check_inside(name), safe="/~") for name in names)
 
 
 def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:

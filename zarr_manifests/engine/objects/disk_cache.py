@@ -35,6 +35,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import check_inside
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 from zarr_manifests.storage.disk import Disk, PosixDisk
@@ -64,7 +65,7 @@ class DiskCache:
         disk: Disk | None = None,
     ) -> None:
         self._root = folder
-        self._folder = os.path.join(folder, repository_id)
+        self._folder = os.path.join(folder, check_inside(repository_id))
         self._max_bytes = max_bytes
         self._runtime = runtime
         self._meter = meter
