@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -597,3 +598,30 @@ def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
     zm.write(north.assign_coords(lat=north.lat + 1), repo, message="shift", mode="a")
     with pytest.raises(ConflictError, match="changed the coordinate 'lat'"):
         commits_of(session).commit("rows", check_tip=begun.check_tip)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "read"),
+    [
+        ("u8", "-1", None),
+        ("u8", "18446744073709551617", None),
+        ("i8", "18446744073709551617", None),
+        ("f8", "9007199254740993", None),
+        ("i8", "-7", -7),
+        ("i8", "1152921504606846977", 1152921504606846977),
+        ("u8", "18446744073709551615", 18446744073709551615),
+    ],
+)
+def test_decimals_are_whole_numbers_or_refused(
+    kind: str, given: str, read: int | None, tmp_path: Path
+) -> None:
+    repo = Repository.create(tmp_path)
+    zm.write(xr.Dataset({"v": ("x", np.zeros(2, kind))}, {"x": [0, 1]}), repo, message="m")
+    for precision in (20, 38):
+        decimals = pa.array([Decimal(given)], pa.decimal128(precision, 0))
+        table = pa.table({"x": pa.array([0]), "v": decimals})
+        try:
+            write_table(repo, table, target="/", dims=["x"], mode="overwrite-region")
+        except InvalidArgumentError:
+            assert read is None
+        assert opened(repo).v.values.tolist() == [read or 0, 0]

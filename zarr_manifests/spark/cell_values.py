@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -46,8 +47,7 @@ def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
     elif pa.types.is_duration(kind):
         column = column.cast(pa.duration("us")).cast(pa.int64())
     elif pa.types.is_decimal(kind):
-        whole = kind.scale == 0 and kind.precision == 20  # as `read` has uint64
-        column = column.cast(pa.uint64() if whole else pa.float64(), safe=False)
+        column = _number(column)
     values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         return values.view("M8[us]" if pa.types.is_timestamp(kind) else "m8[us]")
@@ -56,6 +56,16 @@ def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return values.astype(object)
     raise InvalidArgumentError(f"values of type {kind} cannot be written to an array")
+
+
+def _number(column: pa.Array) -> pa.Array:
+    """Decimals as whole numbers, if they have no fraction, or as the nearest floats."""
+    if column.type.scale:
+        return column.cast(pa.float64(), safe=False)
+    for whole in (pa.int64(), pa.uint64()):  # `read` has uint64 as decimals
+        with suppress(pa.ArrowInvalid):
+            return column.cast(whole)
+    raise InvalidArgumentError(f"decimals of type {column.type} are beyond 64-bit integers")
 
 
 def shown(value: Any) -> str:

@@ -29,6 +29,8 @@ _PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _LISTED: Final = 5
+_SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
+"""Calendars that agree since 1582."""
 
 
 def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
@@ -53,6 +55,7 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
     arrays = group.nodes
     if append_dim is not None:
         _check_lengths(ds, arrays, append_dim)
+    _check_sizes(ds, arrays, append_dim)
     for name in sorted(map(str, ds.variables)):
         if name in arrays:
             _check_variable(name, ds.variables[name], group, append_dim)
@@ -82,6 +85,34 @@ def _check_lengths(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hasha
         check_not_new(ds, arrays, append_dim)
 
 
+def _check_sizes(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable | None) -> None:
+    """Refuse new variables with which the group would not open: a dimension has one length."""
+    metas = {name: node.array for name, node in arrays.items() if node.array is not None}
+    sizes = {
+        dim: (size, name)
+        for name, meta in metas.items()
+        for dim, size in zip(meta.dimension_names or (), meta.shape, strict=False)
+    }
+    scalars = {name for name, meta in metas.items() if not meta.shape}
+    for name, variable in ds.variables.items():
+        if name in arrays:
+            continue
+        for dim, size in variable.sizes.items():
+            there, other = sizes.get(str(dim), (size, ""))
+            if dim in scalars or (there != size and dim != append_dim):
+                found = "a scalar" if dim in scalars else f"{there} long, as {other!r} has it"
+                raise InvalidArgumentError(
+                    f"{name!r} has {size} values along {dim!r}, and {dim!r} is {found}: the group "
+                    "could not be opened as a dataset any more. Rename the dimension, or write to "
+                    "another group, with group=..."
+                )
+        if not variable.dims and str(name) in sizes:
+            raise InvalidArgumentError(
+                f"{name!r} is a dimension in the group and would become a scalar, with which the "
+                "group could not be opened as a dataset any more: rename it"
+            )
+
+
 def check_not_new(ds: xr.Dataset, arrays: Mapping[str, Node], append_dim: Hashable) -> None:
     """Refuse variables along the dimension that the group, which has values along it, lacks.
 
@@ -103,8 +134,11 @@ def _check_variable(
 ) -> None:
     meaning = meaning_of_bounds(name, group.attributes.values())
     attributes = {**meaning, **group.attributes[name]}
+    own = dict(variable.attrs)
+    if "units" in own and attributes.get("calendar") not in (None, *_SAME_NOW):
+        own.setdefault("calendar", "standard")  # as CF says
     for key in MEANING:
-        there, given = attributes.get(key), variable.attrs.get(key)
+        there, given = attributes.get(key), own.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
             raise InvalidArgumentError(
                 f"{name!r} has the {key} {given!r}, and the existing array keeps its {key} "
@@ -143,10 +177,16 @@ def _same_units(one: str, other: str) -> bool:
 
 
 def _same(name: str, variable: xr.Variable, group: StoredGroup) -> bool:
+    """Whether an index coordinate is the stored one; floats may be rounded in another way."""
     new, old = np.asarray(group.encoded(name, variable).values), group.values(name)
-    if new.dtype.kind in "iufb" and old.dtype.kind in "iufb":
-        return np.allclose(new.astype(old.dtype), old, rtol=_CLOSE, atol=0.0, equal_nan=True)
-    return np.array_equal(new.astype(str), old.astype(str))
+    if new.dtype.kind == old.dtype.kind == "f" and " since " not in _units(name, group):
+        close = _CLOSE * np.ptp(old) / max(old.size, 1)
+        return np.allclose(new, old, rtol=_CLOSE, atol=close, equal_nan=True)
+    return bool(((new == old) | ((new != new) & (old != old))).all())
+
+
+def _units(name: str, group: StoredGroup) -> str:
+    return str(group.attributes[name].get("units"))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
-from zarr_manifests.xarray.fit import Fit, MisfitError
+from zarr_manifests.xarray.fit import Fit, MisfitError, is_time
 from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds, open_array
 
 __all__ = ["DatasetWriter", "begin_write", "encoding_of", "explained", "fit_of", "fits_of"]
@@ -370,12 +370,21 @@ def fits_of(
     """
     there = group.nodes if group.exists and options["mode"] != "w" else {}
     fits = {}
+    bounding = [
+        {**variable.attrs, "units": "days since 1970-01-01"}
+        for variable in ds.variables.values()
+        if "bounds" in variable.attrs and is_time(variable)
+    ]
     for key, variable in ds.variables.items():
         name, own, along = str(key), dict(variable.attrs), options["append_dim"]
         if name not in there:
             how = encoding.get(key, variable.encoding)
-            fill = how.get("fill_value") if options["zarr_format"] == 2 else None
-            fits[name] = Fit(name, own, _kept(how), fill=fill)
+            more = meaning_of_bounds(
+                name, [*bounding, *(group.attributes.values() if there else ())]
+            )
+            if options["zarr_format"] == 2 and how.get("fill_value") is not None:
+                more["_FillValue"] = how["fill_value"]
+            fits[name] = Fit(name, own, _kept(how), more=more)
         elif options["mode"] != "a-" or along is None or along in variable.dims:
             stored = group.variable(name)
             attributes = meaning_of_bounds(name, group.attributes.values()) | stored.attrs

@@ -20,6 +20,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final
@@ -82,8 +83,9 @@ class Fit:
         Type of the existing array; None if there is none.
     attributes : mapping, optional
         What a reader decodes the existing array by.
-    fill : optional
-        The fill value of a new array of Zarr v2, which a reader takes for a missing value.
+    more : mapping, optional
+        What a reader decodes a new array by, besides its attributes: the fill value of Zarr v2, and
+        the units of the times whose bounds it has.
     """
 
     name: str
@@ -91,7 +93,7 @@ class Fit:
     encoding: Mapping[str, Any]
     stored: np.dtype[Any] | None = None
     attributes: Mapping[str, Any] | None = None
-    fill: Any = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def checked(self, variable: xr.Variable, encoded: xr.Variable) -> xr.Variable:
         """The encoded variable; its values are checked here, or where dask computes them.
@@ -102,8 +104,13 @@ class Fit:
             If some would be read back differently.
         """
         check = _Comparison.of(self, variable.dtype, encoded)
-        if check is None:
+        if check is None and encoded.chunks is None:
             return encoded
+        if check is None:
+            data = encoded.data.map_blocks(
+                _as_declared, of=self.name, declared=variable.dtype, dtype=encoded.dtype
+            )
+            return xr.Variable(encoded.dims, data, encoded.attrs, encoded.encoding)
         how = dict(variable.attrs), dict(variable.encoding)
         if encoded.chunks is None:  # in memory, or lazy objects, which xarray has computed
             check.block(variable.values, encoded.values, (0,) * variable.ndim)
@@ -156,8 +163,10 @@ class Fit:
         """Describe the values that fit."""
         how = self.encoding if self.attributes is None else self.attributes
         dtype = self.encoding.get("dtype") if self.stored is None else self.stored
-        if dtype is None or "units" in how:
-            return f"times in {how.get('units', 'whole units')!r}"
+        if "units" in how:
+            return f"times in {how['units']!r}"
+        if dtype is None:
+            return "other values"
         dtype = np.dtype(object if dtype is str else dtype)
         if dtype.kind in "SU":
             unit, size = ("bytes", 1) if dtype.kind == "S" else ("characters", 4)
@@ -212,6 +221,8 @@ class _Comparison:
         Step and offset.
     asked : bool
         Whether a narrower type was asked for, in which small floats become 0.
+    with_own : mapping, optional
+        The attributes together with those of values that were given encoded, which have to open.
     """
 
     name: str
@@ -220,26 +231,26 @@ class _Comparison:
     in_parts: bool
     packing: tuple[float, float] | None
     asked: bool
+    with_own: Mapping[str, Any] | None
 
     @staticmethod
     def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Comparison | None:
         """The check of values of that type; None if each is surely read back as it is."""
-        own = fit.given
-        attributes = dict(encoded.attrs if fit.attributes is None else fit.attributes)
-        # What says how to decode them is no part of what was given.
-        attributes = {key: value for key, value in attributes.items() if key not in own}
-        attributes = {key: _plain(value) for key, value in attributes.items()}
+        found = {**fit.more, **encoded.attrs} if fit.attributes is None else fit.attributes
+        found = {key: _plain(value) for key, value in found.items()}
+        # What says how to decode numbers that were given encoded is no part of what was given.
+        own = fit.given if given.kind in "biufcS" else {}
+        attributes = {key: value for key, value in found.items() if key not in own}
+        told = not {*_MEANING, *_MISSING, "_Encoding"}.isdisjoint(own)
         stored = np.dtype(encoded.dtype) if fit.stored is None else fit.stored
         with _told(fit.name):  # as a reader does, before it decodes any value
             fill = encoded.attrs.get("_FillValue")
             if fit.stored is None and fill is not None:
                 FillValueCoder.decode(FillValueCoder.encode(fill, encoded.dtype), encoded.dtype)
-        if fit.fill is not None:
-            attributes.setdefault("_FillValue", _plain(fit.fill))
         fill = attributes.get("_FillValue")
         is_nan = isinstance(fill, float | complex) and fill != fill
         plain = (fill is None or is_nan) and _MEANING.isdisjoint(attributes)
-        if plain and given == stored and given.kind in "biufc":
+        if plain and not told and given == stored and given.kind in "biufc":
             return None
         numbers = given.kind in "biufc" and stored.kind in "biufc"
         times = "units" in attributes or "dtype" in attributes
@@ -248,7 +259,9 @@ class _Comparison:
         if any(attributes.get(key) is not None for key in _PACKING):
             step, offset = (float(attributes.get(key) or no) for key, no in _PACKING.items())
             packing = abs(step), abs(offset)
-        return _Comparison(fit.name, attributes, stored, numbers and not times, packing, asked)
+        with_own = found if told else None
+        in_parts = numbers and not times
+        return _Comparison(fit.name, attributes, stored, in_parts, packing, asked, with_own)
 
     def of_block(
         self,
@@ -286,7 +299,7 @@ class _Comparison:
     def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
         """Refuse dates that are not read back beside the other ones of which there are codes."""
         with _told(self.name):
-            read = self._read(codes.astype(self.stored, copy=False))
+            read = self._read(codes.astype(self.stored, copy=False), self.attributes)
             if self._differ(given.ravel(), read[: given.size]).any():
                 raise ValueError("dates beyond 1678 to 2262 are lost beside a missing one")
 
@@ -304,7 +317,10 @@ class _Comparison:
         found: list[tuple[int, Any, Any]] = []
         for seen, one, stored in self._parts(given.transpose(axes), codes.transpose(axes)):
             with np.errstate(all="ignore"), _told(self.name):
-                read = self._read(stored.astype(self.stored, copy=False))
+                stored = stored.astype(self.stored, copy=False)
+                if self.with_own is not None:
+                    self._read(stored, self.with_own)
+                read = self._read(stored, self.attributes, all_of=not self.in_parts)
                 off = self._differ(one, read)
             if not off.any():
                 continue
@@ -335,15 +351,17 @@ class _Comparison:
                 yield seen, one, stored
                 seen += one.size
 
-    def _read(self, stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _read(
+        self, stored: npt.NDArray[Any], attributes: Mapping[str, Any], *, all_of: bool = True
+    ) -> npt.NDArray[Any]:
         """The stored values as `xr.open_dataset` decodes them."""
         dims = [f"{self.name}-{axis}" for axis in range(stored.ndim)]
         if stored.ndim == 1:
             dims = [self.name]  # xarray warns of other variables
-        raw = xr.Variable(dims, stored, dict(self.attributes))
-        times: Any = {"decode_times": False, "decode_timedelta": False} if self.in_parts else {}
+        raw = xr.Variable(dims, stored, dict(attributes))
+        times: Any = {} if all_of else {"decode_times": False, "decode_timedelta": False}
         with warnings.catch_warnings():
-            if not self.in_parts:
+            if all_of:
                 warnings.simplefilter("ignore")  # the reader is warned
             return np.asarray(decode_cf_variable(self.name, raw, **times).values)
 
@@ -375,6 +393,8 @@ class _Comparison:
         wide = np.result_type(given, read, np.float32)
         distance = np.abs(np.subtract(read, given, dtype=wide))
         off: npt.NDArray[np.bool_] = ~(distance <= self._allowed(given, read.dtype))
+        if given.dtype.kind == "c" and read.dtype.kind != "c":
+            off |= given.imag != 0
         if self.packing is None and not self.asked:
             off |= (read == 0) & (given != 0)
         if off.any():  # NaN, or an infinity, is as far from itself as from all others
@@ -387,12 +407,21 @@ class _Comparison:
             info = np.finfo(self.stored)
             return np.abs(given) * float(info.eps) + float(info.smallest_subnormal)
         step, offset = self.packing
-        floats = [kind for kind in (given.dtype, read) if kind.kind in "fc"]
+        floats = [kind for kind in (given.dtype, read, self.stored) if kind.kind in "fc"]
         error = _ULPS * max((float(np.finfo(kind).eps) for kind in floats), default=0.0)
         if self.stored.kind in "iu":  # a constant: one huge value hides no other
             extent = step * 2.0 ** (8 * self.stored.itemsize)
             return step * (0.5 + 1e-6) + error * (extent + 2 * offset)
         return error * (np.abs(given) + 2 * offset) + step * float(np.finfo(self.stored).tiny)
+
+
+def _as_declared(block: Any, *, of: str, declared: np.dtype[Any]) -> Any:
+    if block.dtype != declared:
+        raise InvalidArgumentError(
+            f"{of!r} is computed as {block.dtype}, and dask was told that it is {declared}: "
+            "correct that, as by output_dtypes, or cast the values"
+        )
+    return block
 
 
 def _times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -478,7 +507,14 @@ def _told(name: str) -> Iterator[None]:
         yield
     except ManifestsError:
         raise
-    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise InvalidArgumentError(
             f"{name!r} could not be read back, for {type(error).__name__}: {error}. Nothing is "
             "committed. Change its encoding or its values"

@@ -106,7 +106,7 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
 def _check_names(ds: xr.Dataset) -> None:
     """Refuse names under which a variable would be written, and never be found."""
     for name in map(str, ds.variables):
-        if name in ("", ".", "..", *DOCUMENTS) or "/" in name:
+        if name in ("", ".", "..", *DOCUMENTS) or {*"/\\"} & {*name}:
             raise InvalidArgumentError(
                 f"{name!r} cannot be the name of an array: rename the variable, or write it to a "
                 "group, with group=..."
