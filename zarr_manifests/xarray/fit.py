@@ -145,14 +145,17 @@ class Fit:
             check.beside(given, np.append(encoded.values, there()))
 
     def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Values in memory, of one dimension, as the existing array stores them.
+        """Values in memory as the existing array stores them.
 
         Raises
         ------
         MisfitError
             If some would be read back differently.
         """
-        own = xr.Variable((self.name,), values, dict(self.given), dict(self.encoding))
+        dims = [f"{self.name}-{axis}" for axis in range(values.ndim)]
+        if values.ndim == 1:
+            dims = [self.name]  # xarray warns of other variables
+        own = xr.Variable(dims, values, dict(self.given), dict(self.encoding))
         with np.errstate(all="ignore"), _told(self.name):
             encoded = encode_cf_variable(own, name=self.name)
         codes = self.checked(own, encoded).values

@@ -19,17 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
-from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
-from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile, labels_near
+from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
-from zarr_manifests.xarray.encoding import begin_write
+from zarr_manifests.xarray.encoding import begin_write, fit_of
+from zarr_manifests.xarray.fit import Fit, MisfitError
 from zarr_manifests.xarray.scan_files import array_document, codecs_of
 from zarr_manifests.xarray.source_files import (
     FailedFileError,
@@ -60,7 +60,6 @@ _AXIS_CHUNK: Final = 8192
 _WINDOW_BYTES: Final = 32 * 1024**2
 """Values of a variable that are read before they are written, if one chunk is not larger."""
 _OPEN_FILES: Final = 64
-_ENCODING: Final = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "_Unsigned")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,24 +285,28 @@ def write_axis(store: ManifestStore, group: str, dim: str, placed: Sequence[Plac
         meaning = {**meaning_of_bounds(name, attributes.values()), **attributes[name]}
         for run in _runs(placed):
             values = np.concatenate([each.file.axis[name] for each in run])
-            codes, off = _codes(name, values, meaning, arrays[name].dtype)
-            if off is not None:
-                raise _misfit(name, run, meaning, arrays[name].dtype)
+            fit = fit_of(name, arrays[name].dtype, meaning)
+            try:
+                codes = _codes(fit, values)
+            except (InvalidArgumentError, MisfitError):
+                raise _misfit(fit, run) from None
             arrays[name][run[0].start : run[-1].stop] = codes
 
 
-def _misfit(
-    name: str, run: Sequence[PlacedFile], meaning: Mapping[str, Any], dtype: np.dtype[Any]
-) -> FailedFileError:
+def _misfit(fit: Fit, run: Sequence[PlacedFile]) -> FailedFileError:
     """What to tell of the first file whose values the array cannot hold."""
-    told = f" in {meaning['units']!r}" if "units" in meaning else ""
+    why = ""
     for each in run:  # xarray stores all in other units if those of one file do not fit
-        values = each.file.axis[name]
-        off = _codes(name, values, meaning, dtype)[1]
-        if off is not None:
+        try:
+            _codes(fit, each.file.axis[fit.name])
+        except MisfitError as error:
+            why = f": {error.misfits[0].given}"
+        except InvalidArgumentError as error:
+            why = f": {error}"
+        if why:
             break
-    text = f"{values[off or 0]} of {name!r} cannot be stored as {dtype}{told}, as the array has it"
-    return FailedFileError(each.file.url, text)
+    told = f"values of {fit.name!r} do not fit the array, which has room for {fit.range_text}{why}"
+    return FailedFileError(each.file.url, told)
 
 
 def _runs(placed: Sequence[PlacedFile]) -> Iterator[list[PlacedFile]]:
@@ -318,27 +321,10 @@ def _runs(placed: Sequence[PlacedFile]) -> Iterator[list[PlacedFile]]:
         yield run
 
 
-def _codes(
-    name: str, values: npt.NDArray[Any], meaning: Mapping[str, Any], dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], int | None]:
-    """The values as the array stores them, and the first row that would be read differently."""
-    how = {key: meaning[key] for key in _ENCODING if key in meaning}
-    dims = tuple(f"axis {n}" for n in range(values.ndim))
-    try:
-        given = xr.Variable(dims, values, {}, {**how, "dtype": dtype})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they warn of is found below
-            codes = np.asarray(encode_cf_variable(given, name=name).values)
-        kept = {key: how[key] for key in how if values.dtype.kind in "mMO" or key[0] != "u"}
-        times: Any = values.dtype.kind in "mMO"
-        read = decode_cf_variable(
-            name, xr.Variable(dims, codes, kept), decode_times=times, decode_timedelta=False
-        ).values
-        same = labels_near(read, values)
-    except (ValueError, TypeError, OverflowError):
-        return values, 0
-    wrong = np.flatnonzero(~same.reshape(len(values), -1).all(axis=1))
-    return codes.astype(dtype, copy=False), int(wrong[0]) if wrong.size else None
+def _codes(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they warn of is checked
+        return fit.encoded(values)
 
 
 # --- what tasks write ------------------------------------------------------------------------
