@@ -28,6 +28,7 @@ from zarr_manifests.decoding import decompressed
 __all__ = ["bounded"]
 
 _SPARE_BYTES: Final = 256
+_PART_BYTES: Final = 64  # of one in a shard: its place in the index, and a header
 _FILTERED_BYTES: Final = 16  # filters of format 2 change the type, at most to the largest one
 
 
@@ -102,9 +103,10 @@ def _most(spec: ArraySpec, *, part: int | None = None, least: int = 0) -> int | 
     if not isinstance(spec.dtype, HasItemSize):
         return None
     cells = math.prod(spec.shape)
-    parts = 1 if part is None else cells // part
+    parts = 0 if part is None else cells // part
     # Compressors add to what they cannot compress, and shards have an index of their parts.
-    return cells * max(spec.dtype.item_size, least) * 5 // 4 + parts * _SPARE_BYTES
+    spare = _SPARE_BYTES + parts * _PART_BYTES
+    return cells * max(spec.dtype.item_size, least) * 5 // 4 + spare
 
 
 @cache
