@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
+from zarr.core.buffer.cpu import Buffer
 
 import zarr_manifests as zm
 from hostile_names import NAMES, hostile_repository, unchecked
+from inside import context_of
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, UnsupportedFormatError
 
 FORMATS = {"zarr": True, "zip": True, "kerchunk": False, "icechunk": True}
@@ -72,3 +78,40 @@ def test_a_name_with_a_colon_gets_in_a_zip(tmp_path: Path) -> None:
     export(tmp_path, "zip")
     with zipfile.ZipFile(tmp_path / "u" / "v" / "w" / "out") as archive:
         assert archive.namelist() == ["ab:c", "zarr.json"]
+
+
+@pytest.mark.parametrize("link", ["a", "a/c/0"])
+def test_an_export_that_goes_on_follows_no_link(tmp_path: Path, link: str) -> None:
+    """Whoever makes a repository can foretell what an unfinished export of it looks like."""
+    repo = zm.Repository.create(tmp_path / "repository")
+    with repo.transaction(message="values") as store:
+        zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
+    session = repo.readonly_session()
+    session.export(tmp_path / "whole", "zarr")
+    outside, dest = tmp_path / "outside", tmp_path / "dest"
+    outside.mkdir()
+    (outside / "zarr.json").write_text("precious")
+    mark = {
+        "repository-id": context_of(repo).repository_id,
+        "snapshot-id": session.snapshot_id,
+        "path": "",
+    }
+    (dest / link).parent.mkdir(parents=True)
+    (dest / link).symlink_to(outside if link == "a" else outside / "zarr.json")
+    (dest / "__zarr_manifests_export.json").write_text(json.dumps(mark))
+    with pytest.raises(InvalidArgumentError, match="is a link"):
+        session.export(dest, "zarr")
+    assert [path.name for path in outside.iterdir()] == ["zarr.json"]
+    assert (outside / "zarr.json").read_text() == "precious"
+
+
+@pytest.mark.parametrize("data", [b"base64:eyJhIjoxfQ==", b"\xff\xfe"])
+def test_a_document_in_a_kerchunk_file_is_the_stored_one(tmp_path: Path, data: bytes) -> None:
+    repo = zm.Repository.create(tmp_path / "repository")
+    with repo.transaction(message="a group") as store:
+        for key, value in ((".zgroup", b'{"zarr_format": 2}'), (".zattrs", data)):
+            store.set_sync(key, Buffer.from_bytes(value))
+    repo.readonly_session().export(tmp_path / "refs.json", "kerchunk", copy=False)
+    refs = json.loads((tmp_path / "refs.json").read_text())["refs"]
+    kind, _, text = refs[".zattrs"].partition(":")
+    assert (kind, base64.b64decode(text)) == ("base64", data)

@@ -250,3 +250,30 @@ def test_an_axis_has_the_cells_of_a_slice(
         assert len({*(cells[where] // chunk)}) == 1
     np.testing.assert_array_equal(out, expected)
     assert len(parts) == axis.chunks(chunk) == len({*(expected // chunk)})
+
+
+@pytest.mark.parametrize(
+    ("compressor", "filters"),
+    [
+        ({"id": "bz2", "level": 1}, None),
+        ({"id": "lzma"}, None),
+        (None, [{"id": "astype", "encode_dtype": "|i1", "decode_dtype": "|S1000000"}]),
+    ],
+)
+def test_a_codec_that_may_make_anything_of_a_few_bytes_is_not_decoded(
+    compressor: Any, filters: Any
+) -> None:
+    name = compressor["id"] if compressor else "filter"
+    repo = zm.Repository.create(f"memory://served-codecs-{name}")
+    document = {
+        "zarr_format": 2, "shape": [1000], "chunks": [1000], "dtype": "|i1", "fill_value": 0,
+        "order": "C", "compressor": compressor, "filters": filters,
+    }  # fmt: skip
+    with repo.transaction(message="small, and large") as store:
+        for key, data in ((".zgroup", b'{"zarr_format": 2}'), ("a/0", bytes(1000))):
+            store.set_sync(key, CPUBuffer.from_bytes(data))
+        store.set_sync("a/.zarray", CPUBuffer.from_bytes(json.dumps(document).encode()))
+    with serving(repo) as url:
+        answer = get(url, "/slice/main/a?index=0:3")
+    assert answer.status == 400
+    assert "the memory of a server is bounded" in answer.text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from zarr_manifests.errors import InvalidArgumentError
@@ -51,7 +52,7 @@ def export_kerchunk(source: SnapshotSource, dest: Any, request: ExportRequest) -
             with translated(path):
                 file.write(between + text if text else b"")
 
-        documents = {key: data.decode() for key, data in source.documents().items()}
+        documents = {key: _document(data) for key, data in source.documents().items()}
         with translated(path):
             file.write(b'{"version": 1, "refs": {')
         add(documents, b"")
@@ -65,9 +66,21 @@ def export_kerchunk(source: SnapshotSource, dest: Any, request: ExportRequest) -
     return count.report(source, path, tag)
 
 
+def _document(data: bytes) -> str:
+    with suppress(UnicodeDecodeError):
+        text = data.decode()
+        if not text.startswith("base64:"):  # which fsspec would decode
+            return text
+    return _encoded(data)
+
+
+def _encoded(data: bytes) -> str:
+    return "base64:" + base64.b64encode(data).decode("ascii")
+
+
 def _reference(chunk: Placed) -> object:
     if chunk.place is None or not chunk.length:
-        return "base64:" + base64.b64encode(chunk.data or b"").decode("ascii")
+        return _encoded(chunk.data or b"")
     return [_fsspec_url(chunk.place), chunk.offset, chunk.length]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -267,10 +268,17 @@ class Folder:
 
     def sizes(self) -> Mapping[str, int]:
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self.name):
-            for name in names:
+        for folder, folders, names in os.walk(self.name):
+            for name in (*folders, *names):
                 path = os.path.join(folder, name)
-                found[path[len(self.name) + 1 :]] = os.lstat(path).st_size
+                there = os.lstat(path)
+                if stat.S_ISLNK(there.st_mode):
+                    raise InvalidArgumentError(
+                        f"{path} is a link, which an export does not follow: remove it, or export "
+                        "to another folder"
+                    )
+                if name in names:
+                    found[path[len(self.name) + 1 :]] = there.st_size
         return found
 
     def delete(self, key: str) -> None:

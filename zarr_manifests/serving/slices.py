@@ -10,6 +10,7 @@ import base64
 import json
 import re
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -21,6 +22,7 @@ import zarr
 from anyio import from_thread
 
 from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk.bounded import unbounded
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
@@ -49,6 +51,10 @@ _CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
 _GREGORIAN: Final = np.datetime64("1582-10-15", "us")
 """NumPy counts days before it otherwise than the standard calendar, which was Julian then."""
 _MOST_FILLS: Final = 16
+_FAILURES: Final = (
+    ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, zlib.error
+)  # fmt: skip
+"""What Zarr and its codecs raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +229,12 @@ def _opened(opened: OpenSnapshot, node: Node) -> Any:
     """An array, of whose chunks none is decompressed to more than it has."""
     with _decoding(node):
         array = zarr.open_array(opened.session.store, path=node.path, mode="r")
+        names = unbounded(tuple(array.async_array.codec_pipeline))  # type: ignore[arg-type]
+    if names:
+        raise InvalidArgumentError(
+            f"{absolute(node.path)} is not shown: a few bytes of its codec {plain_text(names[0])} "
+            "may become any number, and the memory of a server is bounded. Read it with Zarr"
+        )
     use_bulk(array)
     return array
 
@@ -234,7 +246,7 @@ def _decoding(node: Node) -> Iterator[None]:
         yield
     except ManifestsError:  # which are built-in errors, too
         raise
-    except (ValueError, TypeError, LookupError, NotImplementedError, RuntimeError) as error:
+    except _FAILURES as error:
         raise InvalidArgumentError(
             f"{absolute(node.path)} cannot be decoded: {plain_text(error)}"
         ) from error
