@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from heapq import nlargest, nsmallest
-from os.path import commonprefix
 from typing import Final
 
 __all__ = ["bytes_text", "count_text", "near_names", "time_text", "totals_text", "written_text"]
 
-_CANDIDATES: Final = 200
-_COMPARED: Final = 50_000
-"""Characters of a name times those of all names that it is compared with: at most some 5 ms."""
+_CANDIDATES: Final = 100
+_COMPARED: Final = 25_000
+"""Characters of a name times those of all names that it is compared with: at most some 3 ms."""
 
 
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -43,8 +43,9 @@ def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0
 
 def _ends_alike(name: str, other: str) -> int:
     """How many characters two names share at the beginning and at the end."""
-    pairs = (name, other), (name[::-1], other[::-1])
-    return sum(len(commonprefix(pair)) for pair in pairs)  # noqa: RUF071 - not of paths
+    most = range(1, min(len(name), len(other)) + 1)
+    begin = bisect_left(most, True, key=lambda n: name[:n] != other[:n])
+    return begin + bisect_left(most, True, key=lambda n: name[-n:] != other[-n:])
 
 
 def count_text(count: int, noun: str) -> str:
