@@ -692,6 +692,13 @@ def put_rows(repository: zm.Repository, values: Any) -> None:
     write_table(repository, table, target="/", mode="overwrite-region", dims=["x"])
 
 
+def test_rows_of_a_data_frame_are_written() -> None:
+    repository = zm.Repository.create(MemoryStorage("fit-rows"))
+    zm.write(xr.Dataset({"t": ("x", [1.0, 2.0])}), repository, message="first")
+    put_rows(repository, np.array([7.0]))
+    assert opened(repository).t.values.tolist() == [7.0, 2.0]
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(
     values=arrays(),
@@ -919,3 +926,11 @@ def test_a_name_with_a_backslash_is_a_path_for_zarr() -> None:
         refused(
             zm.Repository.create(MemoryStorage()), ds, "cannot be the name of an array", mode="a"
         )
+
+
+def test_an_append_beside_a_coordinate_of_no_labels() -> None:
+    first = xr.Dataset({"v": (("t", "s"), np.empty((1, 0)))}, {"t": [0], "s": np.empty(0)})
+    repository = zm.Repository.create(MemoryStorage())
+    zm.write(first, repository, message="first")
+    zm.write(first.assign_coords(t=[1]), repository, message="more", append_dim="t")
+    assert opened(repository).sizes == {"t": 2, "s": 0}

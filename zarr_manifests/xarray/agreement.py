@@ -180,7 +180,7 @@ def _same(name: str, variable: xr.Variable, group: StoredGroup) -> bool:
     """Whether an index coordinate is the stored one; floats may be rounded in another way."""
     new, old = np.asarray(group.encoded(name, variable).values), group.values(name)
     if new.dtype.kind == old.dtype.kind == "f" and " since " not in _units(name, group):
-        close = _CLOSE * np.ptp(old) / max(old.size, 1)
+        close = _CLOSE * np.ptp(old) / old.size if old.size else 0.0
         return np.allclose(new, old, rtol=_CLOSE, atol=close, equal_nan=True)
     return bool(((new == old) | ((new != new) & (old != old))).all())
 

@@ -152,10 +152,7 @@ class Fit:
         MisfitError
             If some would be read back differently.
         """
-        dims = [f"{self.name}-{axis}" for axis in range(values.ndim)]
-        if values.ndim == 1:
-            dims = [self.name]  # xarray warns of other variables
-        own = xr.Variable(dims, values, dict(self.given), dict(self.encoding))
+        own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
         with np.errstate(all="ignore"), _told(self.name):
             encoded = encode_cf_variable(own, name=self.name)
         codes = self.checked(own, encoded).values
@@ -358,10 +355,7 @@ class _Comparison:
         self, stored: npt.NDArray[Any], attributes: Mapping[str, Any], *, all_of: bool = True
     ) -> npt.NDArray[Any]:
         """The stored values as `xr.open_dataset` decodes them."""
-        dims = [f"{self.name}-{axis}" for axis in range(stored.ndim)]
-        if stored.ndim == 1:
-            dims = [self.name]  # xarray warns of other variables
-        raw = xr.Variable(dims, stored, dict(attributes))
+        raw = xr.Variable(_dims(self.name, stored), stored, dict(attributes))
         times: Any = {} if all_of else {"decode_times": False, "decode_timedelta": False}
         with warnings.catch_warnings():
             if all_of:
@@ -416,6 +410,11 @@ class _Comparison:
             extent = step * 2.0 ** (8 * self.stored.itemsize)
             return step * (0.5 + 1e-6) + error * (extent + 2 * offset)
         return error * (np.abs(given) + 2 * offset) + step * float(np.finfo(self.stored).tiny)
+
+
+def _dims(name: str, values: npt.NDArray[Any]) -> list[str]:
+    """Dimensions; those of a coordinate if it can be one, as xarray warns of other variables."""
+    return [name] if values.ndim == 1 else [f"{name}-{axis}" for axis in range(values.ndim)]
 
 
 def _as_declared(block: Any, *, of: str, declared: np.dtype[Any]) -> Any:
