@@ -706,11 +706,10 @@ def test_pages_whose_bounds_do_not_match_are_not_fetched(monkeypatch: pytest.Mon
     none, listed = fetched("a > 1000")
     every, whole = fetched("a >= 0")
     assert every == none + 4
-    page = (whole - listed) / 4
     for where, pages in (("a > 180", 1), ("a > 100", 2)):
         count, nbytes = fetched(where)
         assert count == none + pages
-        assert nbytes == pytest.approx(listed + pages * page, rel=0.02)
+        assert listed < nbytes < whole
 
 
 def test_only_leaves_that_newer_chunks_lie_in_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
