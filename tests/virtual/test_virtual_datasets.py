@@ -175,18 +175,19 @@ def test_a_region_is_found_by_its_coordinates(repo: zm.Repository, tmp_path: Pat
     zm.virtual.write(part, repo, region="auto")
     np.testing.assert_array_equal(read(repo)["t"][HOURS : 2 * HOURS], read_file(path)["t"])
     np.testing.assert_array_equal(read(repo)["t"][:HOURS], before["t"][:HOURS])
-    zm.virtual.write(opened(days[1])[["t"]].drop_vars("height"), repo, region={"time": "auto"})
+    same = opened(days[1])[["t"]].drop_vars(["height", "x"])
+    zm.virtual.write(same, repo, region={"time": "auto"})
     xr.testing.assert_identical(read(repo), before)
     other = saved(tmp_path, 7)
-    with pytest.raises(InvalidArgumentError, match="does not have the values of 'time'"):
+    with pytest.raises(InvalidArgumentError, match="Not all values of coordinate 'time'"):
         zm.virtual.write(opened(other)[["t"]].drop_vars("height"), repo, region="auto")
     virtual = opened(days[1], loadable_variables=["x"])[["t"]]
-    with pytest.raises(InvalidArgumentError, match="'time' is not loaded"):
+    with pytest.raises(NotImplementedError, match="loadable_variables"):
         zm.virtual.write(virtual, repo, region="auto")
-    with pytest.raises(NotFoundError, match="no array /empty/time"):
+    with pytest.raises(NotFoundError, match=r"'/empty' .* has no arrays that a region"):
         zm.virtual.write(part, repo, group="empty", region="auto")
     for wrong in ("all", {"time": "all"}):
-        with pytest.raises(InvalidArgumentError, match="region="):
+        with pytest.raises((InvalidArgumentError, TypeError), match="region"):
             zm.virtual.write(part, repo, region=wrong)  # type: ignore[arg-type]
 
 
@@ -211,7 +212,7 @@ def references(tmp_path: Path, chunks: int) -> xr.Variable:
 def test_a_chunk_that_a_region_does_not_have_is_unset(repo: zm.Repository, tmp_path: Path) -> None:
     zm.virtual.write(xr.Dataset({"w": references(tmp_path, 2)}), repo)
     one = xr.Dataset({"w": references(tmp_path, 1)})
-    with pytest.raises(InvalidArgumentError, match="region: the dataset has no dimension 'y'"):
+    with pytest.raises(ValueError, match=r"not in Dataset dimensions, got .*'y'"):
         zm.virtual.write(one, repo, region={"y": slice(0, 2)})
     for _ in range(2):
         zm.virtual.write(one, repo, region={"x": slice(0, 4)})
@@ -243,7 +244,9 @@ def test_values_that_the_array_cannot_hold_are_refused(
     zm.virtual.write(xr.Dataset({"w": references(tmp_path, 2), "v": own}), repo)
     before = repo.list_branches()
     more = xr.Dataset({"w": references(tmp_path, 2), "v": ("x", then)})
-    with pytest.raises(InvalidArgumentError, match=r"/v is of the type .* which cannot hold"):
+    with pytest.raises(
+        ValueError, match=r"values of 'v' do not fit|Mismatched dtypes for variable v"
+    ):
         zm.virtual.write(more, repo, append_dim="x")
     assert repo.list_branches() == before
 
@@ -306,7 +309,7 @@ def test_what_does_not_fit_is_refused_by_name(
 def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
     zm.virtual.write(opened(saved(tmp_path, 0)), repo)
     other = opened(saved(tmp_path, 1)).assign_coords(x=np.arange(6.0) + 1)
-    with pytest.raises(InvalidArgumentError, match="/x has other values"):
+    with pytest.raises(InvalidArgumentError, match="values of 'x' differ"):
         zm.virtual.write(other, repo, append_dim="time")
     with pytest.raises(NotFoundError, match="no array /new/p"):
         zm.virtual.write(other[["p"]], repo, group="new", mode="r+")
@@ -352,3 +355,42 @@ def test_chunks_that_are_absent_or_inline(repo: zm.Repository, tmp_path: Path) -
     found = zarr.open_array(repo.readonly_session().store, path="v", mode="r")[:]
     assert found.tolist() == [4, 5, 6, 7, 9, 9, 9, 9, *b"abcd"]
     assert len(repo.readonly_session().store.get_virtual_refs("v")) == 1
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_attributes_are_those_of_the_dataset(
+    repo: zm.Repository, tmp_path: Path, whole: bool
+) -> None:
+    """A group has its title, and its scalar coordinate stays one."""
+    days = [saved(tmp_path, number) for number in range(2)]
+    loadable = ["t", "time", "x", "height"] if whole else ["time", "x"]
+    for path in days:
+        vds = opened(path, loadable_variables=loadable)
+        zm.virtual.write(vds, repo, append_dim="time")
+        found = read(repo)
+        assert found.attrs == {"title": "weather"}
+        assert set(found.coords) == {"time", "x", "height"}
+    xr.testing.assert_allclose(found.drop_attrs(), expect(*days).drop_attrs())
+
+
+def test_references_do_not_leave_other_arrays_shorter(repo: zm.Repository, tmp_path: Path) -> None:
+    zm.virtual.write(opened(saved(tmp_path, 0)), repo)
+    more = opened(saved(tmp_path, 1))
+    with pytest.raises(InvalidArgumentError, match="'p' would be left shorter"):
+        zm.virtual.write(more.drop_vars("p"), repo, append_dim="time")
+
+
+def test_loaded_values_are_read_back_as_they_are(repo: zm.Repository, tmp_path: Path) -> None:
+    own = xr.Variable("x", [1.0, 2.0, 1e6, 3.0], {}, PACKED)
+    vds = xr.Dataset({"w": references(tmp_path, 2), "v": own})
+    with pytest.raises(InvalidArgumentError, match="values of 'v' do not fit their encoding"):
+        zm.virtual.write(vds, repo)
+    assert len(list(repo.ancestry())) == 1
+    zm.virtual.write(vds, repo, check=False)
+
+
+def test_references_do_not_mix_with_zarr_2(repo: zm.Repository, tmp_path: Path) -> None:
+    with repo.transaction(message="Zarr 2") as store:
+        zarr.create_group(store, path="old", zarr_format=2)
+    with pytest.raises(InvalidArgumentError, match="/old is of Zarr format 2"):
+        zm.virtual.write(xr.Dataset({"w": references(tmp_path, 2)}), repo, group="old", mode="a")

@@ -21,11 +21,12 @@ from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.xarray.stored_group import MEANING, StoredGroup, meaning_of_bounds
+from zarr_manifests.xarray.fit import PACKED_BY, TIMED_BY
+from zarr_manifests.xarray.parts import is_virtual
+from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds
 
 __all__ = ["check_agreement", "check_not_new"]
 
-_PACKING: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _LISTED: Final = 5
@@ -137,14 +138,14 @@ def _check_variable(
     own = dict(variable.attrs)
     if "units" in own and attributes.get("calendar") not in (None, *_SAME_NOW):
         own.setdefault("calendar", "standard")  # as CF says
-    for key in MEANING:
+    for key in TIMED_BY:
         there, given = attributes.get(key), own.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):
             raise InvalidArgumentError(
                 f"{name!r} has the {key} {given!r}, and the existing array keeps its {key} "
                 f"{there!r}: convert the values, or drop the attribute if it means the same"
             )
-    for key in _PACKING:
+    for key in PACKED_BY:
         if key in variable.attrs and key not in attributes:  # if it is in both, xarray refuses
             raise InvalidArgumentError(
                 f"{name!r} has the attribute {key!r}, so its values are encoded already, and the "
@@ -152,7 +153,7 @@ def _check_variable(
                 "xr.decode_cf, or drop the attribute if it means nothing"
             )
     is_index = variable.dims == (name,) and append_dim is not None and name != append_dim
-    if variable.chunks is not None or not is_index:
+    if variable.chunks is not None or is_virtual(variable) or not is_index:
         return
     if variable.shape == group.array(name).shape and not _same(name, variable, group):
         raise InvalidArgumentError(
@@ -179,14 +180,11 @@ def _same_units(one: str, other: str) -> bool:
 def _same(name: str, variable: xr.Variable, group: StoredGroup) -> bool:
     """Whether an index coordinate is the stored one; floats may be rounded in another way."""
     new, old = np.asarray(group.encoded(name, variable).values), group.values(name)
-    if new.dtype.kind == old.dtype.kind == "f" and " since " not in _units(name, group):
+    units = str(group.attributes[name].get("units"))
+    if new.dtype.kind == old.dtype.kind == "f" and " since " not in units:
         close = _CLOSE * np.ptp(old) / old.size if old.size else 0.0
         return np.allclose(new, old, rtol=_CLOSE, atol=close, equal_nan=True)
     return bool(((new == old) | ((new != new) & (old != old))).all())
-
-
-def _units(name: str, group: StoredGroup) -> str:
-    return str(group.attributes[name].get("units"))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ import json
 import warnings
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -25,21 +25,17 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
-from zarr_manifests.xarray.fit import Fit, MisfitError, is_time
+from zarr_manifests.xarray.fit import DECODED_BY, Fit, MisfitError, is_time
 from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds, open_array
 
-__all__ = ["DatasetWriter", "begin_write", "encoding_of", "explained", "fit_of", "fits_of"]
-
-_ENCODING: Final = (
-    "scale_factor",
-    "add_offset",
-    "_FillValue",
-    "missing_value",
-    "_Unsigned",
-    "units",
-    "calendar",
-    "dtype",
-)
+__all__ = [
+    "DatasetWriter",
+    "begin_write",
+    "explained",
+    "fit_of",
+    "fits_of",
+    "open_target",
+]
 
 
 def begin_write(
@@ -92,7 +88,7 @@ def begin_write(
         if variable.size == 0:  # Zarr accepts no chunks of length 0
             variable.load()
     writer = DatasetWriter(workspace_of(store), statistics=statistics)
-    target = _opened(store, options, region, there)
+    target = open_target(store, options, region, there)
     target.fits, target.writer = fits, writer
     ds = target._validate_and_autodetect_region(ds)
     target._validate_encoding(encoding)
@@ -135,10 +131,16 @@ class DatasetWriter(ArrayWriter):
             array.record()
 
 
-def _opened(
-    store: ManifestStore, options: Mapping[str, Any], region: Any, there: StoredGroup | None
+def open_target(
+    store: ManifestStore,
+    options: Mapping[str, Any],
+    region: Any,
+    there: StoredGroup | None = None,
 ) -> _Store:
-    """The group to write to, made if it does not exist."""
+    """Return the group to write to, made if it does not exist.
+
+    Takes arguments of `begin_write`.
+    """
     how = {"write_region": region, "safe_chunks": True}
     path, mode = options["group"] or "", options["mode"]
     there = there or StoredGroup.of(store, path)
@@ -393,27 +395,7 @@ def fits_of(
 
 
 def _kept(encoding: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: encoding[key] for key in _ENCODING if key in encoding}
-
-
-def encoding_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how xarray would encode values for an array with these attributes.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array.
-    stored : dtype
-        The array's type.
-    attributes : mapping
-        The attributes of the array.
-    """
-    none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # xarray itself warns when it writes
-        decoded = decode_cf_variable(name, none, decode_times=False)
-    how = {**attributes, **decoded.encoding, "dtype": stored}
-    return _kept(how)
+    return {key: encoding[key] for key in (*DECODED_BY, "dtype") if key in encoding}
 
 
 def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> Fit:
@@ -428,4 +410,9 @@ def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> F
     attributes : mapping
         Its attributes.
     """
-    return Fit(name, {}, encoding_of(name, stored, attributes), stored, attributes)
+    none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # xarray itself warns when it writes
+        decoded = decode_cf_variable(name, none, decode_times=False)
+    how = _kept({**attributes, **decoded.encoding, "dtype": stored})
+    return Fit(name, {}, how, stored, attributes)

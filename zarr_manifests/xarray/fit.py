@@ -35,11 +35,14 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.records import dataclass
 
-__all__ = ["Fit", "Misfit", "MisfitError", "is_time"]
+__all__ = ["DECODED_BY", "PACKED_BY", "TIMED_BY", "Fit", "Misfit", "MisfitError", "is_time"]
 
-_MEANING: Final = frozenset(
-    ("scale_factor", "add_offset", "missing_value", "_Unsigned", "units", "calendar", "dtype")
-)
+PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+TIMED_BY: Final = ("units", "calendar")
+"""Attributes of times that say what their numbers mean."""
+DECODED_BY: Final = (*PACKED_BY, *TIMED_BY)
+"""Attributes that say what stored values mean."""
+_MEANING: Final = {*DECODED_BY, "dtype"} - {"_FillValue"}
 _MISSING: Final = ("_FillValue", "missing_value")
 _PART: Final = 2**17
 """Number of values that are compared together, so that they fit in a processor's cache."""
@@ -125,24 +128,24 @@ class Fit:
 
     def check_beside(
         self,
-        variable: xr.Variable,
-        encoded: xr.Variable,
+        given: npt.NDArray[Any],
+        codes: npt.NDArray[Any],
         there: Callable[[], npt.NDArray[Any]],
     ) -> None:
-        """Check dates in memory beside the stored codes, as xarray decodes them.
+        """Check dates that are stored as `codes` beside the codes that are there.
 
-        It loses dates beyond 1678 to 2262 beside a missing one.
+        Xarray loses dates beyond 1678 to 2262 beside a missing one.
 
         Raises
         ------
         InvalidArgumentError
             If they would be lost.
         """
-        check, given = _Comparison.of(self, variable.dtype, encoded), variable.values
-        if check is None or given.dtype.kind != "M":
+        if given.dtype.kind != "M" or not (_are_far(given) or np.isnat(given).any()):
             return
-        if _are_far(given) or np.isnat(given).any():
-            check.beside(given, np.append(encoded.values, there()))
+        check = _Comparison.of(self, given.dtype, xr.Variable(_dims(self.name, codes), codes))
+        if check is not None:
+            check.beside(given, np.append(codes, there()))
 
     def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Values in memory as the existing array stores them.
@@ -241,7 +244,7 @@ class _Comparison:
         # What says how to decode numbers that were given encoded is no part of what was given.
         own = fit.given if given.kind in "biufcS" else {}
         attributes = {key: value for key, value in found.items() if key not in own}
-        told = not {*_MEANING, *_MISSING, "_Encoding"}.isdisjoint(own)
+        told = not {*DECODED_BY, "dtype", "_Encoding"}.isdisjoint(own)
         stored = np.dtype(encoded.dtype) if fit.stored is None else fit.stored
         with _told(fit.name):  # as a reader does, before it decodes any value
             fill = encoded.attrs.get("_FillValue")
@@ -484,9 +487,9 @@ def _is_missing(value: Any) -> bool:
 
 def is_time(variable: xr.Variable) -> bool:
     """Whether it has times or durations, including cftime objects."""
-    return variable.dtype.kind in "mM" or (
-        variable.dtype == object and _are_dates(np.asarray(variable.values))
-    )
+    if variable.dtype != object or not variable.size:
+        return variable.dtype.kind in "mM"
+    return _are_dates(np.ravel(variable[(0,) * variable.ndim].values))
 
 
 def _are_dates(values: npt.NDArray[Any]) -> bool:

@@ -17,9 +17,8 @@ from zarr_manifests.keys import is_inside
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.appending import Append
-from zarr_manifests.xarray.virtual_datasets import is_virtual
 
-__all__ = ["DatasetPart", "Encodings", "Given", "Region", "WriteMode", "parts_of"]
+__all__ = ["DatasetPart", "Encodings", "Given", "Region", "WriteMode", "is_virtual", "parts_of"]
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
@@ -65,7 +64,6 @@ class DatasetPart:
 
 def parts_of(
     given: Given,
-    *,
     group: str | None,
     mode: WriteMode | None,
     append_dim: Hashable | None,
@@ -73,10 +71,12 @@ def parts_of(
     encoding: Encodings | None,
     on_existing: OnExisting,
     sort: Literal["keep"] | None,
+    *,
+    virtual: bool = False,
 ) -> list[DatasetPart]:
     """Return the datasets to write, groups before what is in them.
 
-    Takes arguments of `write`.
+    Takes arguments of `write`, and whether variables may be virtual.
 
     Raises
     ------
@@ -87,6 +87,11 @@ def parts_of(
     top, found = (group or "").strip("/"), []
     datasets = _datasets(given, encoding or {})
     _check_dimension(append_dim, [ds for _, ds, _ in datasets])
+    if not virtual and any(is_virtual(v) for _, ds, _ in datasets for v in ds.variables.values()):
+        raise InvalidArgumentError(
+            "the dataset has references of VirtualiZarr in place of data: write it with "
+            "zarr_manifests.virtual.write"
+        )
     for path, ds, own in datasets:
         at = f"{top}/{path}".strip("/") if path else top
         part = DatasetPart(ds, at, mode, append_dim, region, _encoding(ds, own), None, top)
@@ -183,11 +188,6 @@ def _dataset_of(array: xr.DataArray) -> xr.Dataset:
 
 def _encoding(ds: xr.Dataset, encoding: Encodings) -> Encodings:
     """The encodings, checked."""
-    if any(map(is_virtual, ds.variables.values())):
-        raise InvalidArgumentError(
-            "the dataset has references of VirtualiZarr in place of data: write it with "
-            "zarr_manifests.virtual.write"
-        )
     unknown = [name for name in encoding if name not in ds.variables]
     if unknown:
         listed = ", ".join(map(str, list(ds.variables)[:_LISTED])) or "none"
@@ -225,3 +225,9 @@ def _of_tree(part: DatasetPart) -> DatasetPart | None:
             )
         part = replace(part, mode="a", append_dim=None)
     return replace(part, only_group=not ds.variables and not ds.attrs and part.mode != "w")
+
+
+def is_virtual(variable: xr.Variable) -> bool:
+    """Whether the values of a variable are references of VirtualiZarr."""
+    kind = type(variable._data)
+    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")

@@ -11,7 +11,8 @@ rebased onto others'; the labels of an append are compared again with the tip it
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -32,13 +33,13 @@ from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement, check_not_new
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
-from zarr_manifests.xarray.encoding import begin_write, explained, fits_of
+from zarr_manifests.xarray.encoding import begin_write, explained, fits_of, open_target
 from zarr_manifests.xarray.fit import Fit, is_time
-from zarr_manifests.xarray.parts import DatasetPart, Encodings
+from zarr_manifests.xarray.parts import DatasetPart, Encodings, Region, is_virtual
 from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.unchanged import drop_unchanged
 
-__all__ = ["PreparedPart", "check_checks", "prepare", "put", "zarr_format_at"]
+__all__ = ["PreparedPart", "check_checks", "located", "prepare", "put", "zarr_format_at"]
 
 
 _LISTED: Final = 20
@@ -78,6 +79,8 @@ def check_checks(check: object) -> None:
 def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> PreparedPart | None:
     """Look at what the group has, and refuse what does not go with it; None if nothing is due.
 
+    Virtual variables are left out of the result: `virtual_datasets` writes them.
+
     Raises
     ------
     AlreadyExistsError, NotFoundError, InvalidArgumentError
@@ -91,9 +94,10 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
     _check_names(ds)
     if options["mode"] != "w":
         ds = _turned(ds, there)
-        part = replace(part, ds=ds)
     if check and options["mode"] != "w":
         check_agreement(ds, there, options["append_dim"])
+    ds = ds.drop_vars([name for name, variable in ds.variables.items() if is_virtual(variable)])
+    part = replace(part, ds=ds)
     fits = fits_of(ds, there, options, part.encoding) if check else {}
     with explained(ds, fits):
         _check_labels(ds, there, fits)
@@ -125,7 +129,8 @@ def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -
                 encoded = there.encoded(str(name), variable)
             fit.checked(variable, encoded)
             if variable.dims != (name,):
-                fit.check_beside(variable, encoded, partial(there.values, str(name)))
+                codes = encoded.values
+                fit.check_beside(variable.values, codes, partial(there.values, str(name)))
 
 
 def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
@@ -135,8 +140,9 @@ def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
         node = there.nodes.get(str(name))
         if node is None or node.array is None:
             continue
-        dims, fitting = node.array.dimension_names, variable
-        if dims is not None and variable.dims != dims and {*variable.dims} == {*dims}:
+        dims, fitting = node.array.dimension_names or (), variable
+        turns = variable.dims != dims and {*variable.dims} == {*dims}
+        if turns and not is_virtual(variable):
             fitting = variable.transpose(*dims)
         fitting = there.as_fine(str(name), fitting)
         if fitting is not variable:
@@ -146,13 +152,16 @@ def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
 
 def put(
     prepared: PreparedPart,
-    session: Session | Fork,
+    session: Session | Fork | ManifestStore,
     *,
     statistics: bool,
     scheduler: Any,
     relocate: bool,
 ) -> None:
-    """Write a dataset; `relocate` says whether appends may land behind those of others."""
+    """Write a dataset; `relocate` says whether appends may land behind those of others.
+
+    To a store, it has to be in memory.
+    """
     part, fits, planned = prepared.part, prepared.fits, prepared.planned
     how = {"there": prepared.there, "statistics": statistics, "scheduler": scheduler}
     if part.append is None or planned is None:
@@ -160,7 +169,7 @@ def put(
         with explained(part.ds, fits):
             _write(part.ds, session, prepared.options, region, part.encoding, fits, **how)
         return
-    append, workspace = part.append, workspace_of(session.store)
+    append, workspace = part.append, workspace_of(_store(session))
     contents = workspace.contents
     workspace.tip_checks.append(append.tip_check(contents, planned, relocate=relocate))
     new = {
@@ -222,7 +231,7 @@ def zarr_format_at(store: ManifestStore, path: str, *, replaced: bool) -> int:
 
 def _write(
     ds: xr.Dataset,
-    session: Session | Fork,
+    session: Session | Fork | ManifestStore,
     options: Mapping[str, Any],
     region: Any,
     encoding: Encodings,
@@ -233,12 +242,31 @@ def _write(
     scheduler: Any,
 ) -> None:
     how = options, region, encoding, fits, there
-    try:
-        if computed_elsewhere(ds, scheduler):
+    with _told(ds):
+        if not isinstance(session, ManifestStore) and computed_elsewhere(ds, scheduler):
             write_elsewhere(ds, session, *how, statistics=statistics, scheduler=scheduler)
         else:
-            writer = begin_write(ds, session.store, *how, statistics=statistics)
+            writer = begin_write(ds, _store(session), *how, statistics=statistics)
             writer.sync(chunkmanager_store_kwargs={"scheduler": scheduler})
+
+
+def located(
+    ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any], region: Region
+) -> dict[str, slice]:
+    """Return the region with slices in place of "auto", as xarray finds them by the labels."""
+    given = dict(region) if isinstance(region, Mapping) else region
+    with _told(ds):
+        target = open_target(store, options, given)
+        target._validate_and_autodetect_region(ds)
+    found: dict[str, slice] = target._write_region
+    return found
+
+
+@contextmanager
+def _told(ds: xr.Dataset) -> Iterator[None]:
+    """Say that xarray cannot write the dataset, unless it says so itself."""
+    try:
+        yield
     except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
         if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
             raise
@@ -253,3 +281,7 @@ def _write(
             "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
             "and calendar where the values are of a kind for it"
         ) from error
+
+
+def _store(target: Session | Fork | ManifestStore) -> ManifestStore:
+    return target if isinstance(target, ManifestStore) else target.store

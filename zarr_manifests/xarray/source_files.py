@@ -28,6 +28,7 @@ from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFac
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.virtual.containers import VirtualContainer
+from zarr_manifests.xarray.fit import DECODED_BY, is_time
 from zarr_manifests.xarray.scan_files import codecs_of, scan
 from zarr_manifests.xarray.stored_group import meaning_of_bounds
 
@@ -42,15 +43,6 @@ __all__ = [
     "stamp_of",
 ]
 
-_MEANING: Final = (
-    "units",
-    "calendar",
-    "scale_factor",
-    "add_offset",
-    "_FillValue",
-    "missing_value",
-    "_Unsigned",
-)
 _AXIS_BYTES: Final = 32
 """A variable with at most so many bytes a row is written by the driver."""
 _COMPARED_VALUES: Final = 8192
@@ -284,13 +276,8 @@ def _encoded(ds: xr.Dataset) -> xr.Dataset:
     """The dataset with times as numbers; other values stay as they are."""
     found = {}
     for name, variable in ds.variables.items():
-        is_time = variable.dtype.kind in "mM" or (
-            variable.dtype == object
-            and bool(variable.size)
-            and hasattr(variable[(0,) * variable.ndim].values.item(), "calendar")
-        )
         own = variable.copy(deep=False)
-        if is_time:
+        if is_time(variable):
             own = encode_cf_variable(own, name=name)
         own.encoding = {}
         found[name] = own
@@ -380,7 +367,7 @@ def _type(dtype: np.dtype[Any]) -> str:
 
 def _meaning(variable: xr.Variable, axis: xr.Variable | None) -> tuple[tuple[str, Any], ...]:
     """Units, calendar and packing; of an axis variable, what its decoded values leave open."""
-    keys: tuple[str, ...] = _MEANING
+    keys: tuple[str, ...] = DECODED_BY
     if axis is not None:
         is_time = axis.dtype.kind in "mM" or "units" in axis.encoding
         keys = ("calendar",) if is_time else ("units",)

@@ -28,11 +28,10 @@ from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
 from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.xarray.fit import TIMED_BY
 
-__all__ = ["MEANING", "StoredGroup", "arrays_below", "meaning_of_bounds", "open_array"]
+__all__ = ["StoredGroup", "arrays_below", "meaning_of_bounds", "open_array"]
 
-MEANING: Final = ("units", "calendar")
-"""Attributes of times that say what their numbers mean."""
 _FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
 
@@ -212,7 +211,7 @@ def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str
     """
     for attributes in there:
         if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
-            return {key: attributes[key] for key in MEANING if key in attributes}
+            return {key: attributes[key] for key in TIMED_BY if key in attributes}
     return {}
 
 

@@ -1,7 +1,7 @@
 """Writing VirtualiZarr's virtual datasets: references by column, loadable variables as data.
 
 A virtual dataset has variables whose values are a `ManifestArray`: metadata, and for each chunk a
-file and a byte range. These become virtual chunks. Other variables are written as they are.
+file and a byte range. These become virtual chunks. Other variables are written as by `write`.
 
 Invariant: an append or a write to a region never changes how existing chunks decode: what differs
 in type, codecs, chunks or encoding is refused by name, before anything is written.
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 import xarray as xr
-import zarr
 from xarray.backends.zarr import encode_zarr_attr_value
-from xarray.conventions import encode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests.engine.edit.move_nodes import node_path
@@ -37,35 +35,23 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import V3_DOCUMENT, directory, join
 from zarr_manifests.planning.tables.merge import unset_at
 from zarr_manifests.repository import Repository
+from zarr_manifests.session import Session
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_files import VirtualReader
 from zarr_manifests.xarray.backend import Location
+from zarr_manifests.xarray.fit import DECODED_BY
+from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, is_virtual, parts_of
+from zarr_manifests.xarray.putting import check_checks, located, prepare, put
 
-__all__ = ["is_virtual", "write_virtual"]
+__all__ = ["write_virtual"]
 
 type Validation = Literal["auto", "etag", "modified", "none"]
 
-_MODES: Final = (None, "w", "w-", "a", "r+")
 _VALIDATIONS: Final = ("auto", "etag", "modified", "none")
 _FIXED: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "dimension_names")
-_ENCODINGS: Final = (
-    "_FillValue",
-    "missing_value",
-    "scale_factor",
-    "add_offset",
-    "units",
-    "calendar",
-    "_Unsigned",
-)
 _SLACK_MS: Final = 1000
 _GROUP: Final[Mapping[str, Any]] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
-
-
-def is_virtual(variable: xr.Variable) -> bool:
-    """Whether the values of a variable are references of VirtualiZarr."""
-    kind = type(variable._data)
-    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")
 
 
 def write_virtual(
@@ -73,11 +59,12 @@ def write_virtual(
     location: ManifestStore | Location,
     *,
     group: str | None = None,
-    mode: Literal["w", "w-", "a", "r+"] | None = None,
+    mode: WriteMode | None = None,
     append_dim: Hashable | None = None,
-    region: Mapping[str, slice | Literal["auto"]] | Literal["auto"] | None = None,
+    region: Region | None = None,
     validate: Validation = "auto",
     checksums: bool = False,
+    check: bool = True,
     message: str = "write virtual references",
     branch: str = "main",
 ) -> str | None:
@@ -106,6 +93,8 @@ def write_virtual(
         and otherwise that the file must not change from now on. `none` notes nothing.
     checksums : bool
         Read all chunks now, and note the checksum of each.
+    check : bool, default True
+        As in `write`, of values that are loaded.
     message, branch : str
         Of the commit.
 
@@ -122,7 +111,8 @@ def write_virtual(
         If the group or array to write to does not exist.
     InvalidArgumentError
         If what is appended does not fit what is there: another type, codec, chunk shape, encoding
-        or shape, or a last chunk that is only partly filled. Also if options exclude each other.
+        or shape, or a last chunk that is only partly filled; or values that `write` would refuse.
+        Also if options exclude each other.
     VirtualContainerError
         If a file must be looked at, and lies below no container.
 
@@ -139,78 +129,32 @@ def write_virtual(
     >>> repo.readonly_session().store.get_virtual_refs("wind").locations
     ('s3://bucket/winds.bin',)
     """
-    _check_options(mode, validate, append_dim, region)
     if not isinstance(vds, xr.Dataset | xr.DataTree):
         raise InvalidArgumentError(f"a Dataset or a DataTree is due, not {type(vds).__name__}")
+    if validate not in _VALIDATIONS:
+        raise InvalidArgumentError(f"validate={validate!r}: give one of {_VALIDATIONS}")
+    check_checks(check)
     top = node_path("" if group is None else group)
-    if isinstance(vds, xr.DataTree):
-        nodes = {
-            join(top, node.path.strip("/")) if node.path != "/" else top: node.to_dataset(
-                inherit=False
-            )
-            for node in vds.subtree
-        }
-    else:
-        nodes = {top: vds}
-    parts = _parts(region, nodes.values())
+    how = top, mode, append_dim, region
+    parts = parts_of(vds, *how, encoding=None, on_existing="error", sort=None, virtual=True)
 
-    def put(store: ManifestStore) -> None:
+    def into(target: ManifestStore | Session) -> None:
+        store = target if isinstance(target, ManifestStore) else target.store
         if mode == "w":
             workspace_of(store).delete_below(directory(top))
-        changes = [
-            change
-            for path, ds in nodes.items()
-            for change in _Write(store, path, mode, append_dim, parts, validate, checksums).planned(
-                ds
-            )
-        ]
-        for change in changes:
+        writes = [_Write(target, store, part, validate, checksums, check) for part in parts]
+        for change in [change for write in writes for change in write.planned()]:
             change()
 
     if isinstance(location, ManifestStore):
-        put(location)
+        into(location)
         return None
     repo = location
     if not isinstance(repo, Repository):
         repo = Repository.open_or_create(repo)
     session = repo.writable_session(branch)
-    put(session.store)
+    into(session)
     return session.commit(message)
-
-
-def _check_options(mode: object, validate: object, append_dim: object, region: object) -> None:
-    if mode not in _MODES or validate not in _VALIDATIONS:
-        raise InvalidArgumentError(
-            f"mode={mode!r} and validate={validate!r}: give one of {_MODES} and of {_VALIDATIONS}"
-        )
-    if (append_dim is not None) + (region is not None) + (mode in ("w", "w-")) > 1:
-        raise InvalidArgumentError("append_dim, region and the modes w and w- exclude each other")
-
-
-def _parts(region: Any, datasets: Collection[xr.Dataset]) -> Mapping[str, Any] | None:
-    """The region by dimension: slices, and "auto" for those that are to be found."""
-    if isinstance(region, str) and region == "auto":
-        return dict.fromkeys((str(dim) for ds in datasets for dim in ds.dims), "auto")
-    if region is not None and not _is_region(region):
-        raise InvalidArgumentError(
-            f"region={region!r:.80}: 'auto' or a mapping of dimensions to slices is due"
-        )
-    absent = {*(region or {})}.difference(*(ds.dims for ds in datasets))
-    if absent:
-        raise InvalidArgumentError(f"region: the dataset has no dimension {min(absent)!r}")
-    found: Mapping[str, Any] | None = region
-    return found
-
-
-def _is_region(region: object) -> bool:
-    return isinstance(region, Mapping) and all(
-        isinstance(part, slice)
-        and all(
-            each is None or isinstance(each, int) for each in (part.start, part.stop, part.step)
-        )
-        for part in region.values()
-        if not (isinstance(part, str) and part == "auto")
-    )
 
 
 class _Write:
@@ -218,82 +162,76 @@ class _Write:
 
     def __init__(
         self,
+        target: ManifestStore | Session,
         store: ManifestStore,
-        path: str,
-        mode: str | None,
-        append_dim: Hashable | None,
-        region: Mapping[str, slice | Literal["auto"]] | None,
+        part: DatasetPart,
         validate: Validation,
         checksums: bool,
+        check: bool,
     ) -> None:
-        self._store, self._path, self._mode = store, path, mode
-        self._append_dim, self._given = append_dim, region
+        self._target, self._store, self._ds, self._path = target, store, part.ds, part.group
+        self._mode, self._append_dim, self._part = part.mode, part.append_dim, part
         self._region: dict[str, slice] | None = None
-        self._validate, self._checksums = validate, checksums
+        self._validate, self._checksums, self._check = validate, checksums, check
         self._workspace: Workspace = workspace_of(store)
         self._reader = VirtualReader(self._workspace.context.containers)
         self._versions: dict[str, tuple[Version, int]] = {}
 
-    def planned(self, ds: xr.Dataset) -> list[Callable[[], None]]:
+    def planned(self) -> list[Callable[[], None]]:
         """Check the dataset against what is there; what writes it, in order."""
-        contents = self._workspace.contents
+        contents, region = self._workspace.contents, self._part.region
         old = contents.node(self._path)
         if old is not None and old.array is not None:
             raise AlreadyExistsError(f"/{self._path} is an array; a group is due")
         here = any(name != self._path for name in contents.within(self._path))
-        partly = self._append_dim is not None or self._given is not None
-        if here and not partly and self._mode in (None, "w-"):
+        if here and self._append_dim is None and region is None and self._mode in (None, "w-"):
             raise AlreadyExistsError(
                 f"there is something at /{self._path}: say mode='w' to replace it, mode='a' to "
                 "write over it, append_dim= or region="
             )
-        if self._append_dim is not None and self._append_dim not in ds.dims:
-            raise InvalidArgumentError(f"the dataset has no dimension {self._append_dim!r}")
-        if self._given is not None:
-            parts = {dim: part for dim, part in self._given.items() if dim in ds.dims}
-            self._region = {
-                dim: part if isinstance(part, slice) else self._located(ds, dim)
-                for dim, part in parts.items()
-            }
-        changes = [self._planned(str(name), var) for name, var in ds.variables.items()]
-        return [partial(self._write_group, ds), *changes]
-
-    def _located(self, ds: xr.Dataset, dim: str) -> slice:
-        """Where the existing coordinate of a dimension has the values of the dataset's."""
-        if dim not in ds.variables:
-            return slice(None)
-        path, var = join(self._path, dim), ds.variables[dim]
-        node = self._workspace.contents.node(path)
-        if node is None or node.array is None:
-            raise NotFoundError(f"there is no array /{path} to find the region by")
-        if is_virtual(var):
+        loaded = [name for name, var in self._ds.variables.items() if not is_virtual(var)]
+        if isinstance(self._target, ManifestStore):
+            for name in loaded:  # other processes could not hand back what they write
+                self._ds.variables[name].load()
+        mode = self._mode if region is not None or self._mode == "r+" else "a"
+        part = replace(self._part, mode=mode, append=None, only_group=False)
+        found = prepare(part, self._store, check=self._check)
+        assert found is not None
+        if found.options["zarr_format"] == 2:
             raise InvalidArgumentError(
-                f"region: {dim!r} is not loaded, and only loaded values can be found: name it in "
-                "loadable_variables, or give a slice"
+                f"/{self._path} is of Zarr format 2, and references of VirtualiZarr are of format "
+                "3: write to another group, with group=..."
             )
-        values = self._values(path, json.loads(node.documents[V3_DOCUMENT]), var)
-        there = np.asarray(zarr.open_array(self._store, path=path, mode="r")[...])
-        size = len(values)
-        for start in np.flatnonzero(there == values[0]).tolist() if size else [0]:
-            if np.array_equal(there[start : start + size], values):
-                return slice(start, start + size)
-        raise InvalidArgumentError(
-            f"region: /{path} does not have the values of {dim!r} one after another"
-        )
+        own, options = found.part.ds, dict(found.options)
+        if region is not None:
+            self._region = located(self._ds, self._store, options, region)
+            place = {dim: at for dim, at in self._region.items() if dim in own.dims}
+            part = replace(part, region=place)
+        if self._append_dim not in own.dims:
+            options["append_dim"] = None
+        found = replace(found, part=replace(part, ds=own), options=options)
+        how: Any = {"statistics": True, "scheduler": None, "relocate": False}
+        changes = [partial(put, found, self._target, **how)] if loaded else []
+        changes.append(partial(self._put_group, self._document(self._ds)))
+        virtual = [name for name in self._ds.variables if name not in loaded]
+        return changes + [self._planned(str(name), self._ds.variables[name]) for name in virtual]
 
-    def _write_group(self, ds: xr.Dataset) -> None:
-        above = self._path
-        while above:  # parents first is not needed: all are written before anything is read
-            above = above.rpartition("/")[0]
-            if self._workspace.contents.node(above) is None:
-                self._put_document(above, _GROUP)
+    def _document(self, ds: xr.Dataset) -> dict[str, Any]:
+        """The group's document, with the attributes of the dataset beside those that are there."""
         node = self._workspace.contents.node(self._path)
         document = dict(_GROUP if node is None else json.loads(node.documents[V3_DOCUMENT]))
         attributes = _plain(ds.attrs)
         others = sorted(str(name) for name in ds.coords if name not in ds.dims)
         if others:
             attributes["coordinates"] = " ".join(others)
-        document["attributes"] = {**document.get("attributes", {}), **attributes}
+        return {**document, "attributes": {**document.get("attributes", {}), **attributes}}
+
+    def _put_group(self, document: Mapping[str, Any]) -> None:
+        above = self._path
+        while above:  # parents first is not needed: all are written before anything is read
+            above = above.rpartition("/")[0]
+            if self._workspace.contents.node(above) is None:
+                self._put_document(above, _GROUP)
         self._put_document(self._path, document)
 
     def _put_document(self, path: str, document: Mapping[str, Any]) -> None:
@@ -302,32 +240,23 @@ class _Write:
     # --- variables ---------------------------------------------------------------------------
 
     def _planned(self, name: str, var: xr.Variable) -> Callable[[], None]:
-        """Check a variable against what is there; what writes it."""
+        """Check a virtual variable against what is there; what writes it."""
         path = join(self._path, name)
         node = self._workspace.contents.node(path)
         if node is None and (self._region is not None or self._mode == "r+"):
             raise NotFoundError(f"there is no array /{path} to write to")
-        virtual = is_virtual(var)
-        if node is None:
-            return partial(self._make, path, var) if virtual else partial(self._save, name, var)
-        if node.array is None:
+        if node is not None and node.array is None:
             raise InvalidArgumentError(f"/{path} is a group, and no array")
+        new, grows = _document(var), self._append_dim is not None and self._append_dim in var.dims
+        if node is None or not (grows or self._region is not None):
+            return partial(self._put_array, path, new, var)
+        assert node.array is not None
         old = json.loads(node.documents[V3_DOCUMENT])
-        grows = self._append_dim is not None and self._append_dim in var.dims
-        if not grows and self._region is None:
-            if not virtual and self._append_dim is not None:
-                _check_same(path, self._values(path, old, var), self._store)
-                return lambda: None
-            return partial(self._make, path, var) if virtual else partial(self._save, name, var)
         if tuple(old.get("dimension_names") or ()) != tuple(map(str, var.dims)):
             raise InvalidArgumentError(
                 f"/{path} has the dimensions {old.get('dimension_names')}, not {list(var.dims)}"
             )
         start, shape = self._place(path, old, var)
-        if not virtual:
-            values = self._values(path, old, var)
-            return partial(self._fill, path, start, shape, values)
-        new = _document(var)
         _check_fits(path, old, new)
         chunks = node.array.chunk_shape
         for dim, at, chunk, size, whole in zip(
@@ -340,7 +269,7 @@ class _Write:
                     f"have {chunk} there, and one would be filled partly by each of two files"
                 )
         first = tuple(at // chunk for at, chunk in zip(start, chunks, strict=True))
-        return partial(self._extend, path, old, shape, var, first)
+        return partial(self._put_array, path, {**old, "shape": shape}, var, first)
 
     def _place(
         self, path: str, old: Mapping[str, Any], var: xr.Variable
@@ -363,59 +292,18 @@ class _Write:
             shape.append(have)
         return tuple(start), tuple(shape)
 
-    def _make(self, path: str, var: xr.Variable) -> None:
-        self._workspace.edits.drop(path)
-        self._put_document(path, _document(var))
-        self._refer(path, var, (0,) * var.ndim)
-
-    def _extend(
+    def _put_array(
         self,
         path: str,
-        old: dict[str, Any],
-        shape: tuple[int, ...],
+        document: Mapping[str, Any],
         var: xr.Variable,
-        first: tuple[int, ...],
+        first: tuple[int, ...] | None = None,
     ) -> None:
-        self._put_document(path, {**old, "shape": shape})
-        self._refer(path, var, first)
-
-    def _save(self, name: str, var: xr.Variable) -> None:
-        xr.Dataset({name: var}).to_zarr(
-            self._store, group=self._path or None, mode="a", consolidated=False, zarr_format=3
-        )
-
-    def _values(self, path: str, old: Mapping[str, Any], var: xr.Variable) -> Any:
-        """The values of a variable as the existing array stores them."""
-        dtype = np.dtype(zarr.open_array(self._store, path=path, mode="r").dtype)
-        attributes = old.get("attributes", {})
-        encoding = {name: attributes[name] for name in _ENCODINGS if name in attributes}
-        if dtype.kind not in "iu":
-            encoding.pop("_FillValue", None)  # stored as text, and NaN needs none
-        elif "_FillValue" in encoding:
-            encoding.pop("missing_value", None)
-        if "_Unsigned" in encoding:
-            encoding["dtype"] = dtype
-        own = {name: value for name, value in var.attrs.items() if name not in encoding}
-        given = xr.Variable(var.dims, var.values, own, encoding)
-        with warnings.catch_warnings(action="ignore"):  # of what is refused below
-            values = encode_cf_variable(given).values
-        if values.dtype.kind == "f" and {"scale_factor", "add_offset"} & encoding.keys():
-            values = values.round() if dtype.kind in "iu" else values
-        with np.errstate(all="ignore"):
-            stored = values.astype(dtype)
-        if {values.dtype.kind, dtype.kind} != {"f"} and not np.array_equal(stored, values):
-            raise InvalidArgumentError(
-                f"/{path} is of the type {dtype}, which cannot hold the values that are written to "
-                "it; convert them, or write the array anew with mode='w'"
-            )
-        return stored
-
-    def _fill(self, path: str, start: tuple[int, ...], shape: tuple[int, ...], values: Any) -> None:
-        array = zarr.open_array(self._store, path=path, mode="r+")
-        if array.shape != shape:
-            array.resize(shape)
-        where = tuple(slice(a, a + n) for a, n in zip(start, values.shape, strict=True))
-        array[where] = values
+        """Put an array, or more of it, whose first chunk lies at `first`."""
+        if first is None:
+            self._workspace.edits.drop(path)
+        self._put_document(path, document)
+        self._refer(path, var, first or (0,) * var.ndim)
 
     # --- references --------------------------------------------------------------------------
 
@@ -543,7 +431,7 @@ def _document(var: xr.Variable) -> dict[str, Any]:
     metadata = _references(var).metadata
     found = metadata.to_buffer_dict(default_buffer_prototype())[V3_DOCUMENT].to_bytes()
     document: dict[str, Any] = json.loads(found)
-    attributes = {**var.attrs, **{k: v for k, v in var.encoding.items() if k in _ENCODINGS}}
+    attributes = {**var.attrs, **{k: v for k, v in var.encoding.items() if k in DECODED_BY}}
     document["attributes"] = _plain(attributes)
     document["dimension_names"] = list(map(str, var.dims))
     document["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
@@ -559,7 +447,7 @@ def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
                 f"{new.get(name)} here"
             )
     was, now = old.get("attributes", {}), new.get("attributes", {})
-    for name in _ENCODINGS:
+    for name in DECODED_BY:
         a, b = was.get(name), now.get(name)
         nans = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
         if a != b and not nans:
@@ -567,14 +455,3 @@ def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
                 f"/{path} has the {name} {a!r}, and what is written to it {b!r}: chunks of both "
                 "cannot be in one array"
             )
-
-
-def _check_same(path: str, values: Any, store: ManifestStore) -> None:
-    """Refuse a variable that is not appended to, and has other values than those there."""
-    there = zarr.open_array(store, path=path, mode="r")[...]
-    if np.shape(there) != np.shape(values) or not np.array_equal(
-        there, values, equal_nan=values.dtype.kind == "f"
-    ):
-        raise InvalidArgumentError(
-            f"/{path} has other values than the dataset, and no dimension to append along"
-        )

@@ -162,16 +162,7 @@ def write(
     array([2., 3.])
     """
     check_checks(check)
-    parts = parts_of(
-        ds,
-        group=group,
-        mode=mode,
-        append_dim=append_dim,
-        region=region,
-        encoding=encoding,
-        on_existing=on_existing,
-        sort=sort,
-    )
+    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort)
     if append_dim is None and relocate:
         raise InvalidArgumentError("relocate goes with append_dim: it only moves appends")
     if config is not None and isinstance(location, Repository):
@@ -275,16 +266,7 @@ def to_session(
             f"a {type(session).__name__}; zarr_manifests.write takes a repository"
         )
     check_checks(check)
-    parts = parts_of(
-        ds,
-        group=group,
-        mode=mode,
-        append_dim=append_dim,
-        region=region,
-        encoding=encoding,
-        on_existing=on_existing,
-        sort=sort,
-    )
+    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort)
     if isinstance(session, Fork):
         if append_dim is not None:
             raise InvalidArgumentError(
