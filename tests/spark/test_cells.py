@@ -301,6 +301,37 @@ def test_a_float32_label_is_found_by_a_double(tmp_path: Path) -> None:
     assert opened(repo).a.values.tolist() == [1.0, 2.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    ("labels", "asked", "kind"),
+    [
+        (np.array([2**64 - 1, 7], "u8"), -1, pa.int64()),
+        (np.array([-1, 7], "i8"), Decimal(2**64 - 1), pa.decimal128(20)),
+        (np.array([-1, 7], "i2"), Decimal(2**64 - 1), pa.decimal128(20)),
+        (np.array([2.0**53, 7]), 2**53 + 1, pa.int64()),
+        (np.array([2.0**63, 7]), 2**63 - 1, pa.int64()),
+        (np.array([2.0**24, 7], "f4"), 2**24 + 1, pa.int32()),
+    ],
+)
+def test_a_whole_number_is_no_other_label(
+    tmp_path: Path, labels: Any, asked: Any, kind: pa.DataType
+) -> None:
+    zm.write(xr.Dataset({"a": ("x", np.zeros(2))}, {"x": labels}), tmp_path, message="grid")
+    repo = Repository.open(tmp_path)
+    how: dict[str, Any] = {"target": "a", "dims": ["x"], "missing": "keep"}
+    rows = pa.table({"x": pa.array([asked], kind), "a": [1.0]})
+    with pytest.raises(InvalidArgumentError, match="have no cell"):
+        over(repo, rows, **how)
+    over(repo, with_column(rows, "x", pa.array([7], kind)), **how)
+    assert opened(repo).a.values.tolist() == [0, 1]
+
+
+def test_a_double_is_no_label_beyond_its_precision(tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": ("x", np.zeros(2))}, {"x": np.array([2**53 + 1, 7])})
+    zm.write(ds, tmp_path, message="grid")
+    with pytest.raises(InvalidArgumentError, match="cast the column to bigint"):
+        over(Repository.open(tmp_path), pa.table({"x": [7.0], "a": [1.0]}), target="a", dims=["x"])
+
+
 def test_whole_labels_and_texts(tmp_path: Path) -> None:
     labels = {"station": ["b", "a", "c"], "level": [1000, 500]}
     ds = xr.Dataset({"a": (("station", "level"), np.zeros((3, 2)))}, labels)
@@ -471,6 +502,18 @@ def test_times_are_values_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(repo).seen.values, seen + np.timedelta64(1, "h"))
     with pytest.raises(InvalidArgumentError, match="is of type double, and the array has datetime"):
         over(repo, with_column(rows, "seen", [1.0, 2.0, 3.0]), target="seen", dims=["x"])
+
+
+def test_a_date_that_a_missing_one_would_hide_is_refused(tmp_path: Path) -> None:
+    """Xarray cannot open a group with both: another cell may have none."""
+    seen = np.array(["2024-01-01", "2024-03-01"], "M8[s]")
+    ds = xr.Dataset({"seen": ("x", seen)}, {"x": [1, 2]})
+    encoding = {"units": "hours since 2000-01-01", "dtype": "f8"}
+    zm.write(ds, tmp_path, message="times", encoding={"seen": encoding})
+    far = pa.table({"x": [1], "seen": np.array(["3000-01-01"], "M8[us]")})
+    how: dict[str, Any] = {"target": "seen", "dims": ["x"], "missing": "keep"}
+    with pytest.raises(InvalidArgumentError, match="lost beside a missing one"):
+        over(Repository.open(tmp_path), far, **how)
 
 
 def test_whole_chunks_have_statistics(repo: Repository) -> None:

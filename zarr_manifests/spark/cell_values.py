@@ -1,9 +1,10 @@
 """Columns of rows as numbers of an array: positions of coordinates, and encoded values.
 
 Labels are compared in the type of the coordinate, as xarray decodes it, so a double 0.1 is the
-label 0.1 of a float32 coordinate. Values are encoded by xarray as the array has it (packing, fill
-value, times), and checked as `zarr_manifests.write` checks them. NULL is the value that stands for
-a missing one. Invariant: an array that has no such value never gets one for NULL.
+label 0.1 of a float32 coordinate; a whole number is only found as itself. Values are encoded by
+xarray as the array has it (packing, fill value, times), and checked as `zarr_manifests.write`
+checks them. NULL is the value that stands for a missing one. Invariant: an array that has no such
+value never gets one for NULL.
 """
 
 from __future__ import annotations
@@ -136,7 +137,12 @@ class AlongAxis:
                 )
             return AlongAxis(name=name, size=size, dtype=labels.dtype, texts=texts)
         if labels.dtype.kind in "biu" and not pa.types.is_integer(column):
-            labels = labels.astype(np.float64)
+            whole, labels = labels, labels.astype(np.float64)
+            if not _same_numbers(whole, labels).all():
+                raise InvalidArgumentError(
+                    f"labels of {name!r} are beyond 2**53, where a double is not one of them: cast "
+                    "the column to bigint"
+                )
         numbers, within = _numbers(labels), _tolerance(name, tolerance, labels.dtype)
         known = numbers if labels.dtype.kind not in "mM" else numbers[~np.isnat(labels)]
         lookup = Lookup.of(name, known, within)
@@ -157,13 +163,21 @@ class AlongAxis:
             known = [self.texts.get(text, -1) for text in coded.dictionary.to_pylist()]
             return np.asarray(np.array(known, np.int64).take(coded.indices.to_numpy()))
         assert self.lookup is not None
-        values = to_numpy(column)
-        if self.dtype.kind not in "mM":
-            ordered = self.lookup.ordered
-            if ordered.dtype.kind == "f":  # at the coordinate's own precision
-                with np.errstate(over="ignore"):
-                    values = values.astype(ordered.dtype, copy=False)
-        return self.lookup.find(_numbers(values))
+        given = to_numpy(column)
+        if self.dtype.kind in "mM":
+            return self.lookup.find(_numbers(given))
+        if self.dtype.kind == "f":  # at the coordinate's own precision
+            with np.errstate(over="ignore"):
+                values = given.astype(self.dtype, copy=False)
+            positions = self.lookup.find(_numbers(values))
+            if given.dtype.kind in "iu" and self.lookup.tolerance is None:
+                positions[~_same_numbers(given, values)] = -1
+            return positions
+        positions = self.lookup.find(_numbers(given))
+        if self.dtype.kind in "iu" and given.dtype.kind != self.dtype.kind:
+            info = np.iinfo(f"{self.dtype.kind}8")  # which lookups know by 64 bits
+            positions[(given < info.min) | (given > info.max)] = -1
+        return positions
 
     def label(self, position: int) -> str:
         """The label at a position, for messages."""
@@ -174,6 +188,15 @@ class AlongAxis:
         if found is None:
             return "NaN"
         return shown(found.view(self.dtype) if self.dtype.kind in "mM" else found)
+
+
+def _same_numbers(whole: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which whole numbers are the same as floats."""
+    if whole.dtype.kind == "b":
+        return np.ones(whole.shape, bool)
+    with np.errstate(invalid="ignore"):
+        back = other.astype(whole.dtype)
+    return np.asarray((back == whole) & (other < np.iinfo(whole.dtype).max + 1.0))
 
 
 def _numbers(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -274,7 +297,7 @@ class Values:
             If some would be read back differently, or NULL is there and nothing stands for it.
         """
         if not column.null_count:
-            return encoded(self.fit, to_numpy(column))
+            return self._encoded(column)
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         if not self.has_absent:
             row = int(np.flatnonzero(~valid)[0])
@@ -282,11 +305,17 @@ class Values:
         codes = np.empty(len(column), self.stored)
         codes[:] = self.absent[0]
         try:
-            codes[valid] = encoded(self.fit, to_numpy(column.drop_null()))
+            codes[valid] = self._encoded(column.drop_null())
         except MisfitError as error:
             rows = np.flatnonzero(valid)
             moved = [replace(one, index=(int(rows[one.index[0]]),)) for one in error.misfits]
             raise MisfitError(error.name, tuple(moved)) from None
+        return codes
+
+    def _encoded(self, column: pa.Array) -> npt.NDArray[Any]:
+        values = to_numpy(column)
+        codes = encoded(self.fit, values)
+        self.fit.check_beside(values, codes, lambda: self.absent)  # other rows may have none
         return codes
 
     def decoded(self, code: Any) -> str:
