@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.spark.ranges import runs_in_range
 
 numbers = st.floats(-9, 9) | st.just(math.nan)
@@ -76,6 +77,31 @@ def test_times_with_a_zone_are_brought_to_utc() -> None:
     east = timezone(timedelta(hours=5))
     assert positions(hours, datetime(2000, 1, 1, 7, tzinfo=east), "2000-01-01T03:00Z") == [2, 3]
     assert positions(hours, None, datetime(2000, 1, 1, 1, tzinfo=UTC)) == [0, 1]
+
+
+def test_times_without_a_zone_are_in_the_given_one() -> None:
+    """As in `where`: a day of Tokyo begins and ends nine hours before that of UTC."""
+    hours = np.arange("2000-03-24", "2000-03-29", dtype="M8[h]")
+
+    def selected(zone: str, lo: Any, hi: Any) -> list[str]:
+        runs = runs_in_range("x", hours, hours.size, (lo, hi), zone=zone_of(zone))
+        [[first, end]] = runs.tolist()
+        return [str(hours[first]), str(hours[end - 1])]
+
+    for day in ("2000-03-26", date(2000, 3, 26)):
+        assert selected("UTC", day, day) == ["2000-03-26T00", "2000-03-26T23"]
+        assert selected("Asia/Tokyo", day, day) == ["2000-03-25T15", "2000-03-26T14"]
+        # The clocks go forward, so that the day has 23 hours.
+        assert selected("Europe/Berlin", day, day) == ["2000-03-25T23", "2000-03-26T21"]
+    noon = datetime(2000, 3, 26, 12)  # noqa: DTZ001
+    for time in (noon, noon.isoformat(), pd.Timestamp(noon)):
+        assert selected("Asia/Tokyo", time, time) == ["2000-03-26T03", "2000-03-26T03"]
+    same = np.datetime64("2000-03-26T12")  # as the coordinate has it
+    assert selected("Asia/Tokyo", same, same) == ["2000-03-26T12", "2000-03-26T12"]
+    centuries = np.array(["1900-01-01", "2500-01-01", "+12000-01-01"], "M8[s]")
+    for lo, first in (("2499-12-31T23", 1), ("+12000", 2)):
+        runs = runs_in_range("x", centuries, 3, (lo, None), zone=zone_of("Asia/Tokyo"))
+        assert runs.tolist() == [[first, 3]]
 
 
 def test_missing_times_are_in_no_range_that_has_an_end() -> None:

@@ -482,6 +482,41 @@ def test_timestamps_are_instants_whatever_the_sessions_zone(
     assert seconds == opened(repo).time.values.astype("M8[us]").astype("i8").tolist()
 
 
+@pytest.mark.spark
+def test_ranges_are_of_the_sessions_zone(spark: SparkSession, tmp_path: Path) -> None:
+    """A range of times has the rows of the same `where`, and of Spark's own filter."""
+    hours = np.arange("2000-01-01", "2000-01-04", dtype="M8[h]").astype("M8[ns]")
+    repo = write(tmp_path / "repo", xr.Dataset({"t": ("time", np.arange(72.0))}, {"time": hours}))
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        day = "time >= '2000-01-02' AND time < '2000-01-03'"
+        found = [
+            sorted(row.t for row in frame.collect())
+            for frame in (
+                read(spark, repo, ranges={"time": ("2000-01-02", "2000-01-02")}),
+                read(spark, repo, where=day),
+                read(spark, repo).where(day),
+            )
+        ]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert found == [list(range(15, 39))] * 3
+
+
+@pytest.mark.spark
+def test_columns_are_found_in_any_case(spark: SparkSession, repo: Repository) -> None:
+    wanted = read(spark, repo, where="lat > 0", ranges={"lon": (0, 10)}).count()
+    assert read(spark, repo, where="LAT > 0", ranges={"Lon": (0, 10)}).count() == wanted > 0
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(InvalidArgumentError, match="LAT"):
+            read(spark, repo, where="LAT > 0")
+        with pytest.raises(InvalidArgumentError, match="there is no dimension 'Lon'"):
+            read(spark, repo, ranges={"Lon": (0, 10)})
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
 def test_mixed_calendar_dates_before_1582_are_refused(tmp_path: Path) -> None:
     attributes = {"units": "days since 1500-01-01", "calendar": "standard"}
     repo = write(tmp_path / "repo", xr.Dataset({"t": ("x", [0, 1], attributes)}))

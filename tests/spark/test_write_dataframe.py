@@ -267,6 +267,34 @@ def test_dates_and_times_without_zone_are_of_the_session(spark: SparkSession, ur
     np.testing.assert_array_equal(opened(url).u[1], -winds().u[1])
 
 
+def test_columns_are_found_in_any_case(spark: SparkSession, url: str) -> None:
+    rows = later(spark, url).toDF("TIME", "Lat", "lon", "U", "v")
+    write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+    xr.testing.assert_equal(opened(url), xr.concat([winds(), winds("2024-07")], "time"))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(InvalidArgumentError, match="there is no column 'time'"):
+            write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_a_region_is_of_the_sessions_zone(spark: SparkSession, url: str) -> None:
+    changed = read(spark, url, ["u", "v"], ranges={"time": ("2024-02", "2024-02")})
+    changed = changed.withColumn("u", f.col("u") + 1000)
+    how = {"dims": DIMS, "mode": "overwrite-region", "missing": "error"}
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:  # the first of February in UTC is the evening before there
+        with pytest.raises(InvalidArgumentError, match="outside the region"):
+            write_dataframe(changed, url, "/", **how, region={"time": ("2024-02-01", "2024-03")})
+        write_dataframe(changed, url, "/", **how, region={"time": ("2024-01-31", "2024-01-31")})
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    expected = winds()
+    expected["u"][1] += 1000
+    xr.testing.assert_equal(opened(url), expected)
+
+
 def test_a_first_write_makes_the_repository(spark: SparkSession, url: str, tmp_path: Path) -> None:
     """With its commit: where rows are wrong, there is none."""
     rows, place = read(spark, url), tmp_path / "new"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -109,6 +109,20 @@ class SparkFacts:
         )
 
 
+def spelled(given: Iterable[str], names: Iterable[str], facts: SparkFacts) -> dict[str, str]:
+    """Return the names as which Spark finds given ones: in any case, unless it tells cases apart.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.plan import SparkFacts, spelled
+    >>> spelled(["LAT", "u"], ["lat", "lon"], SparkFacts())
+    {'LAT': 'lat', 'u': 'u'}
+    """
+    known = {} if facts.case_sensitive else {name.lower(): name for name in names}
+    exact = {*names}
+    return {name: name if name in exact else known.get(name.lower(), name) for name in given}
+
+
 def plan_read(
     location: str | os.PathLike[str] | Storage | Repository,
     options: ReadOptions,
@@ -182,9 +196,12 @@ def plan(
     dimensions, columns = _columns(source, names, dims)
     where = None if options.where is None else parse_where(options.where)
     zone = zone_of(facts.time_zone)
-    if where is not None:  # names what cannot be compared
+    if where is not None:
+        known = [column.name for column in (*dimensions, *columns)]
+        where = where.named(spelled(where.columns, known, facts))
+        # Names what cannot be compared.
         kept(empty_rows((*dimensions, *columns)), where, zone)
-    axes = _axes(source, names, dims, options)
+    axes = _axes(source, names, dims, options, facts)
     if where is not None:
         nan_is_null = options.nan != "keep"
         axes = [
@@ -335,10 +352,17 @@ def _boxes_with_rows(
 
 
 def _axes(
-    source: Source, names: Sequence[str], dims: Sequence[str], options: ReadOptions
+    source: Source,
+    names: Sequence[str],
+    dims: Sequence[str],
+    options: ReadOptions,
+    facts: SparkFacts,
 ) -> list[Axis]:
     """What to read along each dimension, in chunks that are whole for all the variables."""
-    ranges = options.ranges or {}
+    given = options.ranges or {}
+    spelling = spelled(given, dims, facts)
+    ranges = {spelling[name]: value for name, value in given.items()}
+    zone = zone_of(facts.time_zone)
     unknown = sorted(ranges.keys() - set(dims))
     if unknown:
         raise InvalidArgumentError(
@@ -356,7 +380,8 @@ def _axes(
         )
         if dim in ranges:
             coordinate = source.coordinate(dim)
-            runs = runs_in_range(dim, coordinate, size, ranges[dim], on_empty=options.on_empty)
+            how: Any = {"on_empty": options.on_empty, "zone": zone}
+            runs = runs_in_range(dim, coordinate, size, ranges[dim], **how)
         else:
             runs = np.array([[0, size]] if size else [], np.int64).reshape(-1, 2)
         axes.append(Axis(max(chunk, 1), runs))

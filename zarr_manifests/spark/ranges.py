@@ -9,7 +9,8 @@ What the ends may be depends on the coordinate:
 
 - Numbers: numbers.
 - Times: `datetime`, `date`, `numpy.datetime64`, or ISO text. Text and dates stand for the whole
-  period they name: the upper end `"2000-02"` includes all of February.
+  period they name: the upper end `"2000-02"` includes all of February. Without a time zone they are
+  in the given one; those of NumPy are as the coordinate has them, in UTC.
 - Times of a calendar that timestamps cannot hold: the same, and `cftime` objects.
 - Durations: `timedelta`, `numpy.timedelta64`, or text such as `"3 days"`.
 - Text and bytes: the same, compared by code point.
@@ -21,7 +22,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -32,6 +34,7 @@ import pandas as pd
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import runs_of
+from zarr_manifests.planning.zones.where import Moment
 
 __all__ = ["runs_in_range"]
 
@@ -51,6 +54,7 @@ def runs_in_range(
     given: Any,
     *,
     on_empty: str = "error",
+    zone: tzinfo = UTC,
 ) -> IndexArray:
     """The half-open runs (int64[n, 2]) of positions along a dimension that a range selects.
 
@@ -66,6 +70,8 @@ def runs_in_range(
         The range, or a list of ranges and values.
     on_empty : "error" or "empty", default "error"
         What to do if a range selects nothing although the dimension is not empty.
+    zone : tzinfo
+        The time zone of times without one.
 
     Raises
     ------
@@ -79,7 +85,7 @@ def runs_in_range(
     ranges = [_pair(name, given)] if ranges is None else ranges
     if not size:
         return np.empty((0, 2), np.int64)
-    runs = _joined([_runs(name, coordinate, size, lo, hi) for lo, hi in ranges])
+    runs = _joined([_runs(name, coordinate, size, lo, hi, zone) for lo, hi in ranges])
     if not len(runs) and on_empty == "error":
         raise _selects_nothing(name, coordinate, size, given)
     return runs
@@ -115,11 +121,11 @@ def _selects_nothing(
 
 
 def _runs(
-    name: str, coordinate: npt.NDArray[Any] | None, size: int, lo: Any, hi: Any
+    name: str, coordinate: npt.NDArray[Any] | None, size: int, lo: Any, hi: Any, zone: tzinfo
 ) -> IndexArray:
     """The runs of positions that one range selects."""
     if coordinate is not None:
-        return runs_of(_mask(name, coordinate, lo, hi))
+        return runs_of(_mask(name, coordinate, lo, hi, zone))
     first = 0 if lo is None else _whole(name, lo)
     last = size - 1 if hi is None else _whole(name, hi)
     if lo is not None and hi is not None and first > last:
@@ -140,14 +146,16 @@ def _joined(given: list[IndexArray]) -> IndexArray:
     return np.stack([runs[begins, 0], reach[ends]], axis=1)
 
 
-def _mask(name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any) -> npt.NDArray[np.bool_]:
+def _mask(
+    name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any, zone: tzinfo
+) -> npt.NDArray[np.bool_]:
     """Which values are in the range; missing values are only in a range without ends."""
     if lo is None and hi is None:
         return np.ones(coordinate.shape, bool)
     mask: npt.NDArray[np.bool_] = ~pd.isnull(coordinate)
     if not mask.any():
         return mask
-    values, convert = _comparable(name, coordinate[mask])
+    values, convert = _comparable(name, coordinate[mask], zone)
     inside = np.ones(values.shape, bool)
     low = None if lo is None else convert(name, lo, False)
     high = None if hi is None else convert(name, hi, True)
@@ -164,7 +172,9 @@ def _mask(name: str, coordinate: npt.NDArray[Any], lo: Any, hi: Any) -> npt.NDAr
 type _Convert = Callable[[str, Any, bool], Any]
 
 
-def _comparable(name: str, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], _Convert]:
+def _comparable(
+    name: str, values: npt.NDArray[Any], zone: tzinfo
+) -> tuple[npt.NDArray[Any], _Convert]:
     """The values in a comparable form, and a function that converts an end to it."""
     kind = values.dtype.kind
     if kind == "O" and hasattr(values[0], "calendar"):
@@ -177,7 +187,7 @@ def _comparable(name: str, values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], 
     if kind == "f":  # an end at the coordinate's own precision, so that 0.1 equals float32(0.1)
         return values, lambda name, end, upper: _float(values.dtype, _number(name, end, upper))
     if kind in "mM":
-        return values, _instant if kind == "M" else _duration
+        return values, partial(_instant, zone) if kind == "M" else _duration
     return values.astype(object), _bytes
 
 
@@ -227,32 +237,39 @@ def _duration(name: str, end: Any, upper: bool) -> Any:
     return given.to_timedelta64()
 
 
-def _instant(name: str, end: Any, upper: bool) -> Any:
+def _instant(zone: tzinfo, name: str, end: Any, upper: bool) -> Any:
     """The first or last microsecond of the period that an end names."""
     what = "its values are times; give a datetime, or ISO text such as '2000-02-29T12:00'"
     if isinstance(end, np.datetime64) and not np.isnat(end):
         return end.astype("M8[us]")
     if isinstance(end, datetime) and end is not pd.NaT:
-        return _utc(end)
+        return _utc(end, zone)
     text = end.isoformat() if type(end) is date else end
     if not isinstance(text, str):
         raise _wrong(name, end, what)
     try:
         if _ISO.fullmatch(text.strip()) is None:  # numpy has no time zones, but takes "today"
-            return _utc(datetime.fromisoformat(text.strip()))
+            return _utc(datetime.fromisoformat(text.strip()), zone)
         period = np.datetime64(text.strip())
     except ValueError as error:
         raise _wrong(name, end, what) from error
     if upper:
         unit: Any = np.datetime_data(period.dtype)[0]
-        return (period + np.timedelta64(1, unit)).astype("M8[us]") - _US
-    return period.astype("M8[us]")
+        return _utc_of(period + np.timedelta64(1, unit), zone) - _US
+    return _utc_of(period, zone)
 
 
-def _utc(moment: datetime) -> np.datetime64:
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(UTC).replace(tzinfo=None)
-    return np.datetime64(moment, "us")
+def _utc(moment: datetime, zone: tzinfo) -> np.datetime64:
+    if moment.tzinfo is None:
+        return _utc_of(np.datetime64(moment, "us"), zone)
+    return np.datetime64(moment.astimezone(UTC).replace(tzinfo=None), "us")
+
+
+def _utc_of(local: np.datetime64, zone: tzinfo) -> np.datetime64:
+    local = local.astype("M8[us]")
+    text = str(local)
+    moment = Moment(text if text[0] in "+-" or text[4] == "-" else f"+{text}")
+    return np.datetime64(moment.nanoseconds(zone) // 1000, "us")
 
 
 _BASE: Final = (13, 32, 24, 60, 62, 1_000_000)

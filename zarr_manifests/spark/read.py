@@ -83,7 +83,8 @@ def read(
         By dimension, the closed range of coordinate values to read, with None for an open end.
         `lo <= hi` even if the coordinate descends. ISO text stands for the whole period it names:
         `("2000-01", "2000-02")` includes the 29th of February. A list of ranges and single values
-        selects all that any of them does. Dimensions without a coordinate have ranges of positions.
+        selects all that any of them does. Times without a zone are in the session's, except those
+        of NumPy, which are in UTC. Dimensions without a coordinate have ranges of positions.
     where : str, mapping or list, optional
         Which rows to read: comparisons of columns with literals, joined by AND, such as
         `"depth > 6000 AND lat BETWEEN -30 AND 30"`; or the same as a mapping or a list of

@@ -32,6 +32,7 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.grid import Box
+from zarr_manifests.keys import split
 from zarr_manifests.making import let_others_open, write_into
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.records import dataclass
@@ -41,12 +42,13 @@ from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels,
 from zarr_manifests.spark.cell_values import to_numpy
 from zarr_manifests.spark.cell_writer import write_cells
 from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.plan import SparkFacts
+from zarr_manifests.spark.plan import SparkFacts, spelled
 from zarr_manifests.spark.worker import PANDAS_WARNING
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Begun, Target, begin
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
+from zarr_manifests.store import workspace_of
 
 __all__ = [
     "CountedCells",
@@ -210,6 +212,7 @@ def write_dataframe(
         statistics=statistics,
         buffer_bytes=buffer_bytes,
         max_tasks=max_tasks,
+        time_zone=SparkFacts.of(df.sparkSession).time_zone,
     )
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidArgumentError("txn_app_id and txn_version go together")
@@ -288,11 +291,12 @@ def landed(
 def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipCheck, CountedCells]:
     """Write rows to a session; what checks a tip before the commit, and what was counted."""
     spark = df.sparkSession
+    facts = SparkFacts.of(spark)
+    df = _renamed(df, session, options, facts)
     target = Target.of(session, options, df.columns)
     frame = _with_plain_times(df, options)
     columns = to_arrow_schema(frame.schema, timezone="UTC")
     labels = _labels(frame, target.new_labels(session, options), columns)
-    facts = SparkFacts.of(spark)
     begun = begin(session, target, options, columns, labels, parallelism=facts.parallelism)
     plan = begun.plan
     if begun.region is None:
@@ -308,6 +312,19 @@ def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipC
     forks: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
     session.merge(*(forks.loads(bytes(row.fork)) for row in rows))
     return begun.check_tip, CountedCells(sum(row.cells for row in rows), len(rows))
+
+
+def _renamed(
+    df: DataFrame, session: Session, options: WriteOptions, facts: SparkFacts
+) -> DataFrame:
+    """The rows, with columns named as the options and the arrays that are there name them."""
+    contents, path = workspace_of(session.store).contents, options.target.strip("/")
+    node = contents.node(path)
+    group = path if node is not None and node.array is None else split(path)[0]
+    there = [split(at)[1] for at in contents.members(group)]
+    order = [] if options.order_by is None else [options.order_by]
+    spelling = spelled(df.columns, [*there, split(path)[1], *options.dims, *order], facts)
+    return df.toDF(*(spelling[name] for name in df.columns))
 
 
 def _written(spark: SparkSession, frame: DataFrame, plan: WritePlan, fork: Fork) -> DataFrame:

@@ -50,6 +50,7 @@ class WriteOptions:
     statistics: bool = True
     buffer_bytes: int = 256 * 1024**2
     max_tasks: int = 1000
+    time_zone: str = "UTC"
 
     def __post_init__(self) -> None:
         self._check_values()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import tzinfo
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,7 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
 from zarr_manifests.planning.conflict.append_labels import OnExisting
+from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_values import AlongAxis, Values, encoded, to_numpy
@@ -225,7 +227,7 @@ def begin(
         at = dims.index(str(options.append_dim))
         region = Box(tuple(old if axis == at else 0 for axis in range(len(dims))), shape)
     elif options.region is not None:
-        region = _region(source, along, options.region)
+        region = _region(source, along, options.region, zone_of(options.time_zone))
     elif options.mode == "overwrite-region":
         region = None
     plan = WritePlan(
@@ -327,7 +329,9 @@ def _unit(source: Source, variable: Values) -> Coords:
     return tuple(chunk[variable.axes.index(axis)] for axis in range(len(chunk)))
 
 
-def _region(source: Source, along: Sequence[AlongAxis], given: Mapping[str, Any]) -> Box:
+def _region(
+    source: Source, along: Sequence[AlongAxis], given: Mapping[str, Any], zone: tzinfo
+) -> Box:
     """The cells in ranges of labels.
 
     Raises
@@ -340,7 +344,7 @@ def _region(source: Source, along: Sequence[AlongAxis], given: Mapping[str, Any]
         first, end = 0, axis.size
         if axis.name in given:
             coordinate = source.coordinate(axis.name)
-            runs = runs_in_range(axis.name, coordinate, axis.size, given[axis.name])
+            runs = runs_in_range(axis.name, coordinate, axis.size, given[axis.name], zone=zone)
             if len(runs) != 1:
                 raise InvalidArgumentError(
                     f"the range {given[axis.name]!r} of {axis.name!r} selects {len(runs)} separate "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from numbers import Integral, Real
@@ -314,6 +315,11 @@ class Where:
     def columns(self) -> tuple[str, ...]:
         """The names of its columns, each once."""
         return tuple(dict.fromkeys(each.column for each in self.comparisons))
+
+    def named(self, names: Mapping[str, str]) -> Where:
+        """The same comparisons, of columns by other names where these are known."""
+        each = self.comparisons
+        return Where(tuple(replace(one, column=names.get(one.column, one.column)) for one in each))
 
     def __str__(self) -> str:
         return self.sql
