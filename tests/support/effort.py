@@ -1,4 +1,4 @@
-"""How much a test tries: some in `make test`, all in `make sweep`."""
+"""How much a test tries: some in `make test`, more in `make sweep`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chosen(last: int, every: int) -> list[int]:
 
 
 def examples(most: int) -> int:
-    """How many examples a property test tries: `most` in `make sweep`, a part in `make test`.
+    """How many examples a property test tries: half of `most` in `make sweep`, else a fifth.
 
     The profile of Hypothesis decides: its own number of examples is the part, of a hundred.
     """
