@@ -698,6 +698,42 @@ def test_revert_conflicts_where_later_commits_changed_the_same(repository: Repos
     assert repository.diff(tip, repository.list_branches()["main"]).chunks == {}
 
 
+def test_a_refused_revert_says_what_stands_in_the_way(repository: Repository) -> None:
+    """A later commit has made the array longer, has named it, or has made it anew."""
+
+    def resized(length: int) -> Callable[[Session], None]:
+        return lambda s: zarr.open_array(s.store, path="g/x").resize((length,))
+
+    def named(number: int) -> Callable[[Session], None]:
+        return lambda s: zarr.open_array(s.store, path="g/x").update_attributes({"a": number})
+
+    def anew(session: Session) -> None:
+        zarr.create_array(session.store, name="g/x", shape=(2,), dtype="i4", overwrite=True)
+
+    def reason(version: str) -> str:
+        with pytest.raises(ConflictError) as caught:
+            repository.revert(version)
+        return {c.path: c.reason for c in caught.value.conflicts}["/g/x"]
+
+    longer = commit(repository, resized(10), "append")
+    commit(repository, resized(12), "append more")
+    assert reason(longer) == "its shape is (12,) here, and the commit has it as (10,)"
+    first = commit(repository, named(1), "name")
+    commit(repository, named(2), "name again")
+    assert reason(first) == "its attributes differ here from those of the commit"
+    commit(repository, anew, "make anew")
+    assert reason(first) == "it has been made anew here"
+
+
+def test_a_group_that_comes_back_has_no_chunks(repository: Repository) -> None:
+    back = repository.revert(repository.list_branches()["main"])
+    again = repository.revert(back)
+    changed = repository.diff(back, again)
+    groups = {"/", "/g", "/g/inner"}
+    assert groups < {*changed.created}
+    assert {*changed.chunks} == {*changed.created} - groups
+
+
 def test_revert_leaves_later_work_on_other_chunks(repository: Repository) -> None:
     written = commit(repository, in_array("g/x", 0, 2, 50), "write")
     commit(repository, in_array("g/x", 2, 4, 60), "write another chunk")

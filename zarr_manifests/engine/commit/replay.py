@@ -191,8 +191,9 @@ def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes,
     for node_id in here.nodes.keys() - result.keys():
         touched[node_id] = before.coords(node_id) + here.coords(node_id)
     for node_id in result.keys() - here.nodes.keys():
-        touched[node_id] = after.coords(node_id)
-        if not _ndim(result[node_id]):  # nothing else shows that an older chunk is gone
+        touched[node_id], node = after.coords(node_id), result[node_id]
+        # Nothing else shows that an older chunk is gone.
+        if not _ndim(node) and node.kind is not NodeKind.GROUP:
             touched[node_id].append(np.zeros((1, 0), np.int64))
     for node_id in here.nodes.keys() & result.keys():
         now, then = here.nodes[node_id].array, result[node_id].array

@@ -41,11 +41,30 @@ def decide_nodes(
         elif _same(now, was):
             changes[path] = to
         else:
-            reason = "it is not here" if now is None else "it is something else here"
+            reason = _reason(was, now)
             conflicts.append(Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason))
     merged = {**here, **changes}
     result = {path: node for path, node in merged.items() if node is not None}
     return changes, conflicts + _misplaced(changes, result)
+
+
+def _reason(was: Node | None, now: Node | None) -> str:
+    """What stands in the way of a change to a node that was something else."""
+    if now is None:
+        return "it is not here"
+    if was is None:
+        return "it is here already"
+    if was.node_id != now.node_id or now.kind is NodeKind.OPAQUE:
+        return "it has been made anew here"
+    before, here = (
+        {key: value for data in node.documents.values() for key, value in json.loads(data).items()}
+        for node in (was, now)
+    )
+    differ = sorted(key for key in before.keys() | here.keys() if before.get(key) != here.get(key))
+    if "shape" in differ:
+        there = tuple(before["shape"])
+        return f"its shape is {tuple(here['shape'])} here, and the commit has it as {there}"
+    return f"its {', '.join(differ) or 'documents'} differ here from those of the commit"
 
 
 def same_structure(a: Node, b: Node) -> bool:
