@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from cli_verbs import VERBS
 from zarr_manifests.cli import app
 from zarr_manifests.store import workspace_of
 from zarr_manifests.texts import bytes_text, count_text
@@ -401,6 +402,11 @@ def test_a_damaged_repository_is_one_line(verb: str, url: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_n_is_always_a_limit() -> None:
+    options = [option.opts for command in VERBS.values() for option in command.params]
+    assert {max(names, key=len) for names in options if "-n" in names} == {"--limit"}
+
+
 @pytest.mark.parametrize("arguments", [["nope"], ["log"], ["log", "x", "-n", "-1"], ["tree", "-z"]])
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     result = call(*arguments)
@@ -549,7 +555,7 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
         ["trial", "3", "1"],
     ]
     assert lines("gc", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
-    assert "kept" in lines("gc", url, "--grace", "0s")[-1]
+    assert "kept" in lines("gc", url, "--grace", "0")[-1]
     assert lines("repack", url)[-1] == "there was nothing to move"
     assert call("repack", url, "--min-live", "2").exit_code == 2
     assert lines("verify", url)[-1].startswith("sound: ")

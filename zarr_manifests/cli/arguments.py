@@ -105,7 +105,7 @@ Branch = Annotated[
 Message = Annotated[
     str | None, typer.Option("--message", "-m", help="Of the commit.", show_default=False)
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object on each line.")]
 Authorize = Annotated[
     list[str] | None, several("--authorize", text="Read the files of this saved container")

@@ -315,7 +315,7 @@ def _duration(text: str) -> timedelta:
     from zarr_manifests.config.snapshots import duration_of
 
     try:
-        found = duration_of(text)
+        found = timedelta(0) if text.strip() == "0" else duration_of(text)
     except OverflowError as error:
         raise InvalidArgumentError(f"{text[:40]!r} is too long") from error
     if found is None:
