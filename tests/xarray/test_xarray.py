@@ -332,6 +332,28 @@ def test_what_changes_nothing_makes_no_commit(storage, scheduler):
     assert other != first
 
 
+def test_a_write_says_what_it_does(storage):
+    """Unless it is given a message, which may not be empty."""
+    ds = xr.Dataset({name: ("x", [1.0, 2.0]) for name in "abcdef"}, {"x": [1, 2]})
+    more = ds.assign_coords(x=[3, 4])
+    tree = xr.DataTree.from_dict({"/one": ds, "/two": ds[["a"]]})
+    zm.write(ds, storage)
+    zm.write(more, storage, append_dim="x")
+    zm.write(more.drop_vars("x") + 1, storage, region={"x": slice(2, 4)})
+    zm.write(tree, storage, group="models", mode="w")
+    zm.write(ds, storage, mode="w", message="anew")
+    with pytest.raises(InvalidArgumentError, match="needs a message"):
+        zm.write(ds, storage, mode="w", message="")
+    said = [info.message for info in zm.Repository.open(storage).ancestry()]
+    assert said[:5] == [
+        "anew",
+        "write a, b, c, d, e, ... to /models",
+        "write a part of /",
+        "append to / along x",
+        "write a, b, c, d, e, ... to /",
+    ]
+
+
 def test_branches(storage):
     repo = zm.Repository.create(storage)
     zm.write(winds(2), repo, message="on main")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
@@ -22,12 +22,14 @@ from zarr_manifests.xarray.unchanged import changes_nothing
 
 __all__ = ["to_session", "write"]
 
+_NAMED: Final = 5
+
 
 def write(
     ds: Given,
     location: Location,
     *,
-    message: str,
+    message: str | None = None,
     branch: str = "main",
     group: str | None = None,
     mode: WriteMode | None = None,
@@ -59,8 +61,8 @@ def write(
         that `DataArray.to_zarr` gives it. Of a `DataTree`, each node goes to a group of its own.
     location : str, path, Storage or Repository
         Where the repository is, or is to be made.
-    message : str
-        The commit message.
+    message : str, optional
+        The commit message; by default what is written and where.
     branch : str
         The branch to commit to.
     group : str, optional
@@ -167,7 +169,7 @@ def write(
         raise InvalidArgumentError("relocate goes with append_dim: it only moves appends")
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
-    message = checked_message(message)
+    message = _said_of(parts) if message is None else checked_message(message)
     metadata = checked_metadata({} if metadata is None else metadata)
     step = txn_of(txn)
 
@@ -279,6 +281,19 @@ def to_session(
         relocate = commits.relocates(append_dim)
     for each in _prepared(parts, session, check=check):
         put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
+
+
+def _said_of(parts: Sequence[DatasetPart]) -> str:
+    """The message of a write without one."""
+    first, where = parts[0], f"/{parts[0].top}"
+    dims = [part.append_dim for part in parts if part.append_dim is not None]
+    if dims:
+        return f"append to {where} along {dims[0]}"
+    if first.region is not None:
+        return f"write a part of {where}"
+    names = [str(name) for part in parts for name in part.ds.data_vars]
+    some = f"{', '.join(names[:_NAMED])}{', ...' * (len(names) > _NAMED)}"
+    return f"write {some or 'attributes'} to {where}"
 
 
 def _prepared(
