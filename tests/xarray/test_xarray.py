@@ -332,6 +332,24 @@ def test_what_changes_nothing_makes_no_commit(storage, scheduler):
     assert other != first
 
 
+@pytest.mark.parametrize("first", range(1, 6))
+@pytest.mark.parametrize("shards", [None, (10, 4)])
+def test_dask_blocks_are_aligned_with_a_ragged_end(storage, first, shards):
+    """No two blocks write to a chunk, wherever the append begins, and whatever the blocks are."""
+    whole = xr.Dataset(
+        {"t": (("time", "x"), np.arange(120.0).reshape(30, 4))}, {"time": np.arange(30)}
+    )
+    encoding = {"t": {"chunks": (5, 2), "shards": shards}}
+    zm.write(whole.isel(time=slice(0, first)), storage, encoding=encoding)
+    rest = whole.isel(time=slice(first, None)).chunk(time=7, x=3)
+    zm.write(rest, storage, append_dim="time")
+    xr.testing.assert_identical(open_repo(storage).load(), whole)
+    changed = whole.assign(t=-whole.t).isel(time=slice(2, None)).chunk(time=4, x=1)
+    zm.write(changed, storage, append_dim="time", on_existing="replace")
+    expected = xr.concat([whole.isel(time=slice(0, 2)), changed.compute()], "time")
+    xr.testing.assert_identical(open_repo(storage).load(), expected)
+
+
 def test_a_write_says_what_it_does(storage):
     """Unless it is given a message, which may not be empty."""
     ds = xr.Dataset({name: ("x", [1.0, 2.0]) for name in "abcdef"}, {"x": [1, 2]})

@@ -37,7 +37,6 @@ from zarr_manifests.keys import join
 from zarr_manifests.planning.conflict.append_labels import (
     AppendPlan,
     OnExisting,
-    aligned_blocks,
     plan_append,
 )
 from zarr_manifests.records import dataclass
@@ -165,7 +164,7 @@ class Append:
         return self.on_existing != "error" or (relocate and before.start != now.start)
 
     def parts(
-        self, ds: xr.Dataset, planned: AppendPlan, contents: SessionView
+        self, ds: xr.Dataset, planned: AppendPlan
     ) -> Iterator[tuple[xr.Dataset, slice | None, Sequence[int]]]:
         """Yield the parts to write, where they go, and which rows they are.
 
@@ -176,31 +175,19 @@ class Append:
             values = ds.drop_vars([*fixed, self.dim])
             if values.variables:
                 stop = run.start + len(run.rows)
-                part = self._rows(values, run.rows, run.start, contents)
-                yield part, slice(run.start, stop), run.rows
+                yield self._rows(values, run.rows), slice(run.start, stop), run.rows
         if planned.appended or planned.replaced or not ds.sizes[self.dim]:
-            yield self._rows(ds, planned.appended, planned.start, contents), None, planned.appended
+            yield self._rows(ds, planned.appended), None, planned.appended
 
-    def _rows(
-        self, ds: xr.Dataset, rows: Sequence[int], start: int, contents: SessionView
-    ) -> xr.Dataset:
-        """Select rows and rechunk, so that each chunk from `start` on is within one dask block."""
+    def _rows(self, ds: xr.Dataset, rows: Sequence[int]) -> xr.Dataset:
         first = rows[0] if rows else 0
         in_a_row = [*rows] == [*range(first, first + len(rows))]
         if in_a_row and len(rows) == ds.sizes[self.dim] and self.on_existing == "error":
             return ds
         part = ds.isel({self.dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
-        for name, variable in part.variables.items():
-            node = contents.node(join(self.group, str(name)))
-            if variable.chunks is None or node is None or node.array is None:
-                continue
-            names = node.array.dimension_names or ()
-            if not rows and self.dim in variable.dims:
+        for variable in part.variables.values():
+            if not rows and variable.chunks is not None and self.dim in variable.dims:
                 variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
-            elif self.dim in names and self.dim in variable.dims:
-                chunk = node.array.chunk_shape[names.index(self.dim)]
-                blocks = aligned_blocks(variable.chunksizes[self.dim], start, chunk)
-                variable.data = variable.chunk({self.dim: blocks}).data
         return part
 
     def _labels(self, group: StoredGroup) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

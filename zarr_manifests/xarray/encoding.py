@@ -23,6 +23,7 @@ from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import DECODED_BY, Fit, MisfitError, is_time
@@ -237,10 +238,15 @@ class _Store(ZarrStore):
                 shape[axis] += variable.shape[axis]
             else:
                 places.append((self._write_region or {}).get(dim, slice(None)))
+        chunks = stored.get("shards") or stored["chunks"]
+        if variable.chunks is not None:  # no two blocks write to a chunk
+            starts = [part.indices(size)[0] for part, size in zip(places, shape, strict=True)]
+            each = zip(variable.dims, variable.chunks, starts, chunks, strict=True)
+            variable = variable.chunk({dim: aligned_blocks(*rest) for dim, *rest in each})
         check: Any = validate_grid_chunks_alignment
         check(
             nd_v_chunks=variable.chunks,
-            enc_chunks=stored.get("shards") or stored["chunks"],
+            enc_chunks=chunks,
             region=tuple(places),
             allow_partial_chunks=self._mode != "r+",
             name=name,

@@ -177,7 +177,7 @@ def put(
         for name, encoding in part.encoding.items()
         if contents.node(join(part.group, str(name))) is None
     }
-    for piece, at, rows in append.parts(part.ds, planned, contents):
+    for piece, at, rows in append.parts(part.ds, planned):
         over = {} if at is None else {"mode": "a", "append_dim": None}
         place = None if at is None else {append.dim: at}
         with explained(part.ds, fits, {append.dim: rows}):

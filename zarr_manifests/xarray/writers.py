@@ -57,8 +57,9 @@ def write(
     ds : Dataset, DataArray or DataTree
         What to write. It may be lazy, even if it is read from the same repository, and its dask
         arrays may be computed in threads, processes or on a distributed cluster that reaches the
-        storage. Each chunk must lie within one dask block. A `DataArray` is stored under the name
-        that `DataArray.to_zarr` gives it. Of a `DataTree`, each node goes to a group of its own.
+        storage. Each chunk of a new array must lie within one dask block. A `DataArray` is stored
+        under the name that `DataArray.to_zarr` gives it. Of a `DataTree`, each node goes to a group
+        of its own.
     location : str, path, Storage or Repository
         Where the repository is, or is to be made.
     message : str, optional

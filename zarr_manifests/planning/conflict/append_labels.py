@@ -8,6 +8,7 @@ ones have changed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -108,12 +109,16 @@ def plan_append(
 def aligned_blocks(blocks: Iterable[int], start: int, chunk: int) -> tuple[int, ...]:
     """Return blocks of about the same lengths that end at chunk boundaries, from `start` on.
 
+    Blocks that do are returned as they are.
+
     Examples
     --------
     >>> aligned_blocks([4, 4, 2], start=3, chunk=2)
     (3, 4, 3)
     """
     blocks = tuple(blocks)
+    if not any((start + end) % chunk for end in accumulate(blocks[:-1])):
+        return blocks or (0,)
     length, whole = sum(blocks), max(max(blocks, default=0) // chunk, 1) * chunk
     ends = [*range(whole - start % chunk, length, whole), length]
     return tuple(np.diff([0, *ends]).tolist()) if length else (0,)
