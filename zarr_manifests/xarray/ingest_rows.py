@@ -299,11 +299,8 @@ def _misfit(fit: Fit, run: Sequence[PlacedFile]) -> FailedFileError:
     for each in run:  # xarray stores all in other units if those of one file do not fit
         try:
             _codes(fit, each.file.axis[fit.name])
-        except MisfitError as error:
-            why = f": {error.misfits[0].given}"
-        except InvalidArgumentError as error:
-            why = f": {error}"
-        if why:
+        except (InvalidArgumentError, MisfitError) as error:
+            why = f": {error.misfits[0].given if isinstance(error, MisfitError) else error}"
             break
     told = f"values of {fit.name!r} do not fit the array, which has room for {fit.range_text}{why}"
     return FailedFileError(each.file.url, told)

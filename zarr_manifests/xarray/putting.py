@@ -129,8 +129,8 @@ def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -
                 encoded = there.encoded(str(name), variable)
             fit.checked(variable, encoded)
             if variable.dims != (name,):
-                codes = encoded.values
-                fit.check_beside(variable.values, codes, partial(there.values, str(name)))
+                others = partial(there.values, str(name))
+                fit.check_beside(variable.values, encoded.values, others)
 
 
 def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
@@ -256,10 +256,9 @@ def located(
     """Return the region with slices in place of "auto", as xarray finds them by the labels."""
     given = dict(region) if isinstance(region, Mapping) else region
     with _told(ds):
-        target = open_target(store, options, given)
+        target: Any = open_target(store, options, given)
         target._validate_and_autodetect_region(ds)
-    found: dict[str, slice] = target._write_region
-    return found
+    return dict(target._write_region)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ own way: as hours since its own first day.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import urllib.parse
@@ -298,9 +299,7 @@ def axis_names(ds: xr.Dataset, dim: str) -> list[str]:
     for name, variable in ds.variables.items():
         if dim not in variable.dims:
             continue
-        cells = 1
-        for other, size in zip(variable.dims, variable.shape, strict=True):
-            cells *= 1 if other == dim else size
+        cells = math.prod(size for other, size in variable.sizes.items() if other != dim)
         small = variable.dtype.kind in "biuf" and cells * variable.dtype.itemsize <= _AXIS_BYTES
         if (variable.dims == (dim,) and name == dim) or (small and variable.dims[0] == dim):
             found.append(str(name))

@@ -277,19 +277,17 @@ class _Write:
         """Where a variable begins in an existing array, and the shape of the array afterwards."""
         start, shape = [], []
         for dim, have, size in zip(var.dims, old["shape"], var.shape, strict=True):
+            part, there = (self._region or {}).get(str(dim), slice(None)), have
             if dim == self._append_dim:
-                start.append(have)
-                shape.append(have + size)
-                continue
-            part = (self._region or {}).get(str(dim), slice(None))
-            begin, end, step = part.indices(have)
+                part, there = slice(have, None), have + size
+            begin, end, step = part.indices(there)
             if step != 1 or end - begin != size:
                 raise InvalidArgumentError(
                     f"/{path} has {have} along {str(dim)!r}, of which {end - begin} are to be "
                     f"written, and the dataset has {size}"
                 )
             start.append(begin)
-            shape.append(have)
+            shape.append(there)
         return tuple(start), tuple(shape)
 
     def _put_array(
