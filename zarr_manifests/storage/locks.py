@@ -24,15 +24,22 @@ __all__ = ["FileTurn", "LockFile", "exclusive"]
 # child that outlives a killed parent would keep it. So a child closes the files. (It does not
 # unlock them, which would unlock the parent's.) No fork may come between the opening of a file and
 # its entry here. An interrupt may come between any two steps. So only the holder of a lock refers
-# to its file, which is closed with the last reference.
-_held: set[weakref.ref[FileIO]] = set()
+# to its file, which is closed with the last reference. A fork may come while a thread closes a file:
+# Python's file then has no descriptor any more, and the child has it still. So each is noted, with
+# the file that it is of, since its number may be another file's by then.
+_held: dict[weakref.ref[FileIO], tuple[int, int, int]] = {}
 _fork_guard = threading.RLock()
 
 
 def _close_inherited() -> None:
-    for file in list(_held):
+    for file, (descriptor, *known) in list(_held.items()):
+        with contextlib.suppress(OSError):  # it is closed already
+            found = os.fstat(descriptor)
+            if [found.st_dev, found.st_ino] == known:
+                os.close(descriptor)
         if (held := file()) is not None:
-            held.close()
+            with contextlib.suppress(OSError):
+                held.close()
     _held.clear()
     _fork_guard.release()
 
@@ -142,8 +149,13 @@ class FileTurn:
 def _opened(path: str) -> FileIO:
     with _fork_guard:
         file = FileIO(path, "ab", opener=_open)
-        _held.add(weakref.ref(file, _held.discard))
+        found = os.fstat(file.fileno())
+        _held[weakref.ref(file, _forget)] = file.fileno(), found.st_dev, found.st_ino
     return file
+
+
+def _forget(file: weakref.ref[FileIO]) -> None:
+    _held.pop(file, None)
 
 
 def _open(path: str, flags: int) -> int:
