@@ -14,30 +14,35 @@ import os
 import threading
 import weakref
 from io import FileIO
+from pathlib import Path
 
 from zarr_manifests.errors import StorageError
 from zarr_manifests.storage.files import explained, open_regular
 
 __all__ = ["FileTurn", "LockFile", "exclusive"]
 
+
 # A forked child shares its parent's open files, and a lock lasts until the last copy is closed: a
 # child that outlives a killed parent would keep it. So a child closes the files. (It does not
 # unlock them, which would unlock the parent's.) No fork may come between the opening of a file and
 # its entry here. An interrupt may come between any two steps. So only the holder of a lock refers
-# to its file, which is closed with the last reference. A fork may come while a thread closes a file:
-# Python's file then has no descriptor any more, and the child has it still. So each is noted, with
-# the file that it is of, since its number may be another file's by then.
-_held: dict[weakref.ref[FileIO], tuple[int, int, int]] = {}
+# to its file, which is closed with the last reference. A fork may come while a thread closes a
+# file: Python's file then has no descriptor any more, and the child has it still. So a file knows
+# its number, which may be another file's by then.
+class _Held(FileIO):
+    number: int
+
+
+_held: set[weakref.ref[_Held]] = set()
 _fork_guard = threading.RLock()
 
 
 def _close_inherited() -> None:
-    for file, (descriptor, *known) in list(_held.items()):
-        with contextlib.suppress(OSError):  # it is closed already
-            found = os.fstat(descriptor)
-            if [found.st_dev, found.st_ino] == known:
-                os.close(descriptor)
+    for file in list(_held):
         if (held := file()) is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                if os.path.samestat(os.fstat(held.number), Path(held.name).stat()):
+                    os.close(held.number)
             with contextlib.suppress(OSError):
                 held.close()
     _held.clear()
@@ -148,14 +153,10 @@ class FileTurn:
 
 def _opened(path: str) -> FileIO:
     with _fork_guard:
-        file = FileIO(path, "ab", opener=_open)
-        found = os.fstat(file.fileno())
-        _held[weakref.ref(file, _forget)] = file.fileno(), found.st_dev, found.st_ino
+        file = _Held(path, "ab", opener=_open)
+        file.number = file.fileno()
+        _held.add(weakref.ref(file, _held.discard))
     return file
-
-
-def _forget(file: weakref.ref[FileIO]) -> None:
-    _held.pop(file, None)
 
 
 def _open(path: str, flags: int) -> int:
