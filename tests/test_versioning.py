@@ -725,6 +725,21 @@ def test_a_refused_revert_says_what_stands_in_the_way(repository: Repository) ->
     assert reason(first) == "it has been made anew here"
 
 
+def test_an_attribute_of_zarr_2_is_no_shape() -> None:
+    repository, written = Repository.create(MemoryStorage()), []
+    with repository.transaction(message="make") as store:
+        zarr.create_array(store, name="a", shape=(2,), dtype="i4", zarr_format=2)
+    for number in (1, 2):
+        with repository.transaction(message="name") as store:
+            zarr.open_array(store, path="a").update_attributes({"shape": number})
+        written.append(repository.list_branches()["main"])
+    with pytest.raises(ConflictError) as caught:
+        repository.revert(written[0])
+    assert [c.reason for c in caught.value.conflicts] == [
+        "its attributes differ here from those of the commit"
+    ]
+
+
 def test_a_group_that_comes_back_has_no_chunks(repository: Repository) -> None:
     back = repository.revert(repository.list_branches()["main"])
     again = repository.revert(back)

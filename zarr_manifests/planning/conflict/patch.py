@@ -14,7 +14,7 @@ from typing import Any
 
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.keys import absolute
+from zarr_manifests.keys import V2_ATTRIBUTES, absolute
 
 __all__ = ["decide_nodes", "same_structure"]
 
@@ -56,15 +56,19 @@ def _reason(was: Node | None, now: Node | None) -> str:
         return "it is here already"
     if was.node_id != now.node_id or now.kind is NodeKind.OPAQUE:
         return "it has been made anew here"
-    before, here = (
-        {key: value for data in node.documents.values() for key, value in json.loads(data).items()}
-        for node in (was, now)
-    )
+    if was.array is not None and now.array is not None and was.array.shape != now.array.shape:
+        return f"its shape is {now.array.shape} here, and the commit has it as {was.array.shape}"
+    before, here = (_fields(node) for node in (was, now))
     differ = sorted(key for key in before.keys() | here.keys() if before.get(key) != here.get(key))
-    if "shape" in differ:
-        there = tuple(before["shape"])
-        return f"its shape is {tuple(here['shape'])} here, and the commit has it as {there}"
     return f"its {', '.join(differ) or 'documents'} differ here from those of the commit"
+
+
+def _fields(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, data in node.documents.items():
+        fields = json.loads(data)
+        found |= {"attributes": fields} if name == V2_ATTRIBUTES else fields
+    return found
 
 
 def same_structure(a: Node, b: Node) -> bool:
@@ -80,7 +84,7 @@ def _structure(node: Node) -> dict[str, dict[str, Any]]:
     return {
         name: {k: v for k, v in fields.items() if k not in ("shape", "attributes")}
         for name, fields in documents.items()
-        if name != ".zattrs"
+        if name != V2_ATTRIBUTES
     }
 
 
