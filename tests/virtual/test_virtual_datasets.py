@@ -357,13 +357,12 @@ def test_chunks_that_are_absent_or_inline(repo: zm.Repository, tmp_path: Path) -
     assert len(repo.readonly_session().store.get_virtual_refs("v")) == 1
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("loadable", [["t", "time", "x", "height"], ["time", "x"], []])
 def test_attributes_are_those_of_the_dataset(
-    repo: zm.Repository, tmp_path: Path, whole: bool
+    repo: zm.Repository, tmp_path: Path, loadable: list[str]
 ) -> None:
     """A group has its title, and its scalar coordinate stays one."""
     days = [saved(tmp_path, number) for number in range(2)]
-    loadable = ["t", "time", "x", "height"] if whole else ["time", "x"]
     for path in days:
         vds = opened(path, loadable_variables=loadable)
         zm.virtual.write(vds, repo, append_dim="time")

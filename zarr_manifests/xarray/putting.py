@@ -96,7 +96,8 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
         ds = _turned(ds, there)
     if check and options["mode"] != "w":
         check_agreement(ds, there, options["append_dim"])
-    ds = ds.drop_vars([name for name, variable in ds.variables.items() if is_virtual(variable)])
+    virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
+    ds = ds.drop_vars(virtual) if virtual else ds
     part = replace(part, ds=ds)
     fits = fits_of(ds, there, options, part.encoding) if check else {}
     with explained(ds, fits):

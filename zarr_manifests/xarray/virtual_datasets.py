@@ -191,10 +191,11 @@ class _Write:
             )
         loaded = [name for name, var in self._ds.variables.items() if not is_virtual(var)]
         if isinstance(self._target, ManifestStore):
+            self._ds = self._ds.copy()  # the caller's stays lazy
             for name in loaded:  # other processes could not hand back what they write
                 self._ds.variables[name].load()
         mode = self._mode if region is not None or self._mode == "r+" else "a"
-        part = replace(self._part, mode=mode, append=None, only_group=False)
+        part = replace(self._part, ds=self._ds, mode=mode, append=None, only_group=False)
         found = prepare(part, self._store, check=self._check)
         assert found is not None
         if found.options["zarr_format"] == 2:
