@@ -94,6 +94,23 @@ def test_an_overwrite_leaves_only_the_rows_in_the_region(
     xr.testing.assert_equal(found(repo), due)
 
 
+def test_a_region_is_in_the_zone_at_register(repo: Repository, spark: SparkSession) -> None:
+    frame = rows(spark, hours(2, 1) * 2)
+    given = {"region": '{"time": ["2024-01-01T10:00", "2024-01-01T11:00"]}'}
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        register(spark)
+        append(frame, repo, "overwrite", **given)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        register(spark)
+    due = hours(4).copy(deep=True)
+    for name in ("u", "v"):
+        due[name][1] *= 2
+        due[name][2] = np.nan
+    xr.testing.assert_equal(found(repo), due)
+
+
 def test_late_rows_join_those_that_are_there(repo: Repository, spark: SparkSession) -> None:
     whole = hours(8)
     west, east = whole.isel(lon=[0, 1]), whole.isel(lon=[2, 3])

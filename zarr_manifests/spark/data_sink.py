@@ -91,8 +91,17 @@ class Sink:
     version: int | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Sink:
+    def of(
+        cls,
+        given: Mapping[str, str],
+        schema: StructType,
+        *,
+        overwrite: bool,
+        time_zone: str = "UTC",
+    ) -> Sink:
         """What options of a write, as Spark passes them on, ask for.
+
+        Times of its region without a zone are in `time_zone`.
 
         Raises
         ------
@@ -106,7 +115,7 @@ class Sink:
             # As everywhere in Spark: what has no row is not there afterwards.
             arguments.pop("append_dim", None)  # of a view that rows are appended to, too
             arguments = {"mode": "overwrite-region", "region": {}} | arguments
-        sink = cls._of(location, arguments, schema)
+        sink = cls._of(location, arguments | {"time_zone": time_zone}, schema)
         sink.check()
         return sink
 

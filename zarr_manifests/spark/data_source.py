@@ -206,7 +206,8 @@ class ManifestsDataSource(DataSource):
             As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
         """
         try:
-            return BatchSink(Sink.of(self.options, schema, overwrite=overwrite))
+            how: Any = {"overwrite": overwrite, "time_zone": self.facts.time_zone}
+            return BatchSink(Sink.of(self.options, schema, **how))
         except ManifestsError as error:
             raise error.with_traceback(None) from None
 

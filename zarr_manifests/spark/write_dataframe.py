@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -212,7 +213,6 @@ def write_dataframe(
         statistics=statistics,
         buffer_bytes=buffer_bytes,
         max_tasks=max_tasks,
-        time_zone=SparkFacts.of(df.sparkSession).time_zone,
     )
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidArgumentError("txn_app_id and txn_version go together")
@@ -292,6 +292,7 @@ def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipC
     """Write rows to a session; what checks a tip before the commit, and what was counted."""
     spark = df.sparkSession
     facts = SparkFacts.of(spark)
+    options = replace(options, time_zone=facts.time_zone)
     df = _renamed(df, session, options, facts)
     target = Target.of(session, options, df.columns)
     frame = _with_plain_times(df, options)
