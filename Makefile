@@ -72,7 +72,7 @@ browser: setup  ## nightly: the pages of zarr-manifests serve in Chromium
 	$(PYTEST) -m browser tests/browser
 
 spark: setup  ## nightly: all tests that start Spark
-	$(PYTEST) -m "spark and not benchmarks" $(ALL) -n 2
+	$(PYTEST) -m "spark and not benchmarks" $(ALL)
 
 cluster: setup  ## nightly: kill tasks, executors and drivers of a Spark cluster
 	$(PYTEST) -m cluster -n 2 tests/spark
