@@ -108,6 +108,15 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert (precious / "data").read_text() == "precious"
 
 
+def test_a_marker_that_is_a_link_is_no_marker(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / MARKER).symlink_to(tmp_path / "precious")
+    with pytest.raises(AlreadyExistsError):
+        DemoPlace.claim(tmp_path / "demo")
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="name another directory"):

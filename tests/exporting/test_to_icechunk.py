@@ -101,6 +101,18 @@ def test_an_export_that_fails_has_no_commit_and_can_be_repeated(tmp_path: Path) 
     assert values_in(opened(dest)) == values_in(session.store, ODD)
 
 
+def test_links_in_an_empty_repository_are_not_followed(repo: zm.Repository, tmp_path: Path) -> None:
+    """Icechunk would: a repository is empty, and its folders may lead elsewhere."""
+    dest, outside = tmp_path / "planted", tmp_path / "outside"
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(dest)))
+    (dest / "snapshots").rename(outside)
+    (dest / "snapshots").symlink_to(outside)
+    before = {path.name for path in outside.iterdir()}
+    with pytest.raises(InvalidArgumentError, match="is a link, which an export does not follow"):
+        repo.readonly_session().export(dest, "icechunk")
+    assert {path.name for path in outside.iterdir()} == before
+
+
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = odd_repository(tmp_path).readonly_session()
     monkeypatch.setitem(sys.modules, "icechunk", None)

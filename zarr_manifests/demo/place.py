@@ -83,7 +83,7 @@ class DemoPlace:
         """
         place, marker = cls(directory), directory / MARKER
         try:
-            if directory.exists() and not marker.is_file():
+            if directory.exists() and (marker.is_symlink() or not marker.is_file()):
                 _check_empty(directory)
             directory.mkdir(parents=True, exist_ok=True)
             marker.write_text(_NOTE, encoding="utf-8")

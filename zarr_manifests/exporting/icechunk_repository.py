@@ -130,8 +130,10 @@ def _storage(
     place = Folder(unquote(rest) if found else os.fsdecode(dest))
     check_apart(source.contents.context.storage, place)
     storage = icechunk.local_filesystem_storage(place.name)
-    if not place.is_empty() and not icechunk.Repository.exists(storage):
-        raise AlreadyExistsError(f"{place.name} holds data; export to an empty folder")
+    if not place.is_empty():
+        if not icechunk.Repository.exists(storage):
+            raise AlreadyExistsError(f"{place.name} holds data; export to an empty folder")
+        place.sizes()  # refuses links, which icechunk would follow
     return storage, place.name
 
 
