@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zarr_manifests import config as config
     from zarr_manifests import errors
     from zarr_manifests import storage as storage
+    from zarr_manifests import virtual as virtual
     from zarr_manifests.config import RepositoryConfig
     from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
     from zarr_manifests.engine.history.leases import HeldLease
@@ -121,7 +122,7 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-_MODULES: Final = ("bulk", "config", "errors", "storage")
+_MODULES: Final = ("bulk", "config", "errors", "storage", "virtual")
 _HOMES: Final = {
     "ChunkKind": "planning.tables.resolved_chunks",
     "ChunkStatistics": "engine.edit.chunk_statistics",

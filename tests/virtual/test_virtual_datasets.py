@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,13 @@ def test_datasets_offer_to_write_themselves_without_another_import(
     xr.Dataset({"a": ("x", [1])}).zm.write(repo, message="one")
     xr.DataTree(xr.Dataset({"b": ("x", [2])})).zm.write(repo, group="b", message="another")
     assert [info.message for info in repo.ancestry()][:2] == ["another", "one"]
+
+
+def test_the_function_is_found_without_another_import() -> None:
+    script = "import zarr_manifests as zm; print(zm.virtual.write.__name__)"
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.stdout == "write_virtual\n", found.stderr
 
 
 def test_days_are_appended_one_by_one(repo: zm.Repository, tmp_path: Path) -> None:
@@ -313,7 +322,12 @@ def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
         zm.virtual.write(other, repo, append_dim="time")
     with pytest.raises(NotFoundError, match="no array /new/p"):
         zm.virtual.write(other[["p"]], repo, group="new", mode="r+")
-    for wrong in ({"mode": "x"}, {"validate": "x"}, {"mode": "w", "append_dim": "time"}):
+    for wrong in (
+        {"mode": "x"},
+        {"mode": "a-"},
+        {"validate": "x"},
+        {"mode": "w", "append_dim": "time"},
+    ):
         with pytest.raises(InvalidArgumentError):
             zm.virtual.write(other, repo, **wrong)
 

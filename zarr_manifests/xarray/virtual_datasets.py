@@ -133,6 +133,8 @@ def write_virtual(
         raise InvalidArgumentError(f"a Dataset or a DataTree is due, not {type(vds).__name__}")
     if validate not in _VALIDATIONS:
         raise InvalidArgumentError(f"validate={validate!r}: give one of {_VALIDATIONS}")
+    if mode == "a-":
+        raise InvalidArgumentError("mode='a-' is not for references: drop variables instead")
     check_checks(check)
     top = node_path("" if group is None else group)
     how = top, mode, append_dim, region
