@@ -35,7 +35,7 @@ from zarr_manifests.spark.schema import Column, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
-__all__ = ["PlannedRead", "ReadOptions", "SparkFacts", "plan", "plan_read", "restrict"]
+__all__ = ["PlannedRead", "ReadOptions", "SparkFacts", "plan", "plan_read", "restrict", "spelled"]
 
 _LAYOUTS: Final = ("long", "chunk")
 _NAN: Final = ("null", "keep", "drop")
