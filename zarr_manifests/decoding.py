@@ -21,7 +21,7 @@ import math
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import batched, pairwise, product
 from typing import Any, Final
@@ -31,12 +31,14 @@ import numpy.typing as npt
 import zstandard
 from numcodecs import blosc
 
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ManifestsError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import absolute
+from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
 
-__all__ = ["BulkDecoder", "Chunks", "decompressed", "gather", "lying", "place"]
+__all__ = ["BulkDecoder", "Chunks", "decompressed", "gather", "lying", "place", "readable"]
 
 type Chunks = Sequence[bytes] | npt.NDArray[np.uint8]
 """Bytes of chunks; those of one length may be the rows of an array."""
@@ -51,6 +53,32 @@ _ZLIB, _GZIP = 15, 31
 _HELD: Final = threading.local()
 _TOO_LARGE: Final = "a chunk decompresses to more than {:,} bytes, and has no room for them"
 _FAILURES: Final = (ValueError, RuntimeError, zlib.error, zstandard.ZstdError)
+
+
+_REFUSALS: Final = (
+    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError, zlib.error,
+)  # fmt: skip
+"""What Zarr and its codecs raise for documents and chunks that they cannot read."""
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turn what Zarr raises for an array that it cannot open or decode into one error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it raises anything but an error of this package.
+    """
+    try:
+        yield
+    except ManifestsError:  # which are built-in errors, too
+        raise
+    except _REFUSALS as error:
+        raise InvalidArgumentError(
+            f"{absolute(path)} cannot be decoded: {plain_text(error)}"
+        ) from error
 
 
 class _InDoubtError(ValueError):
@@ -172,8 +200,8 @@ class BulkDecoder:
             return (
                 _of_v2(document, dtype) if document["zarr_format"] == 2 else _of_v3(document, dtype)
             )
-        except _UnknownError:
-            return None
+        except (_UnknownError, AttributeError, LookupError, TypeError, ValueError):
+            return None  # in doubt, as of a document that Zarr refuses
 
     def decode(
         self, chunks: Iterable[tuple[Coords, bytes]], out: npt.NDArray[Any], lo: Sequence[int]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from zarr_manifests.decoding import readable
 from zarr_manifests.engine.history.net_changes import net_changes
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -62,7 +63,8 @@ def value_changes(
         )
     shared = tuple(map(min, was.shape, now.shape))
     opened = zip((old, new), nodes, strict=True)
-    arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
+    with readable(path):
+        arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
     found: list[_Changed] = []
     coordinates = []
     due, count = _due(context, views, nodes, progress)

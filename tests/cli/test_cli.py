@@ -584,3 +584,30 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     found = call("verify", url)
     assert found.exit_code == 1
     assert "problem" in found.stdout
+
+
+@pytest.mark.parametrize("place", ["fill_value", "data_type", "endian"])
+def test_a_document_that_zarr_refuses_is_an_error_without_escapes(
+    tmp_path: Path, place: str
+) -> None:
+    evil = "\x1b[2Jall is well"
+    repo = zm.Repository.create(tmp_path)
+    for value in (1, 2):
+        with repo.transaction(message=f"{value}") as store:
+            if value == 1:
+                zarr.create_array(store, name="a", shape=(1,), chunks=(1,), dtype="i4")
+                document = json.loads(store.get_sync("a/zarr.json").to_bytes())
+                given = {"bytes": {"endian": evil}} if place == "endian" else {}
+                codecs = [{"name": name, "configuration": made} for name, made in given.items()]
+                document |= {"codecs": codecs} if given else {place: evil}
+                store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(json.dumps(document).encode()))
+            store.set_sync("a/c/0", cpu.Buffer.from_bytes(bytes(3) + bytes([value])))
+    for words, code in (
+        (["diff", tmp_path, "main~1", "main", "--values"], 2),
+        (["cat", tmp_path, "a"], 2),
+        (["statistics", tmp_path], 0),
+    ):
+        done = call(*words)
+        assert done.exit_code == code, done.output
+        assert "\x1b" not in done.output
+        assert code == 0 or "/a cannot be decoded" in done.output

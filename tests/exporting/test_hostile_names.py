@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from zarr.core.buffer.cpu import Buffer
 import zarr_manifests as zm
 from hostile_names import NAMES, hostile_repository, unchecked
 from inside import context_of
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    StorageError,
+    UnsupportedFormatError,
+    VirtualContainerError,
+)
 
 FORMATS = {"zarr": True, "zip": True, "kerchunk": False, "icechunk": True}
 each_format = pytest.mark.parametrize("format_", FORMATS)
@@ -115,3 +122,49 @@ def test_a_document_in_a_kerchunk_file_is_the_stored_one(tmp_path: Path, data: b
     refs = json.loads((tmp_path / "refs.json").read_text())["refs"]
     kind, _, text = refs[".zattrs"].partition(":")
     assert (kind, base64.b64decode(text)) == ("base64", data)
+
+
+@pytest.mark.parametrize("format_", ["kerchunk", "icechunk"])
+@pytest.mark.parametrize("way", ["no container", "link"])
+def test_an_export_refers_to_nothing_that_may_not_be_read(
+    tmp_path: Path, way: str, format_: str
+) -> None:
+    """Who reads the export would read there, without having been asked."""
+    inside, outside = tmp_path / "raw", tmp_path / "secret"
+    inside.mkdir()
+    outside.write_bytes(b"1234")
+    (inside / "day").symlink_to(outside)
+    there = inside / "day" if way == "link" else outside
+    with zm.Repository.create(tmp_path / "repository").transaction(message="refer") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="u1", compressors=None)
+        at = {"index": [[0]], "source": [0], "offset": [0], "length": [4]}
+        store.set_virtual_refs("a", locations=[there.as_uri()], **at)
+    repo = zm.Repository.open(tmp_path / "repository", virtual_containers={"raw": inside})
+    with pytest.raises(VirtualContainerError):
+        repo.readonly_session().export(tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_mark_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    repo = zm.Repository.create(tmp_path / "repository")
+    with repo.transaction(message="values") as store:
+        zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
+    mark = tmp_path / "out" / "__zarr_manifests_export.json"
+    mark.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(mark)
+    else:
+        mark.symlink_to("/dev/zero")
+    with pytest.raises(StorageError, match="not a regular file"):
+        repo.readonly_session().export(mark.parent, "zarr")
+
+
+def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
+    repo = zm.Repository.create(tmp_path / "repository")
+    with repo.transaction(message="values") as store:
+        zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
+        store.set_sync("__zarr_manifests_export.json", Buffer.from_bytes(b"mine"))
+    with pytest.raises(InvalidArgumentError, match="name of the mark"):
+        repo.readonly_session().export(tmp_path / "out", "zarr")
+    assert not (tmp_path / "out").exists()

@@ -521,3 +521,13 @@ def test_keys_of_objects_are_not_keys_of_the_store(repo: zm.Repository, url: str
     assert isinstance(repo.storage, MemoryStorage)
     for info in repo.storage.list():
         assert get(url, f"/zarr/main/{info.key}").status == 404
+
+
+def test_a_link_has_no_character_that_turns_text_around() -> None:
+    repo = zm.Repository.create("memory://served-turned")
+    with repo.transaction(message="odd names") as store:
+        zarr.create_group(store, path="a\u202eb\x9bc")
+    with serving(repo) as url:
+        answer = get(url, "/zarr/main/")
+    assert links(answer) == ["a\u202eb\x9bc/", "zarr.json"]
+    assert not {"\u202e", "\x9b"} & {*answer.text}

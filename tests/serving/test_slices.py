@@ -277,3 +277,20 @@ def test_a_codec_that_may_make_anything_of_a_few_bytes_is_not_decoded(
         answer = get(url, "/slice/main/a?index=0:3")
     assert answer.status == 400
     assert "the memory of a server is bounded" in answer.text
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize("after", [[], [{"name": "zstd", "configuration": {"level": 1}}]])
+def test_an_index_that_is_larger_than_its_chunks_is_not_read(after: list[Any]) -> None:
+    """Of a shard of parts of one cell, a few bytes may be an index of gigabytes."""
+    repo = zm.Repository.create(f"memory://served-shards-{len(after)}")
+    cells = 2**27
+    with repo.transaction(message="a shard") as store:
+        zarr.create_array(store, name="a", shape=(cells,), shards=(cells,), chunks=(1,), dtype="i1")
+        document = json.loads(stored(store, "a/zarr.json"))
+        document["codecs"] += after
+        store.set_sync("a/zarr.json", CPUBuffer.from_bytes(json.dumps(document).encode()))
+    with serving(repo) as url:
+        answer = get(url, "/slice/main/a?index=0:1")
+    assert answer.status == 400
+    assert "the index of its shard" in answer.text

@@ -445,6 +445,8 @@ LOCAL = (
     "[fe80::1]",
     "[::ffff:127.0.0.1]",
     "[fd00:ec2::254]",
+    "127.0.0.1.",
+    "localhost.",
 )
 
 
@@ -470,6 +472,13 @@ def test_a_name_that_leads_to_this_machine_is_refused(small_store: Any, host: st
         with pytest.raises(VirtualContainerError, match="leads to a web server on this machine"):
             read()
     assert small_store.requests == []
+
+
+def test_a_host_that_no_name_server_takes_is_an_error_of_the_storage() -> None:
+    place = VirtualContainer(f"http://{'a' * 70}.org/raw", retries=0)
+    repo = zm.Repository.create(MemoryStorage(), virtual_containers={"raw": place})
+    with pytest.raises(StorageError):
+        refer(repo)[3]
 
 
 # --- containers as values --------------------------------------------------------------------
@@ -504,6 +513,7 @@ def test_containers_are_values(small_store: Any) -> None:
         (lambda: VirtualContainer("file:///b", region="x"), ConfigError),
         (lambda: VirtualContainer("/b", credentials=_no_credentials), ConfigError),
         (lambda: VirtualContainer("ftp://b/x"), UnsupportedStorageError),
+        (lambda: VirtualContainer(f"https:me:{PLANTED}@b"), InvalidArgumentError),
         (lambda: container_of(5), InvalidArgumentError),
         (lambda: container_of({"region": "x"}), InvalidArgumentError),
         (lambda: container_of({"url": "s3://b", "secret-key": PLANTED}), ConfigError),

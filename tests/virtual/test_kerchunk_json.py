@@ -195,6 +195,7 @@ def test_templates_render_or_give_errors_of_the_project(text: str) -> None:
     ("references", "match"),
     [
         ({"a": ["wind.nc", 0, 1]}, "'a' refers to 'wind.nc', a relative path.*absolute"),
+        ({"a": ["https:me:secret@h", 0, 1]}, "^https: lacks its two slashes"),
         ({"a": ["file:///\ud800", 0, 1]}, "Unicode"),
         ({"\ud800": ["file:///a", 0, 1]}, "Unicode"),
         ({"\ud800": "a"}, "Unicode"),

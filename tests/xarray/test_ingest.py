@@ -522,8 +522,25 @@ def test_files_elsewhere_are_opened_by_fsspec(files, tmp_path):
     ingest(SPARK, urls, tmp_path / "r", **how)
     assert ingest(SPARK, urls, tmp_path / "r", **how).unchanged == 5
     xr.testing.assert_equal(head(tmp_path / "r"), days(*range(5)))
-    with pytest.raises(InvalidArgumentError, match="user or password"):
-        ingest(SPARK, ["s3://me:secret@bucket/a.nc"], tmp_path / "r", **how)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://me:SECRET@bucket/a.nc",
+        "simplecache::https://me:SECRET@data.org/a.nc",
+        "zip://a.nc::https://me:SECRET@data.org/a.zip",
+        "https://data.org/a.nc?X-Amz-Signature=SECRET",
+        "filecache::https://data.org/a.nc?sig=SECRET",
+        "https:me:SECRET@data.org",
+    ],
+)
+def test_urls_with_secrets_are_not_ingested(tmp_path, url):
+    """Where files came from is written to the repository."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        ingest(SPARK, [url], tmp_path / "r", append_dim="time")
+    assert "SECRET" not in str(caught.value)
+    assert not (tmp_path / "r").exists()
 
 
 # --- virtual ---------------------------------------------------------------------------------

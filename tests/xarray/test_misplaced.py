@@ -98,6 +98,13 @@ def test_a_group_is_no_folder(place: Path, inside: str) -> None:
     assert sorted(place.rglob("*")) == before
 
 
+def test_a_pipe_in_a_folder_above_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "current")
+    with pytest.raises(NotARepositoryError):
+        opened(tmp_path / "winds")
+    zm.write(DS, tmp_path / "winds", message="beside a pipe")
+
+
 def test_a_tree_that_others_can_only_read_is_safe_from_them(place: Path) -> None:
     """Those who own it are bound only by taking the right to write from themselves."""
     mine = os.geteuid() != 0

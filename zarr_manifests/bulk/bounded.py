@@ -25,7 +25,7 @@ from zarr.core.dtype.common import HasItemSize
 from zarr_manifests.bulk.decoders import is_of
 from zarr_manifests.decoding import decompressed
 
-__all__ = ["bounded", "unbounded"]
+__all__ = ["bounded", "index_bytes", "unbounded"]
 
 _SPARE_BYTES: Final = 256
 _PART_BYTES: Final = 64  # of one in a shard: its place in the index, and a header
@@ -96,6 +96,24 @@ def unbounded(codecs: Iterable[Codec]) -> list[str]:
             wide = any(each.itemsize > _FILTERED_BYTES for each in types)
             if config["id"] not in _BOUNDED or wide:
                 found.append(config["id"])
+    return found
+
+
+def index_bytes(codecs: Iterable[Codec], cells: int) -> int:
+    """Room for the indexes of shards, in bytes, in what is decoded of so many cells.
+
+    Examples
+    --------
+    >>> from zarr.codecs import ShardingCodec
+    >>> from zarr_manifests.bulk.bounded import index_bytes
+    >>> index_bytes([ShardingCodec(chunk_shape=(10,))], 1000)
+    6400
+    """
+    found = 0
+    for codec in codecs:
+        if isinstance(codec, ShardingCodec):
+            part = math.prod(codec.chunk_shape)
+            found += cells // part * (_PART_BYTES + index_bytes(codec.codecs, part))
     return found
 
 

@@ -12,7 +12,7 @@ import typer
 from zarr_manifests.cli.arguments import At, Authorize, Json, Options, Url, open_at
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 
 if TYPE_CHECKING:
@@ -121,13 +121,11 @@ def _along(part: str, length: int, axis: int) -> range:
 def _read(session: Session, node: Node, chosen: Sequence[range]) -> Any:
     import zarr
 
+    from zarr_manifests.decoding import readable
+
     where = tuple(slice(one.start, max(one.start, one.stop), one.step) for one in chosen)
-    try:
+    with readable(node.path):
         return zarr.open_array(session.store, path=node.path, mode="r")[where]
-    except ManifestsError:  # which are built-in errors, too
-        raise
-    except (ValueError, TypeError, LookupError, NotImplementedError, RuntimeError) as error:
-        raise InvalidArgumentError(f"/{node.path} cannot be decoded: {error}") from error
 
 
 # --- how they are shown ----------------------------------------------------------------------

@@ -1,17 +1,25 @@
 """Where the bytes of a snapshot's chunks are, for exports that refer to them.
 
+A reference is made only to what a reader of the snapshot may read: files below a container.
+
 A tag keeps the snapshot in history, and with it the objects of the repository that are referred to.
 Invariant: the tag exists before a reference does.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from zarr_manifests.engine.history.refs import Refs
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.errors import AlreadyExistsError, ReadOnlyError, UnsupportedStorageError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ReadOnlyError,
+    UnsupportedStorageError,
+    VirtualContainerError,
+)
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import Node
@@ -97,7 +105,7 @@ def placed_chunks(source: SnapshotSource) -> Iterator[Sequence[Placed]]:
     UnsupportedStorageError
         If nothing outside of this process can read a file.
     VirtualContainerError
-        If a chunk is in a container that the repository was not opened with.
+        If a chunk is below no container that the repository was opened with.
     """
     root = native_root(source)
     files: dict[VirtualSource, VirtualLocation] = {}
@@ -134,8 +142,15 @@ def virtual_places(source: SnapshotSource) -> Iterator[VirtualLocation]:
 
 
 def _place_of(source: SnapshotSource, file: VirtualSource) -> VirtualLocation:
-    containers = source.contents.context.containers
-    return _shared(containers.resolve(file)[1].url if file.container else file.path)
+    place = source.contents.context.containers.resolve(file)[1]
+    if place.scheme == "file":
+        inside = os.path.realpath(place.root).rstrip("/") + "/"
+        if not os.path.realpath(inside + place.path).startswith(inside):
+            raise VirtualContainerError(
+                f"{place.url} leads out of its container through a symbolic link, so nothing is "
+                "told to read there; export with copy=True, or with a container of the target"
+            )
+    return _shared(place.url)
 
 
 def _shared(url: str) -> VirtualLocation:

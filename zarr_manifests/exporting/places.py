@@ -34,6 +34,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, ObjectStorage, Storage
 from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.files import open_regular
 from zarr_manifests.storage.local_errors import translated
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_versions import Version
@@ -227,7 +228,8 @@ class Folder:
 
     def get(self, key: str) -> bytes | None:
         try:
-            with open(os.path.join(self.name, key), "rb") as file:  # noqa: PTH123
+            path = os.path.join(self.name, key)
+            with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
                 return file.read()
         except FileNotFoundError:
             return None

@@ -15,11 +15,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from zarr_manifests.engine.edit.overlay import OPAQUE
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.exporting.export_request import ExportCount, ExportRequest
 from zarr_manifests.exporting.places import Place, check_apart, place_of
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
-from zarr_manifests.keys import DOCUMENTS
+from zarr_manifests.keys import DOCUMENTS, directory
 from zarr_manifests.reports import ExportReport
 
 __all__ = ["export_zarr"]
@@ -38,8 +39,14 @@ def export_zarr(source: SnapshotSource, dest: Any, request: ExportRequest) -> Ex
         If there is anything at the destination that is not to be replaced.
     InvalidArgumentError
         If the destination is in the repository or holds it, or an option does not go with this.
+        If an opaque entry has the name of the mark.
     """
     request.check_copies()
+    if source.contents.node(OPAQUE + directory(source.path) + _MARK) is not None:
+        raise InvalidArgumentError(
+            f"the snapshot has an entry {_MARK!r}, which is the name of the mark of an export that "
+            "is not finished; delete that entry first"
+        )
     place = place_of(dest, request.storage_options)
     check_apart(source.contents.context.storage, place)
     stored = _begin(place, source, overwrite=request.overwrite)

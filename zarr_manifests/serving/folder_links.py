@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from typing import Final
+from urllib.parse import quote
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -22,7 +23,9 @@ from zarr_manifests.serving.served import OpenSnapshot
 __all__ = ["folder", "folder_page"]
 
 _MOST_CHUNKS: Final = 100_000
-_UNSAFE: Final = re.compile(r"""[%"'<>&?#\\\x00-\x1f\x7f]""")
+_UNSAFE: Final = re.compile(
+    r"""[%"'<>&?#\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"""
+)
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -120,5 +123,5 @@ def _link(name: str) -> str:
     fsspec takes the other characters as they are, and a link that begins like a URL for one.
     """
     check_inside(name.removesuffix("/"))
-    text = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name)
+    text = _UNSAFE.sub(lambda found: quote(found[0], safe=""), name)
     return f"./{text}" if text.startswith("http") or ":" in text else text

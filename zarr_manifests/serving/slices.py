@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import product
 from typing import Any, Final
 
@@ -22,10 +21,11 @@ import zarr
 from anyio import from_thread
 
 from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.bounded import unbounded
+from zarr_manifests.bulk.bounded import index_bytes, unbounded
+from zarr_manifests.decoding import readable
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, absolute, directory, split
 from zarr_manifests.plain import plain_text
@@ -51,10 +51,6 @@ _CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
 _GREGORIAN: Final = np.datetime64("1582-10-15", "us")
 """NumPy counts days before it otherwise than the standard calendar, which was Julian then."""
 _MOST_FILLS: Final = 16
-_FAILURES: Final = (
-    ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, zlib.error
-)  # fmt: skip
-"""What Zarr and its codecs raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +187,7 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
             f"{absolute(node.path)} holds {array.dtype}, which are no numbers"
         )
     axes = _sparse(axes_of(index, array.shape), array.chunks)
-    with _decoding(node):
+    with readable(node.path):
         stored = _read(array, axes)
     values = _decoded(stored, node)
     names = (node.array and node.array.dimension_names) or (None,) * len(axes)
@@ -226,30 +222,26 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
 
 
 def _opened(opened: OpenSnapshot, node: Node) -> Any:
-    """An array, of whose chunks none is decompressed to more than it has."""
-    with _decoding(node):
+    """An array of chunks that are not too large, and not decompressed to more than it has."""
+    with readable(node.path):
         array = zarr.open_array(opened.session.store, path=node.path, mode="r")
-        names = unbounded(tuple(array.async_array.codec_pipeline))  # type: ignore[arg-type]
+        codecs: Any = tuple(array.async_array.codec_pipeline)  # type: ignore[arg-type]
+        names = unbounded(codecs)
+        index = index_bytes(codecs, math.prod(array.shards or array.chunks))
     if names:
         raise InvalidArgumentError(
             f"{absolute(node.path)} is not shown: a few bytes of its codec {plain_text(names[0])} "
             "may become any number, and the memory of a server is bounded. Read it with Zarr"
         )
+    size = math.prod(array.chunks) * array.dtype.itemsize + index
+    if size > MOST_CHUNK_BYTES:
+        what = "a chunk and the index of its shard have" if index else "a chunk has"
+        raise InvalidArgumentError(
+            f"{what} up to {size:,} bytes in {absolute(node.path)}, and slices are made of at "
+            f"most {MOST_CHUNK_BYTES:,} at a time"
+        )
     use_bulk(array)
     return array
-
-
-@contextmanager
-def _decoding(node: Node) -> Iterator[None]:
-    """Refuses arrays of a data type or with codecs that are not known here."""
-    try:
-        yield
-    except ManifestsError:  # which are built-in errors, too
-        raise
-    except _FAILURES as error:
-        raise InvalidArgumentError(
-            f"{absolute(node.path)} cannot be decoded: {plain_text(error)}"
-        ) from error
 
 
 def _sparse(axes: Sequence[SliceAxis], chunks: Sequence[int]) -> list[SliceAxis]:
@@ -265,12 +257,6 @@ def _sparse(axes: Sequence[SliceAxis], chunks: Sequence[int]) -> list[SliceAxis]
 
 def _read(array: Any, axes: Sequence[SliceAxis]) -> npt.NDArray[Any]:
     """The stored values, read chunk by chunk."""
-    size = int(np.prod(array.chunks, dtype=np.float64)) * array.dtype.itemsize
-    if size > MOST_CHUNK_BYTES:
-        raise InvalidArgumentError(
-            f"a chunk of {absolute(array.path)} has {size:,} bytes, and slices are made of chunks "
-            f"of at most {MOST_CHUNK_BYTES:,}"
-        )
     out = np.empty([axis.count for axis in axes], array.dtype)
     parts = [axis.parts(chunk) for axis, chunk in zip(axes, array.chunks, strict=True)]
     for part in product(*parts):
@@ -370,7 +356,7 @@ def _coordinate(
     if axis.chunks(array.chunks[0]) > MOST_CHUNKS:
         return {"values": None, "units": None}
     whole = SliceAxis(axis.start, axis.step, axis.count, axis.size)
-    with _decoding(found):
+    with readable(found.path):
         stored = _read(array, [whole])
     attributes = _attributes(found)
     units = attributes.get("units")

@@ -31,6 +31,7 @@ __all__ = [
     "from_url",
     "parse_options",
     "refuse_options",
+    "refuse_slipped",
     "storage_of",
 ]
 
@@ -256,17 +257,28 @@ _READ: Final[Mapping[Any, Callable[[str], object]]] = {
 }
 
 
+def refuse_slipped(text: str) -> None:
+    """Refuse a URL without its two slashes, as a `pathlib.Path` of one is; it may hold a password.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is one.
+    """
+    slipped = _SLIPPED.fullmatch(text)
+    if slipped is not None:
+        raise InvalidArgumentError(
+            f"{slipped[1]}: lacks its two slashes: pass the URL as a str, {slipped[1]}://...; for "
+            f"a local folder of that name write ./{slipped[1]}:..."
+        )
+
+
 def _split(
     url: str | os.PathLike[str], options: Mapping[str, object]
 ) -> tuple[str, str, dict[str, object]]:
     """The scheme, what follows it, and the options; for a local folder its path."""
     text = os.fsdecode(url)
-    slipped = _SLIPPED.fullmatch(text)
-    if slipped is not None:  # a pathlib.Path of a URL looks like this
-        raise InvalidArgumentError(
-            f"{slipped[1]}: lacks its two slashes: pass the URL as a str, {slipped[1]}://...; for "
-            f"a local folder of that name write ./{slipped[1]}:..."
-        )
+    refuse_slipped(text)
     split = _SCHEME.fullmatch(text)
     if split is None or not isinstance(url, str):
         return "file", text, dict(options)

@@ -40,6 +40,7 @@ from zarr_manifests.virtual.locations import (
     REMOTE,
     WEB,
     VirtualLocation,
+    location_of,
     parse_location,
     url_at,
 )
@@ -122,12 +123,8 @@ class VirtualContainer:
             raise InvalidArgumentError(
                 f"a container takes a URL or a path, not {type(url).__name__}"
             )
-        text = os.fspath(url)
-        if not isinstance(url, str) or "://" not in url:
-            text = url_at("file", os.path.abspath(text))  # noqa: PTH100 - a str is due
-        scheme, path = parse_location(text)
         values = {
-            "url": url_at(scheme, path),
+            "url": location_of(url),
             "credentials": credentials,
             "allow_local": allow_local,
             "options": tuple(sorted(options.items())),
@@ -135,6 +132,7 @@ class VirtualContainer:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         given = list(options) + ["credentials"] * (credentials is not None)
+        scheme, path = parse_location(self.url)
         if scheme not in REMOTE and given:
             raise ConfigError(
                 [f"{name}: a {scheme}:// container takes no options" for name in given]

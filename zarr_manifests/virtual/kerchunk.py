@@ -52,8 +52,8 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.kerchunk_parquet import read_parquet
-from zarr_manifests.virtual.locations import WEB, parse_location, url_at
-from zarr_manifests.virtual.references import Files, References, location_of
+from zarr_manifests.virtual.locations import WEB, location_of, parse_location, url_at
+from zarr_manifests.virtual.references import Files, References
 from zarr_manifests.virtual.templates import Templates
 
 __all__ = ["read_kerchunk"]

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import urllib.parse
@@ -20,8 +21,9 @@ from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import check_key
+from zarr_manifests.storage.url import refuse_slipped
 
-__all__ = ["REMOTE", "WEB", "VirtualLocation", "parse_location", "url_at"]
+__all__ = ["REMOTE", "WEB", "VirtualLocation", "location_of", "parse_location", "url_at"]
 
 WEB: Final = ("http", "https")
 """Schemes of web servers."""
@@ -60,6 +62,15 @@ class VirtualLocation:
     def url(self) -> str:
         """The URL of the place."""
         return url_at(self.scheme, posixpath.join(self.root, self.path) if self.path else self.root)
+
+
+def location_of(given: str | os.PathLike[str]) -> str:
+    """Return the normalized URL of a URL or a local path; errors are those of `parse_location`."""
+    text = os.fspath(given)
+    if isinstance(given, str) and "://" in text:
+        return url_at(*parse_location(text))
+    refuse_slipped(text)
+    return url_at("file", os.path.abspath(text))  # noqa: PTH100 - a str is due
 
 
 def url_at(scheme: str, path: str) -> str:

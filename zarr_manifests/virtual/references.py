@@ -7,7 +7,7 @@ Invariant: nothing is skipped silently, since an absent chunk reads as fill valu
 is an error.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
-# ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118
+# ruff: noqa: PTH112, PTH113, PTH117, PTH118
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from zarr_manifests.storage import ObjectStorage, Storage, from_url
 from zarr_manifests.storage.files import open_inside, with_room
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.own import own_storage
-from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
 from zarr_manifests.virtual.budget import MAX_BYTES, Budget
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.locations import REMOTE, VirtualLocation, parse_location
+from zarr_manifests.virtual.locations import REMOTE, VirtualLocation, location_of, parse_location
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
-__all__ = ["Files", "Numbered", "References", "list_zarr", "location_of"]
+__all__ = ["Files", "Numbered", "References", "list_zarr"]
 
 _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 _LISTING: Final = "looking for files"
@@ -107,14 +107,6 @@ class References:
     fetch: Callable[[str], bytes] | None = None
 
 
-def location_of(given: str | os.PathLike[str]) -> str:
-    """Return the normalized URL of a URL or a local path."""
-    text = os.fspath(given)
-    if not isinstance(given, str) or "://" not in text:
-        return VirtualLocation("file", os.path.abspath(text)).url
-    return VirtualLocation(*parse_location(text)).url
-
-
 class Files:
     """The files that references refer to, without duplicates.
 
@@ -152,6 +144,7 @@ class Files:
             self._given[given] = number
         if number is None:
             if "://" not in given and not os.path.isabs(given):
+                refuse_slipped(given)
                 raise InvalidArgumentError(
                     f"{key[:200]!r} refers to {given[:80]!r}, a relative path: references do not "
                     "say what it is relative to. Make the paths in them absolute, or file:// URLs"

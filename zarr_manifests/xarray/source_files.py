@@ -28,7 +28,9 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
+from zarr_manifests.storage.url import refuse_slipped
 from zarr_manifests.virtual.containers import VirtualContainer
+from zarr_manifests.virtual.locations import WEB
 from zarr_manifests.xarray.fit import DECODED_BY, is_time
 from zarr_manifests.xarray.scan_files import codecs_of, scan
 from zarr_manifests.xarray.stored_group import meaning_of_bounds
@@ -56,6 +58,12 @@ _ENGINES: Final[Mapping[str, str | None]] = {
     "grib": "cfgrib",
 }
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::.*://)", re.DOTALL)
+_CHAINED: Final = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]*)://((?:(?!::)[^/?#])*)((?:(?!::).)*)", re.DOTALL
+)
+"""Scheme, host and rest of each URL in one of fsspec, such as `zip://a.nc::https://host/a.zip`."""
+
 _STORED: Final = {
     "mask_and_scale": False,
     "decode_times": False,
@@ -71,8 +79,8 @@ def source_url(given: str | os.PathLike[str]) -> str:
     Raises
     ------
     InvalidArgumentError
-        If a user or password is in it: it would be written to the repository. If it is not text
-        that UTF-8 can encode.
+        If a user, a password or a query is in it, which may be a secret, and would be written to
+        the repository. If it is not text that UTF-8 can encode.
 
     Examples
     --------
@@ -80,13 +88,10 @@ def source_url(given: str | os.PathLike[str]) -> str:
     'file:///data/day%201.nc'
     """
     text = os.fspath(given)
+    refuse_slipped(text)
     try:
-        if isinstance(given, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
-            if "@" in urllib.parse.urlsplit(text).netloc:
-                raise InvalidArgumentError(
-                    f"a {text.partition('://')[0]}:// location with a user or password in it is "
-                    "refused: where files came from is written to the repository"
-                )
+        if isinstance(given, str) and _URL.match(text):
+            _refuse_secrets(text)
             text.encode()
             if not text.startswith("file://"):
                 return text
@@ -94,6 +99,17 @@ def source_url(given: str | os.PathLike[str]) -> str:
         return Path(text).absolute().as_uri()
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"{text!r} is no path: UTF-8 cannot encode it") from error
+
+
+def _refuse_secrets(url: str) -> None:
+    for scheme, host, rest in _CHAINED.findall(url):
+        of_web = scheme.lower() in WEB
+        part = "a user or password" if "@" in host else "a query" if of_web and "?" in rest else ""
+        if part:
+            raise InvalidArgumentError(
+                f"a {scheme}:// location with {part} in it is refused: that may be a secret, and "
+                "where files came from is written to the repository"
+            )
 
 
 def _path(url: str) -> str | None:

@@ -7,6 +7,7 @@ requests.
 from __future__ import annotations
 
 import contextlib
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY
+from zarr_manifests.storage.files import open_regular
 from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["around", "instead"]
@@ -52,9 +54,11 @@ def around(storage: ReadableStorage) -> Path | None:
     """The folder of a repository that contains the place; only local disks are checked."""
     folder = _folder(storage)
     for outer in folder.parents if folder is not None else ():
-        with contextlib.suppress(OSError), (outer / ROOT_KEY).open("rb") as file:
-            if file.read(len(MAGIC)) == MAGIC:
-                return outer
+        with contextlib.suppress(OSError):  # unknown counts as no
+            there = open_regular(str(outer / ROOT_KEY), follow_links=True)
+            with os.fdopen(there, "rb") as file:
+                if file.read(len(MAGIC)) == MAGIC:
+                    return outer
     return None
 
 
