@@ -168,3 +168,17 @@ def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="name of the mark"):
         repo.readonly_session().export(tmp_path / "out", "zarr")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format_", ["kerchunk", "icechunk"])
+def test_an_export_refers_to_no_chunk_that_is_a_link(tmp_path: Path, format_: str) -> None:
+    repo = zm.Repository.create(tmp_path / "repository")
+    with repo.transaction(message="values") as store:
+        zarr.create_array(store, name="a", data=np.random.default_rng(1).random(2000))
+    (tmp_path / "secret").write_bytes(bytes(20_000))
+    chunks = (tmp_path / "repository" / "chunks").rglob("*")
+    (chunk,) = (path for path in chunks if path.is_file())
+    chunk.unlink()
+    chunk.symlink_to(tmp_path / "secret")
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        repo.readonly_session().export(tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]

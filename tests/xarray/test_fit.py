@@ -796,6 +796,7 @@ TIMES = np.array(["1970-01-01T00:00:00.000000001", "2000-01-05"], "M8[ns]")
         (np.array(["a", "b"], object), {"units": "days since 2000-01-01"}),
         (np.array([True, False]), {"units": "days since 2000-01-01"}),
         (np.array([10**18, 3]), {"units": "days since 2000-01-01"}),
+        (np.array([1.0, np.inf]), {"units": "days since 2000-01-01"}),
         (np.array([1.0, 2.0]), {"scale_factor": "0.1"}),
         (np.array([1.0, 2.0]), {"_Encoding": "utf-8"}),
         (TIMES, {"dtype": "bool"}),
@@ -821,6 +822,28 @@ def test_numbers_are_no_bounds_of_times(values: Any, then: bool) -> None:
     if then:
         zm.write(time, repository, message="times")
     refused(repository, bounds if then else time.merge(bounds), "'time_bnds'", mode="a")
+
+
+def test_times_make_no_times_of_numbers_that_are_there() -> None:
+    repository = zm.Repository.create(MemoryStorage())
+    numbers = xr.Dataset({"time_bnds": (("time", "nv"), [[0.0, 1.0], [1.0, 2.0]])})
+    zm.write(numbers, repository, message="numbers")
+    times = np.array(["2000-01-01", "2000-01-02"], "M8[ns]")
+    time = xr.Dataset(coords={"time": ("time", times, {"bounds": "time_bnds"})})
+    refused(repository, time, "'time_bnds' has their bounds", mode="a")
+    assert opened(repository).time_bnds.dtype == np.float64
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_whole_numbers_are_packed_with_an_offset(lazy: bool) -> None:
+    """Xarray subtracts the offset in the type of the numbers, and fails."""
+    repository = zm.Repository.create(MemoryStorage())
+    first = xr.Dataset({"t": ("x", np.array([280, 281], "u2"))})
+    zm.write(first, repository, message="first", encoding={"t": KELVIN})
+    more = first.chunk() if lazy else first
+    zm.write(more, repository, message="more", append_dim="x")
+    np.testing.assert_allclose(opened(repository).t, [280, 281, 280, 281], atol=0.01)
+    refused(repository, more * 100, "'t' do not fit", append_dim="x")
 
 
 @pytest.mark.parametrize(

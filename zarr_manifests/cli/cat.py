@@ -121,11 +121,14 @@ def _along(part: str, length: int, axis: int) -> range:
 def _read(session: Session, node: Node, chosen: Sequence[range]) -> Any:
     import zarr
 
+    from zarr_manifests.bulk import use_bulk
     from zarr_manifests.decoding import readable
 
     where = tuple(slice(one.start, max(one.start, one.stop), one.step) for one in chosen)
     with readable(node.path):
-        return zarr.open_array(session.store, path=node.path, mode="r")[where]
+        array = zarr.open_array(session.store, path=node.path, mode="r")
+        use_bulk(array)  # which decompresses no chunk to more than the array has
+        return array[where]
 
 
 # --- how they are shown ----------------------------------------------------------------------

@@ -104,16 +104,24 @@ def placed_chunks(source: SnapshotSource) -> Iterator[Sequence[Placed]]:
     ------
     UnsupportedStorageError
         If nothing outside of this process can read a file.
+    StorageError
+        If an object of a local repository is a link.
     VirtualContainerError
         If a chunk is below no container that the repository was opened with.
     """
     root = native_root(source)
     files: dict[VirtualSource, VirtualLocation] = {}
+    objects: dict[str, VirtualLocation] = {}
+    storage = source.contents.context.storage
 
     def found(node: Node, coords: Coords, ref: object) -> Placed:
         match ref:
             case NativeRef():
-                place = VirtualLocation(root.scheme, root.root, ref.key)
+                if ref.key not in objects:
+                    if root.scheme == "file":
+                        storage.head(ref.key)  # which refuses links
+                    objects[ref.key] = VirtualLocation(root.scheme, root.root, ref.key)
+                place = objects[ref.key]
                 return Placed(node, coords, None, place, None, ref.offset, ref.length)
             case VirtualRef():
                 if ref.source not in files:

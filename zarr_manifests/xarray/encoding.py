@@ -271,6 +271,10 @@ class _Store(ZarrStore):
         encode: Any = super().encode
         encoded = {}
         for name, variable in variables.items():
+            how = variable.encoding
+            if variable.dtype.kind in "iu" and how.get("add_offset") is not None:
+                variable = variable.astype(np.float64)  # xarray adds no offset to whole numbers
+                variable.encoding = how
             fit = self.fits.get(str(name))
             if fit is not None and variable.chunks is None:
                 variable.load()  # once, if it is of a file
@@ -386,6 +390,13 @@ def fits_of(
     for key, variable in ds.variables.items():
         name, own, along = str(key), dict(variable.attrs), options["append_dim"]
         if name not in there:
+            bounds = variable.attrs.get("bounds")
+            if bounds in there and is_time(variable) and "units" not in group.attributes[bounds]:
+                raise InvalidArgumentError(
+                    f"{name!r} has times and says that {bounds!r} has their bounds: a reader would "
+                    "make times of the numbers that are there. Write the bounds anew together with "
+                    "the times, with mode='w', or leave the attribute out"
+                )
             how = encoding.get(key, variable.encoding)
             more = meaning_of_bounds(
                 name, [*bounding, *(group.attributes.values() if there else ())]

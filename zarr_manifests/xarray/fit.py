@@ -321,10 +321,13 @@ class _Comparison:
         for seen, one, stored in self._parts(given.transpose(axes), codes.transpose(axes)):
             with np.errstate(all="ignore"), _told(self.name):
                 stored = stored.astype(self.stored, copy=False)
-                if self.with_own is not None:
-                    self._read(stored, self.with_own)
                 read = self._read(stored, self.attributes, all_of=not self.in_parts)
                 off = self._differ(one, read)
+                if self.with_own is not None:
+                    opened = self._read(stored, self.with_own)
+                    lost = self._lost(stored, opened)
+                    if lost.any():
+                        read, off = opened, lost
             if not off.any():
                 continue
             for at in np.flatnonzero(off)[:_LISTED].tolist():
@@ -364,6 +367,17 @@ class _Comparison:
             if all_of:
                 warnings.simplefilter("ignore")  # the reader is warned
             return np.asarray(decode_cf_variable(self.name, raw, **times).values)
+
+    def _lost(self, stored: npt.NDArray[Any], opened: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which numbers that were given encoded are no times, and were not given as missing."""
+        if opened.dtype.kind not in "mM" or stored.dtype.kind not in "iuf":
+            return np.zeros(stored.shape, bool)
+        assert self.with_own is not None
+        marks = [np.ravel(self.with_own.get(key, ())) for key in _MISSING]
+        lost = np.isnat(opened) | np.isinf(stored)  # of an infinity xarray makes the first day
+        if stored.dtype.kind != "f":
+            lost &= stored != np.iinfo(stored.dtype).min  # which stands for NaT
+        return np.asarray(lost & (stored == stored) & ~np.isin(stored, np.concatenate(marks)))
 
     def _differ(self, given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which values are read back differently."""
