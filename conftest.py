@@ -1,6 +1,7 @@
 """Settings for every test."""
 
 import gc
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,6 +22,8 @@ settings.register_profile(
 # `make sweep` tries more; see `examples` in tests/support/effort.py.
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
 settings.load_profile("zarr-manifests")
+
+os.environ["ZARR_MANIFESTS_WHO"] = ""  # so that commits are the same on every machine
 
 _SLOW = 8
 """Of so many slow tests, `--cases` keeps one."""

@@ -189,3 +189,34 @@ def test_what_has_no_values_is_refused(repo: Repository) -> None:
         zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="i2", overwrite=True)
     with pytest.raises(InvalidArgumentError, match="dimensions"):
         repo.diff_values("side", "main", "a")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_fields_of_metadata_say_what_they_were_and_are(zarr_format: Any, symmetric: bool) -> None:
+    repo = Repository.create(MemoryStorage())
+    given = {"units": "K", "source": "ship", "valid": [0, 1]}
+    with repo.transaction(message="made") as store:
+        zarr.create_group(store, path="g", zarr_format=zarr_format).create_array(
+            "t", shape=(4,), chunks=(2,), dtype="i4", attributes=given
+        )
+    with repo.transaction(message="changed") as store:
+        array = zarr.open_array(store, path="g/t")
+        array.resize((6,))
+        array.attrs.put({"units": "degC", "valid": [0, 1], "long_name": "t" * 100})
+    expected = {
+        "shape": ([4], [6]),
+        "attributes.units": ("K", "degC"),
+        "attributes.source": ("ship", None),
+        "attributes.long_name": (None, "t" * 100),
+    }
+    found = repo.diff("main~1", "main", symmetric=symmetric)
+    assert found.fields == {"/g/t": expected}
+    for mode in ("log", "net"):
+        (change,) = repo.changes("main~1", "main", mode)  # type: ignore[arg-type]
+        assert change.fields == expected
+    lines = str(found).splitlines()
+    assert "    attributes.units: 'K' to 'degC'" in lines
+    assert "    attributes.source: 'ship' removed" in lines
+    assert any(line.endswith("ttt... added") for line in lines)
+    assert all(len(line) < 100 for line in lines)

@@ -39,6 +39,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.detached import Detached
+from zarr_manifests.format.root import shortened
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Policy, check_policy
@@ -286,9 +287,12 @@ class SessionCommits:
             raise
 
     def _metadata(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The metadata of a commit, over what every commit is configured to have."""
+        """The metadata of a commit, over what every commit is to have, and its author."""
         own = {} if metadata is None else checked_metadata(metadata)
-        return dict(self.writer.context.config.commits.metadata) | own
+        context = self.writer.context
+        author = shortened(context.runtime.who())
+        found = dict(context.config.commits.metadata) | own
+        return found | ({"author": author} if author and "author" not in found else {})
 
     def _rebasing(self, rebase: bool | Policy) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase

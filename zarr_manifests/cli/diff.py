@@ -121,7 +121,7 @@ def _with_first(first: Change | None, rest: Iterator[Change]) -> Iterator[Change
 
 def change_lines(records: Iterable[Change], coordinates: bool = False) -> Iterator[str]:
     """The changes of nodes, then of chunks, array by array."""
-    from zarr_manifests.reports import moved_tops
+    from zarr_manifests.reports.version_reports import field_lines, moved_tops
 
     found = list(records)
     moved = {record.moved_from: record.path for record in found if record.moved_from is not None}
@@ -131,6 +131,7 @@ def change_lines(records: Iterable[Change], coordinates: bool = False) -> Iterat
             went_along = record.moved_from is not None and record.moved_from not in tops
             if record.operation == operation and not went_along:
                 yield mark.format(path=record.path, moved_from=record.moved_from)
+                yield from field_lines(record.fields)
     chunks = [record for record in found if record.operation not in _MARKS]
     for path, group in groupby(sorted(chunks, key=lambda r: r.path), key=lambda r: r.path):
         of_path = list(group)
@@ -156,6 +157,8 @@ def change_record(change: Change, coordinates: bool = False) -> dict[str, Any]:
         fields["moved_from"] = change.moved_from
     if change.grid_shape is not None:
         fields["grid_shape"] = change.grid_shape
+    if change.fields:
+        fields["fields"] = change.fields
     if change.operation in _WORDS:
         fields["chunks"] = len(change.coordinates)
         if coordinates:
@@ -170,6 +173,8 @@ def _show_difference(diff: Diff, coordinates: bool, as_json: bool) -> None:
     if as_json:
         print_json(*_records(diff, coordinates))
         return
+    from zarr_manifests.reports.version_reports import field_lines
+
     out = console()
     if not coordinates:
         out.print(str(diff), soft_wrap=True)
@@ -177,6 +182,8 @@ def _show_difference(diff: Diff, coordinates: bool, as_json: bool) -> None:
     for record in _records(diff, coordinates):
         chunks = record.get("coordinates")
         out.print(plain_text(f"{record['operation']} {record['path']}"), soft_wrap=True)
+        for line in field_lines(record.get("fields", {})):
+            out.print(plain_text(line), soft_wrap=True)
         for at in () if chunks is None else chunks.tolist():
             out.print(f"    {tuple(at)}")
 
@@ -185,7 +192,10 @@ def _records(diff: Diff, coordinates: bool) -> Iterator[dict[str, Any]]:
     """As for `changes`; of chunks it is only known that they differ."""
     named = (("create", diff.created), ("metadata", diff.updated), ("delete", diff.deleted))
     for operation, paths in named:
-        yield from ({"path": path, "operation": operation} for path in paths)
+        for path in paths:
+            fields = diff.fields.get(path) if operation == "metadata" else None
+            rest = {"fields": fields} if fields else {}
+            yield {"path": path, "operation": operation, **rest}
     for old, new in diff.moved.items():
         yield {"path": new, "operation": "move", "moved_from": old}
     for path, shape in diff.truncated.items():

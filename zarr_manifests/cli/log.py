@@ -176,6 +176,8 @@ def entry(info: SnapshotInfo, refs: Sequence[RefName], short: str) -> Text:
     text.append(after, "yellow")
     text.append(f"  {time_text(info.written_at)}  ", "default")
     text.append(info.kind, "cyan")
+    if info.author:
+        text.append(f"  by {plain_text(info.author)}", "default")
     if refs:
         text.append(f"  ({', '.join(plain_text(str(ref)) for ref in refs)})", "bold green")
     text.append(f"\n    {plain_text(info.message)}", "default")

@@ -64,6 +64,7 @@ __all__ = [
     "check_ref_name",
     "known_ref",
     "leaving",
+    "shortened",
 ]
 
 COMPACTOR: Final = "compactor"
@@ -287,6 +288,11 @@ class PendingDeletion:
         raise CorruptObjectError("pending: expected a snapshot's pointer and a count")
 
 
+def shortened(by: str) -> str:
+    """The name of an author, not too long, and valid text."""
+    return by[:_WHO_CHARS].encode("utf-8", "replace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class LogEntry:
     """One logged operation: what was done to which ref, when, by which commit and by whom."""
@@ -308,7 +314,7 @@ class LogEntry:
 
     def signed(self, by: str) -> LogEntry:
         """The same entry with that author, shortened and made valid text if need be."""
-        return replace(self, by=by[:_WHO_CHARS].encode("utf-8", "replace").decode())
+        return replace(self, by=shortened(by))
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.markup import page, report
 from zarr_manifests.plain import plain_text
+from zarr_manifests.planning.tables.documents import Fields
 from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text
 from zarr_manifests.versions import RefName
@@ -31,11 +33,13 @@ __all__ = [
     "SnapshotInfo",
     "Status",
     "ValueChanges",
+    "field_lines",
     "moved_tops",
 ]
 
 _SHOWN_CHUNKS: Final = 4
 _SHOWN_COMMITS: Final = 1000
+_SHOWN_TEXT: Final = 60
 
 
 def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
@@ -74,6 +78,8 @@ class SnapshotInfo:
         Why.
     metadata : mapping
         What the committer wanted kept.
+    author : str
+        Who committed, by `metadata["author"]`; may be empty.
     written : mapping of str to int
         What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
     commit_id : str
@@ -130,6 +136,11 @@ class SnapshotInfo:
     def metadata(self) -> Mapping[str, Any]:
         """What the committer wanted kept."""
         return self._entries.metadata[self._at]
+
+    @property
+    def author(self) -> str:
+        """Who committed; may be empty."""
+        return str(self.metadata.get("author", ""))
 
     @property
     def written(self) -> Mapping[str, int]:
@@ -246,6 +257,9 @@ class Diff:
         Of the arrays in `chunks`: the shape of the chunk grid in the later snapshot.
     dimensions : mapping of str to tuple of (str or None)
         Of the arrays in `chunks` that name their dimensions: the names in the later snapshot.
+    fields : mapping of str to mapping
+        Of the nodes in `updated`: the fields of their metadata that differ, such as `shape` or
+        `attributes.units`, with their values before and after; None where there was none.
     """
 
     created: tuple[str, ...]
@@ -256,6 +270,7 @@ class Diff:
     truncated: Mapping[str, Coords] = field(default_factory=dict)
     grids: Mapping[str, Coords] = field(default_factory=dict, repr=False)
     dimensions: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
+    fields: Mapping[str, Fields] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
@@ -264,9 +279,8 @@ class Diff:
     def __str__(self) -> str:
         chunks = self.chunks.items()
         shown = slice(_SHOWN_CHUNKS)
-        return _listed(
-            self, ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
-        )
+        counted = ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
+        return _listed(self, counted, self.fields)
 
     _repr_html_ = report
 
@@ -301,12 +315,34 @@ class Diff:
         return draw_diff(title, str(self), self.chunks, self.grids, self.dimensions)
 
 
-def _listed(changes: Diff | Status, chunks: Iterable[tuple[str, int, Iterable[Coords]]]) -> str:
+def field_lines(fields: Fields) -> Iterator[str]:
+    """Fields that differ as lines, with their values before and after.
+
+    Examples
+    --------
+    >>> from zarr_manifests.reports.version_reports import field_lines
+    >>> list(field_lines({"attributes.units": ("K", "degC"), "shape": ([2], [3])}))
+    ["    attributes.units: 'K' to 'degC'", '    shape: [2] to [3]']
+    """
+    for name, (was, now) in fields.items():
+        texts = [repr(value) for value in (was, now)]
+        before, after = (t if len(t) <= _SHOWN_TEXT else f"{t[:_SHOWN_TEXT]}..." for t in texts)
+        gone = f"{before} removed" if now is None else f"{before} to {after}"
+        yield f"    {name}: {f'{after} added' if was is None else gone}"
+
+
+def _listed(
+    changes: Diff | Status,
+    chunks: Iterable[tuple[str, int, Iterable[Coords]]],
+    fields: Mapping[str, Fields] = MappingProxyType({}),
+) -> str:
     """Changes as lines; of the chunks of each array, how many there are and the first of them."""
     if not changes:
         return "no changes"
-    groups = (("+", changes.created), ("~", changes.updated), ("-", changes.deleted))
-    lines = [f"{sign} {path}" for sign, paths in groups for path in paths]
+    lines = [f"+ {path}" for path in changes.created]
+    for path in changes.updated:
+        lines += [f"~ {path}", *field_lines(fields.get(path, {}))]
+    lines += [f"- {path}" for path in changes.deleted]
     again = sorted({*changes.created}.intersection(changes.deleted))
     lines += [f"  {path}: made again, so all that it held before is gone" for path in again]
     lines += [f"> {old} to {new}" for old, new in moved_tops(changes.moved).items()]

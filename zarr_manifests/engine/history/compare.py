@@ -17,6 +17,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
+from zarr_manifests.planning.tables.documents import field_changes
 from zarr_manifests.planning.tables.merge import narrower
 from zarr_manifests.planning.tables.moves import changed_nodes
 from zarr_manifests.reports import Diff
@@ -82,6 +83,7 @@ def _difference(
         for path, node in after.nodes.items()
         if node.array is not None and absolute(path) in chunks
     }
+    updated = [after.nodes[path.strip("/")] for path in changed.updated]
     return Diff(
         changed.created,
         changed.updated,
@@ -91,6 +93,7 @@ def _difference(
         _truncated(before, after, deltas),
         {path: array.grid.shape for path, array in arrays.items()},
         {p: tuple(a.dimension_names) for p, a in arrays.items() if a.dimension_names},
+        {absolute(new.path): field_changes(before.by_id[new.node_id], new) for new in updated},
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ATTRIBUTES, absolute
+from zarr_manifests.planning.tables.documents import field_changes
 
 __all__ = ["decide_nodes", "same_structure"]
 
@@ -58,17 +59,8 @@ def _reason(was: Node | None, now: Node | None) -> str:
         return "it has been made anew here"
     if was.array is not None and now.array is not None and was.array.shape != now.array.shape:
         return f"its shape is {now.array.shape} here, and the commit has it as {was.array.shape}"
-    before, here = (_fields(node) for node in (was, now))
-    differ = sorted(key for key in before.keys() | here.keys() if before.get(key) != here.get(key))
+    differ = sorted({name.partition(".")[0] for name in field_changes(was, now)})
     return f"its {', '.join(differ) or 'documents'} differ here from those of the commit"
-
-
-def _fields(node: Node) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, data in node.documents.items():
-        fields = json.loads(data)
-        found |= {"attributes": fields} if name == V2_ATTRIBUTES else fields
-    return found
 
 
 def same_structure(a: Node, b: Node) -> bool:

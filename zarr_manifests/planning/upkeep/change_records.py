@@ -27,6 +27,7 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
+from zarr_manifests.planning.tables.documents import Fields, field_changes
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
 from zarr_manifests.records import dataclass
@@ -100,6 +101,9 @@ class Change:
     before, after : ArrayShape or None
         Of an array: its shape and chunk shape before and after the commit, or the range of commits.
         None if it was made or deleted, or is no array.
+    fields : mapping of str to tuple
+        For `metadata`: the fields of the documents that differ, such as `shape` or
+        `attributes.units`, with their values before and after; None where there was none.
 
     Raises
     ------
@@ -115,6 +119,7 @@ class Change:
     moved_from: str | None = None
     before: ArrayShape | None = None
     after: ArrayShape | None = None
+    fields: Fields = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         chunks = self.operation in (Operation.UNSET, Operation.APPEND, Operation.OVERWRITE)
@@ -267,7 +272,8 @@ def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> 
         if new.path != old.path:
             records.append(_record(Operation.MOVE, old, new, moved_from=node_path(old)))
         if new.documents != old.documents:
-            records.append(_record(Operation.METADATA, old, new))
+            fields = field_changes(old, new)
+            records.append(_record(Operation.METADATA, old, new, fields=fields))
     for node_id, new in after.items():
         if node_id not in before:
             records.append(_record(Operation.CREATE, None, new))
