@@ -116,7 +116,7 @@ def test_two_appends_at_once_both_land(at: str, time_chunk: int) -> None:
 def test_chunks_that_are_packed_or_inline(inline: int) -> None:
     storage = seeded(100, config={"inline-chunk-bytes": inline})
     repository = Repository.open(storage, runtime=overtaking(lambda: append(storage, hours(4, 6))))
-    append(storage, hours(20, 22), repository=repository, relocate=True)
+    append(storage, hours(20, 22), repository=repository)
     expected = in_order(hours(0, 6), hours(20, 22))
     xr.testing.assert_identical(opened(storage).drop_attrs(), expected)
 
@@ -137,21 +137,6 @@ def test_texts_of_any_length() -> None:
     assert list(found[:]) == ["a", "bb", "one", "oneone", "other", "otherother"]  # type: ignore[arg-type,call-overload]
 
 
-def test_of_write_it_is_an_option() -> None:
-    storage = seeded(100)
-    theirs = lambda: append(storage, hours(4, 8))  # noqa: E731
-    repository = Repository.open(storage, runtime=overtaking(theirs))
-    append(storage, hours(20, 22), repository=repository, relocate=True)
-    expected = in_order(hours(0, 8), hours(20, 22))
-    xr.testing.assert_identical(opened(storage).drop_attrs(), expected)
-    theirs = lambda: append(storage, hours(40, 42))  # noqa: E731
-    repository = Repository.open(storage, runtime=overtaking(theirs))
-    with pytest.raises(ConflictError, match="both commits append along 'time'"):
-        append(storage, hours(50, 52), repository=repository)
-    with pytest.raises(InvalidArgumentError, match="append_dim"):
-        zm.write(hours(0, 1), storage, message="no", mode="w", relocate=True)
-
-
 @pytest.mark.slow
 def test_writers_in_threads_append_until_all_have_landed() -> None:
     storage = seeded(1000)
@@ -161,7 +146,7 @@ def test_writers_in_threads_append_until_all_have_landed() -> None:
         try:
             for number in range(4):
                 start = 100 * writer + 2 * number
-                append(storage, hours(start, start + 2), relocate=True, sort="keep")
+                append(storage, hours(start, start + 2), sort="keep")
         except BaseException as error:  # noqa: BLE001 - shown by the test
             failed.append(error)
 
@@ -354,7 +339,7 @@ def test_an_append_whose_answer_is_lost_has_landed_once(kind: FaultKind) -> None
     lost = Fault(kind, op="cas", key="current", skip=1)  # the one after it was relocated
     runtime = overtaking(lambda: append(storage, hours(4, 6)))
     repository = Repository.open(FaultyStorage(storage, [lost]), runtime=runtime)
-    append(storage, hours(20, 22), repository=repository, relocate=True)
+    append(storage, hours(20, 22), repository=repository)
     expected = in_order(hours(0, 6), hours(20, 22))
     xr.testing.assert_identical(opened(storage).drop_attrs(), expected)
 

@@ -73,9 +73,7 @@ def test_values_that_are_packed_already(key: str) -> None:
 # --- times -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "how", [{"append_dim": "time"}, {"append_dim": "time", "relocate": True}, {"mode": "a"}]
-)
+@pytest.mark.parametrize("how", [{"append_dim": "time"}, {"mode": "a"}])
 def test_times_that_would_be_read_as_others(how: dict[str, Any]) -> None:
     repository = written(series(DAYS))
     late = series(times("2024-01-03T06", "2024-01-04"))

@@ -66,7 +66,6 @@ def refused(repository: zm.Repository, ds: xr.Dataset, match: str, **how: Any) -
     "how",
     [
         {"append_dim": "x"},
-        {"append_dim": "x", "relocate": True},
         {"region": {"x": slice(0, 3)}},
         {"region": "auto"},
         {"mode": "a"},

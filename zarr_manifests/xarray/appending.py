@@ -155,13 +155,13 @@ class Append:
             [Conflict(kind, f"/{join(self.group, self.dim)}", component, reason)],
         )
 
-    def goes_on(self, before: AppendPlan, now: AppendPlan, *, relocate: bool) -> bool:
+    def goes_on(self, before: AppendPlan, now: AppendPlan) -> bool:
         """Whether to write again with a new plan after a conflict.
 
-        Skipped and replaced rows keep their places whatever came first. Appended rows go behind it
-        only if `relocate` allows it.
+        Skipped and replaced rows keep their places whatever came first; other rows are appended
+        behind what others have appended.
         """
-        return self.on_existing != "error" or (relocate and before.start != now.start)
+        return self.on_existing != "error" or before.start != now.start
 
     def parts(
         self, ds: xr.Dataset, planned: AppendPlan

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
-from zarr_manifests.errors import ConflictError, InvalidArgumentError
+from zarr_manifests.errors import ConflictError, ConflictKind, InvalidArgumentError
 from zarr_manifests.making import write_into
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
@@ -23,6 +23,8 @@ from zarr_manifests.xarray.unchanged import changes_nothing
 __all__ = ["to_session", "write"]
 
 _NAMED: Final = 5
+_APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
+"""What others have done who appended first, or made the arrays."""
 
 
 def write(
@@ -38,7 +40,6 @@ def write(
     encoding: Encodings | None = None,
     metadata: Mapping[str, Any] | None = None,
     config: RepositoryConfig | Mapping[str, Any] | None = None,
-    relocate: bool = False,
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
     check: bool = True,
@@ -73,8 +74,8 @@ def write(
         existing variables and adds others. By default nothing existing is overwritten, unless
         `append_dim` or `region` says where.
     append_dim : hashable, optional
-        Append along this dimension; if the group has no data yet, it is created. Nodes of a tree
-        without the dimension are written over.
+        Append along this dimension, behind what others append in the meantime; if the group has no
+        data yet, it is created. Nodes of a tree without the dimension are written over.
     region : mapping or "auto", optional
         Write to this part of the existing arrays, as in `Dataset.to_zarr`. All nodes of a tree that
         have variables need the dimensions.
@@ -85,9 +86,6 @@ def write(
     config : RepositoryConfig or mapping, optional
         The configuration of a new repository; for an existing one, used instead of its own in this
         write.
-    relocate : bool, default False
-        Only with `append_dim`: if others append in the meantime, append behind them, as in
-        `Session.relocate_appends`, or by writing again.
     on_existing : {"error", "skip", "replace"}, default "error"
         Only with `append_dim`: what to do with rows whose labels in that dimension's index
         coordinate exist already. `skip` leaves these rows out, `replace` writes them over the
@@ -166,13 +164,12 @@ def write(
     """
     check_checks(check)
     parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort)
-    if append_dim is None and relocate:
-        raise InvalidArgumentError("relocate goes with append_dim: it only moves appends")
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
     message = _said_of(parts) if message is None else checked_message(message)
     metadata = checked_metadata({} if metadata is None else metadata)
     step = txn_of(txn)
+    appends = append_dim is not None
 
     def into(repository: Repository) -> str:
         tried: list[PreparedPart] = []
@@ -182,19 +179,19 @@ def write(
             attempts += 1
             session = repository.writable_session(branch)
             commits_of(session).begin(step)
-            if relocate:
+            if appends:
                 session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
             due = _prepared(parts, session, check=check)
             if conflict is not None:
                 most = workspace_of(session.store).context.config.commit_attempts
-                if attempts > most or not _goes_on(tried, due, relocate=relocate):
+                if attempts > most or not _goes_on(conflict, tried, due):
                     raise conflict
             for each in due:
-                put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
+                put(each, session, statistics=statistics, scheduler=scheduler, relocate=appends)
             try:
                 return _commit(session, message, metadata, step)
             except ConflictError as error:
-                if all(part.append is None for part in parts):
+                if not appends:
                     raise
                 tried, conflict = due, error
 
@@ -304,11 +301,15 @@ def _prepared(
     return [found for part in parts if (found := prepare(part, store, check=check)) is not None]
 
 
-def _goes_on(tried: Sequence[PreparedPart], due: Sequence[PreparedPart], *, relocate: bool) -> bool:
-    """Whether a write that met a conflict is made again."""
+def _goes_on(
+    conflict: ConflictError, tried: Sequence[PreparedPart], due: Sequence[PreparedPart]
+) -> bool:
+    """Whether an append that met a conflict is made again."""
+    if conflict.conflicts and {one.kind for one in conflict.conflicts} <= _APPENDED:
+        return True
     before = {each.part.group: each.planned for each in tried}
     return any(
-        each.part.append.goes_on(was, each.planned, relocate=relocate)
+        each.part.append.goes_on(was, each.planned)
         for each in due
         if each.part.append is not None
         and each.planned is not None
