@@ -20,7 +20,7 @@ from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.markup import page, report
 from zarr_manifests.plain import plain_text
-from zarr_manifests.planning.tables.documents import Fields
+from zarr_manifests.planning.tables.node_fields import Fields
 from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text
 from zarr_manifests.versions import RefName

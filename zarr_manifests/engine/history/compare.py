@@ -17,9 +17,9 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.tables.documents import field_changes
 from zarr_manifests.planning.tables.merge import narrower
 from zarr_manifests.planning.tables.moves import changed_nodes
+from zarr_manifests.planning.tables.node_fields import field_changes
 from zarr_manifests.reports import Diff
 
 __all__ = ["compare"]

@@ -32,7 +32,7 @@ def field_changes(old: Node, new: Node) -> Fields:
 
     Examples
     --------
-    >>> from zarr_manifests.planning.tables.documents import field_changes
+    >>> from zarr_manifests.planning.tables.node_fields import field_changes
     >>> from zarr_manifests.format.nodes import Node, NodeKind
     >>> group = lambda attributes: Node(
     ...     "", bytes(12), NodeKind.GROUP, {".zgroup": b'{"zarr_format": 2}', ".zattrs": attributes}
