@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from zarr.abc.store import Store
 
 from zarr_manifests import virtual
+from zarr_manifests.cleaning import clean
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, history, upkeep
@@ -58,6 +59,7 @@ from zarr_manifests.reports import (
     ArrayStats,
     CellChanges,
     Change,
+    CleanReport,
     CloneReport,
     CollectionReport,
     CompactionReport,
@@ -2213,6 +2215,56 @@ class Repository:
         ...     lease.check()
         """
         return hold(self._context, self._refs.fixed(version), timeout, owner, instead=instead)
+
+    def clean(
+        self,
+        keep: int | timedelta | None = None,
+        grace: timedelta = timedelta(hours=24),
+        *,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> CleanReport:
+        """Free the space of what old snapshots need alone, and say what is still held, by what.
+
+        Like `expire_snapshots` and then `garbage_collect`. Before, branches are repacked and
+        compacted whose older deltas hold chunks that were overwritten or deleted.
+
+        Parameters
+        ----------
+        keep : int or timedelta, optional
+            Keep that many of the newest snapshots of each branch, or what is not older than this.
+            By default, the configuration says it (`snapshots.keep-last` and `snapshots.max-age`).
+        grace : timedelta
+            How long a session without a lease can still commit.
+        dry_run : bool
+            Only say what would be done; chunks that a compaction would let go are not counted.
+        progress : callable, optional
+            Called with what is being done, and with a count.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If nothing says what to keep.
+        CorruptObjectError
+            If something that is reached cannot be read; nothing was deleted.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> from datetime import timedelta
+        >>> repo = zm.Repository.create("memory://clean-example")
+        >>> for name in ("air", "sea", "ice"):
+        ...     with repo.transaction(message=f"make {name}") as store:
+        ...         _ = zarr.create_group(store, path=name)
+        >>> report = repo.clean(keep=1, grace=timedelta(0))
+        >>> len(report.expiry.snapshots), report.collection.waiting
+        (3, 0)
+        """
+        by_age = keep if isinstance(keep, timedelta) else None
+        by_count = None if isinstance(keep, timedelta) else keep
+        options, now_ms = self._context.config.snapshots, self._context.runtime.now_ms()
+        kept = retention(options, now_ms, by_count, by_age, None)
+        return clean(self._context, kept, grace, dry_run=dry_run, progress=progress or ignore)
 
     def expire_snapshots(
         self,

@@ -129,6 +129,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("--max-age soon", "write it as 30d"),
         ("--keep-last x", "valid integer"),
     ],
+    "clean": [("", "says what to keep"), ("--keep soon", "as 30d"), ("--keep 0", "at least 1")],
     "gc": [("--grace soon", "write it as 30d")],
     "restore": [("", "Missing argument 'NUMBER'"), ("99", "99"), ("x", "valid integer")],
     "recover": [("", "`zarr-manifests restore` goes back to older refs")],

@@ -130,6 +130,7 @@ _VERBS: Final[dict[str, dict[str, Callable[..., None]]]] = {
         "compact": compact.run,
         "statistics": maintain.run_statistics,
         "repack": maintain.run_repack,
+        "clean": maintain.run_clean,
         "expire": maintain.run_expire,
         "gc": maintain.run_gc,
         "restore": maintain.run_restore,

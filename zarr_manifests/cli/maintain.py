@@ -1,4 +1,4 @@
-"""`zarr-manifests expire`, `gc`, `repack`, `verify`, `ops`, `restore` and `recover`."""
+"""`zarr-manifests clean`, `expire`, `gc`, `repack`, `verify`, `ops`, `restore` and `recover`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from zarr_manifests.storage import Storage
 
 __all__ = [
+    "run_clean",
     "run_expire",
     "run_gc",
     "run_ops",
@@ -91,6 +92,32 @@ def run_expire(
     for name, kept in sorted(report.kept.items()):
         table.add_row(name, f"{len(report.expired.get(name, ())):,}", f"{kept:,}")
     console().print(table)
+
+
+def run_clean(
+    url: Url,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep so many versions of each branch, as 10, or what is younger, as 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    grace: _Grace = "24h",
+    dry_run: DryRun = False,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Free the space of old versions, and say what is still held, by what: expire, compact, gc."""
+    counted_ones = keep is not None and keep.isdecimal()
+    kept = None if keep is None else int(keep) if counted_ones else _duration(keep)
+    repo, wait = open_at(url, option), _duration(grace)
+    with progress("cleaning") as told:
+        report = repo.clean(kept, wait, dry_run=dry_run, progress=told)
+    if as_json:
+        print_json(report)
+    else:
+        console().print(str(report), soft_wrap=True)
 
 
 def run_gc(
@@ -280,13 +307,15 @@ def _show(report: CollectionReport) -> None:
     out.print(table)
     facts = [
         f"{count_text(report.kept, 'object')} kept",
-        f"fence at version {report.fence}: what writers that began later left stays, see --grace",
+        f"fence at version {report.fence}",
     ]
     if report.leases_removed:
         facts.append(f"{count_text(report.leases_removed, 'lease')} over")
     if report.temporary_files:
         facts.append(f"{count_text(report.temporary_files, 'temporary file')} removed")
     out.print("; ".join(facts))
+    for line in report.held_lines():
+        out.print(plain_text(line), soft_wrap=True)
 
 
 def _show_repacking(report: RepackReport) -> None:

@@ -30,6 +30,7 @@ from zarr_manifests.reports.manifest_reports import (
     ReadCosts,
 )
 from zarr_manifests.reports.upkeep_reports import (
+    CleanReport,
     CloneReport,
     CollectionReport,
     CompactionReport,
@@ -66,6 +67,7 @@ __all__ = [
     "CellChanges",
     "Change",
     "ChunkSelection",
+    "CleanReport",
     "CloneReport",
     "CollectionReport",
     "CompactionReport",

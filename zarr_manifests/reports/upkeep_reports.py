@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import datetime
+from typing import Final
 
 from zarr_manifests.grid import Coords
 from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
+from zarr_manifests.texts import bytes_text, count_text, time_text
 
 __all__ = [
+    "CleanReport",
     "CloneReport",
     "CollectionReport",
     "CompactionReport",
@@ -24,6 +28,8 @@ __all__ = [
     "RewriteReport",
     "VerifyReport",
 ]
+
+_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +305,16 @@ class CollectionReport:
         Whether all objects of the repository were looked at.
     dry_run : bool
         Whether nothing was changed or deleted.
+    waiting, waiting_nbytes : int
+        Objects that nothing reaches, and their bytes, which stay for now: the writers that wrote
+        them began within the grace, or hold a lease, and may still commit.
+    held_by : mapping of str to datetime or None
+        Tags with snapshots that no branch has in its history; and leases on other snapshots than
+        the heads of branches, with the time at which each ends.
+    held_nbytes : int
+        Bytes of the chunks that only tags, and leases on snapshots of no branch, need.
+    waiting_until : datetime or None
+        When what waits can be deleted, at the latest; leases may keep some of it longer.
     """
 
     fence: int
@@ -309,6 +325,42 @@ class CollectionReport:
     temporary_files: int = 0
     complete: bool = False
     dry_run: bool = False
+    waiting: int = 0
+    waiting_nbytes: int = 0
+    held_by: Mapping[str, datetime | None] = field(default_factory=dict)
+    held_nbytes: int = 0
+    waiting_until: datetime | None = None
+
+    def __str__(self) -> str:
+        verb = "would delete" if self.dry_run else "deleted"
+        lines = [f"{verb} {count_text(self.deleted, 'object')}, {bytes_text(self.deleted_nbytes)}"]
+        return plain_text("\n".join([*lines, *self.held_lines()]), lines=True)
+
+    def held_lines(self) -> list[str]:
+        """What was not deleted and why, and until when, as lines."""
+        found = []
+        if not (self.deleted or self.waiting):
+            found.append(
+                "a branch, a tag or a lease reaches everything: what old snapshots alone need goes "
+                "when they have expired"
+            )
+        if self.waiting:
+            until = "" if self.waiting_until is None else f" until {time_text(self.waiting_until)}"
+            found.append(
+                f"{count_text(self.waiting, 'object')}, {bytes_text(self.waiting_nbytes)}, that "
+                f"nothing reaches may belong to writers that are not done, and can stay{until}: "
+                "that is the grace. A grace of 0 deletes them now, and such writers cannot commit"
+            )
+        tags = [name for name, until in self.held_by.items() if until is None]
+        if self.held_nbytes:
+            more = f" and {len(tags) - _SHOWN:,} more" if len(tags) > _SHOWN else ""
+            said = f"{', '.join(tags[:_SHOWN])}{more}" if tags else "leases"
+            found.append(f"{bytes_text(self.held_nbytes)} of chunks are only kept for {said}")
+        for name, end in self.held_by.items():
+            if end is not None:
+                said = f"until {time_text(end)}, if it is not renewed"
+                found.append(f"{name} keeps its snapshot and all newer ones {said}")
+        return found
 
     @property
     def deleted(self) -> int:
@@ -319,6 +371,36 @@ class CollectionReport:
     def deleted_nbytes(self) -> int:
         """Bytes of all of them."""
         return sum(self.nbytes.values())
+
+    _repr_html_ = report
+
+
+@dataclass(frozen=True, slots=True)
+class CleanReport:
+    """What `Repository.clean` has done, or would do.
+
+    Parameters
+    ----------
+    expiry : ExpiryReport
+        Which snapshots have left the history.
+    compacted : tuple of str
+        Branches that were compacted, since they held chunks that no kept snapshot reads.
+    collection : CollectionReport
+        What was deleted, and what is still held, by what, until when.
+    """
+
+    expiry: ExpiryReport
+    compacted: tuple[str, ...]
+    collection: CollectionReport
+
+    def __str__(self) -> str:
+        count = len(self.expiry.snapshots)
+        verb = "would expire" if self.expiry.dry_run else "expired"
+        lines = [f"{verb} {count_text(count, 'snapshot')}"]
+        if self.compacted:
+            verb = "would compact" if self.expiry.dry_run else "compacted"
+            lines.append(f"{verb} {', '.join(self.compacted)}")
+        return "\n".join([*map(plain_text, lines), str(self.collection)])
 
     _repr_html_ = report
 

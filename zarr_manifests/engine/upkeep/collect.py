@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import batched, chain
 from typing import Any, Final
@@ -37,17 +38,16 @@ from zarr_manifests.engine.root.roots import RootAt, RootReader
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
-    ManifestsError,
     ObjectNotFoundError,
     UnsupportedFormatError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import native_keys
+from zarr_manifests.format.chunk_table import RefKind, native_keys
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.root import COLLECTOR, Lease, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
-from zarr_manifests.ids import session_of, session_start, snapshot_key
+from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.upkeep.collection import (
     choose_fence,
     first_archive_kept,
@@ -103,7 +103,7 @@ def collect(
     removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
     marks = _mark(context, root, progress)
     marked, alone = marks.marked, marks.alone
-    found = _find_dead(context, root, marks, progress)
+    found, waiting = _find_dead(context, root, marks, progress)
     dead = sorted(found.values(), key=lambda info: info.key)
     archives = _old_archives(context, root)
     temporary = 0
@@ -128,6 +128,11 @@ def collect(
         temporary,
         _from(root) == 0,
         dry_run,
+        len(waiting),
+        sum(info.nbytes for info in waiting),
+        marks.held_by,
+        marks.held_nbytes,
+        _utc(context.runtime.now_ms() + grace_ms) if waiting else None,
     )
 
 
@@ -216,22 +221,25 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
 
 def live_snapshots(
     context: ReadContext, whole: Root, progress: Progress = ignore
-) -> Iterator[tuple[BlobRef, Snapshot]]:
-    """All snapshots that branches, tags and leases reach; some more than once."""
-    starts = [(branch.head, branch.floor) for branch in whole.branches.values()]
-    starts += [(ref, tag_floor(whole, ref)) for ref in whole.tags.values()]
+) -> Iterator[tuple[BlobRef, Snapshot, str]]:
+    """All snapshots that branches, tags and leases reach; some more than once.
+
+    With each comes what holds it: nothing for a branch, else the tag or the lease.
+    """
+    starts = [("", branch.head, branch.floor) for branch in whole.branches.values()]
+    starts += [(f"tag {n!r}", ref, tag_floor(whole, ref)) for n, ref in whole.tags.items()]
     seen: set[tuple[str, str | None]] = set()
     reached: set[str] = set()
-    for start, floor in starts:
+    for holder, start, floor in starts:
         if (start.key, floor) in seen:
             continue
         seen.add((start.key, floor))
         for ref, snapshot in ancestors(context, start, floor, progress):
             reached.add(ref.key)
-            yield ref, snapshot
+            yield ref, snapshot, holder
     for lease in whole.leases:
         if snapshot_key(lease.snapshot) not in reached:
-            yield _leased(context, lease)
+            yield *_leased(context, lease), _name_of(lease)
 
 
 def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
@@ -248,12 +256,15 @@ class _Marks:
     """Keys of everything the root reaches.
 
     `past` are pages of history about expired snapshots only, which live snapshots still name.
-    `alone` says whether only leases keep some snapshots.
+    `alone` says whether only leases keep some snapshots. `held_by` are tags and leases with
+    older snapshots, and `held_nbytes` the bytes of chunks that no branch needs.
     """
 
     marked: set[str]
     past: Mapping[str, Link]
     alone: bool
+    held_by: Mapping[str, datetime | None]
+    held_nbytes: int
 
 
 def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
@@ -263,26 +274,49 @@ def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
     """
     whole = context.roots.whole(root)
     marked: set[str] = set()
-    starts = {}
-    for ref, _ in live_snapshots(context, replace(whole, leases=()), progress):
+    starts: dict[str, Link] = {}
+    holders: dict[str, str] = {}
+    for ref, _, holder in live_snapshots(context, whole, progress):
         starts[ref.key] = Link(ref, Snapshot)
-    alone = [lease for lease in whole.leases if snapshot_key(lease.snapshot) not in starts]
-    for lease in alone:
-        ref, _ = _leased(context, lease)
-        starts[ref.key] = Link(ref, Snapshot)
-    past = _follow(context, starts, marked, progress)
+        holders.setdefault(ref.key, holder)  # a branch comes first
+    others = {key: link for key, link in starts.items() if holders[key]}
+    past, _ = _follow(context, starts, starts.keys() - others.keys(), marked, progress)
+    more, held_nbytes = _follow(context, starts, others, marked, progress)
+    leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
+    until = {_name_of(lease): _utc(lease.expires_ms) for lease in leases}
+    heads = {branch.head.key for branch in whole.branches.values()}
+    held = {_name_of(one) for one in leases if snapshot_key(one.snapshot) not in heads}
+    alone = not {*holders.values()}.isdisjoint(until)
+    held_by = {one: until.get(one) for one in sorted({*holders.values(), *held} - {""})}
     marked |= {page.blob.key for pages in root.pages.values() for page in pages}
     indexes = {b.index.key: b.index for b in whole.branches.values() if b.index is not None}
     for pointer in indexes.values():
         marked |= _index_keys(context, pointer)
-    return _Marks(marked, past, bool(alone))
+    return _Marks(marked, past | more, alone, held_by, held_nbytes)
+
+
+def _name_of(lease: Lease) -> str:
+    return f"lease of {lease.owner or lease.session}"
+
+
+def _utc(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def _follow(
-    context: ReadContext, starts: Mapping[str, Link], marked: set[str], progress: Progress
-) -> dict[str, Link]:
-    """Mark what the snapshots lead to; return the pages of history before them, by key."""
+    context: ReadContext,
+    starts: Mapping[str, Link],
+    some: Iterable[str],
+    marked: set[str],
+    progress: Progress,
+) -> tuple[dict[str, Link], int]:
+    """Mark what some of the snapshots lead to.
+
+    Returns the pages of history before all of them, by key, and the bytes of chunks in objects that
+    were not marked before.
+    """
     past: dict[str, Link] = {}
+    before, nbytes = {*marked}, 0
     lost: list[Link] = []
 
     def load(link: Link) -> Any:
@@ -302,13 +336,17 @@ def _follow(
         past[link.ref.key] = link
         return False
 
-    found = follow(context.runtime, starts.values(), load, marked, wanted, progress, "marking")
+    links = [starts[key] for key in some]
+    found = follow(context.runtime, links, load, marked, wanted, progress, "marking")
     for _, value in found:
         for table in tables(value):
-            marked |= native_keys(table)
+            keys = native_keys(table)
+            if not keys <= before:
+                nbytes += int(table.length[table.kind == RefKind.NATIVE].sum())
+            marked |= keys
     if lost:
         marked |= {info.key for info in context.storage.list("history/")}
-    return past
+    return past, nbytes
 
 
 def _leads_nowhere(link: Link) -> bool:
@@ -339,14 +377,18 @@ def _from(root: Root) -> int:
 
 def _find_dead(
     context: ReadContext, root: Root, marks: _Marks, progress: Progress
-) -> dict[str, ObjectInfo]:
+) -> tuple[dict[str, ObjectInfo], list[ObjectInfo]]:
+    """The dead objects, and others that nothing reaches, whose writers may still commit."""
     marked = marks.marked
     leased = leased_lineages(context.roots.leases(root))
     found: dict[str, ObjectInfo] = {}
+    waiting = []
     start = _from(root)
-    for info in counted(progress, "looking at objects", _older(context, start, root.fence)):
+    for info in counted(progress, "looking at objects", _since(context, start)):
         if is_dead(info.key, marked, root.fence, leased):
             found[info.key] = info
+        elif is_dead(info.key, marked, root.version + 1, ()):
+            waiting.append(info)
     if start > 0:
         keys = _pending_keys(context, root.pending, marks, progress) - found.keys()
         due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
@@ -355,23 +397,13 @@ def _find_dead(
     if pages:
         for key in _archived_pages(context, root):
             found.pop(key, None)
-    return {key: info for key, info in found.items() if info.nbytes >= 0}
+    return {key: info for key, info in found.items() if info.nbytes >= 0}, waiting
 
 
-def _older(context: ReadContext, start: int, fence: int) -> Iterator[ObjectInfo]:
-    """The objects of sessions that began before the fence, and not before `start`."""
+def _since(context: ReadContext, start: int) -> Iterator[ObjectInfo]:
+    """The objects of sessions that did not begin before `start`."""
     for kind in _KINDS:
-        for info in context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}"):
-            if _began(info.key) >= fence:
-                break  # in key order, only younger ones follow
-            yield info
-
-
-def _began(key: str) -> int:
-    try:
-        return session_start(session_of(key))
-    except ManifestsError:
-        return 0
+        yield from context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}")
 
 
 def _sizes(

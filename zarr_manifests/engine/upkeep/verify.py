@@ -303,7 +303,7 @@ def _snapshots(
         last = ""
         while True:
             try:
-                ref, _ = next(line)
+                ref, *_ = next(line)
             except StopIteration:
                 break
             except (CorruptObjectError, ManifestsError) as error:
