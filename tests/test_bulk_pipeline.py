@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 import zarr
@@ -29,7 +31,7 @@ from zarr.testing import strategies as zarr_strategies
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests.bulk import BulkCodecPipeline, here, reading, use_bulk, writing
+from zarr_manifests.bulk import BulkCodecPipeline, chunk_locks, here, reading, use_bulk, writing
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -876,3 +878,45 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind_for_later_requests() -> 
         a[1:] = np.arange(1, 6)
     assert lines > 10
     assert a[:].tolist() == [0, 9, 9, 9, 9, 9]
+
+
+# --- several tasks -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [None, (2048,)], ids=["chunks", "shards"])
+@pytest.mark.parametrize("place", ["memory", "disk", "far"])
+def test_tasks_that_write_parts_of_one_chunk_undo_nothing(
+    tmp_path: Path, place: str, shards: tuple[int, ...] | None
+) -> None:
+    """Zarr's own pipelines lose most of these values."""
+    places = {
+        "memory": MemoryStorage,
+        "disk": lambda: LocalStorage(tmp_path / "r"),
+        "far": lambda: LatencyStorage(MemoryStorage(), latency_s=0),
+    }
+    session = zm.Repository.create(places[place]()).writable_session()
+    with zm.tune_zarr():
+        a = zarr.create_array(
+            session.store,
+            name="a",
+            shape=(10_240,),
+            chunks=(128,) if shards else (2048,),
+            shards=shards,
+            dtype="i4",
+        )
+    values = np.arange(1, 10_241, dtype="i4")
+    blocks = da.from_array(values, 400)  # of which some reach into two chunks
+    da.store(blocks, a, lock=False, scheduler="threads", num_workers=8)
+    np.testing.assert_array_equal(np.asarray(a[:]), values)
+
+
+def test_locks_of_chunks_are_free_in_a_forked_child() -> None:
+    keys = [f"a/c/{i}" for i in range(1000)]
+    with ExitStack() as held:
+        for lock in chunk_locks.locks_of(keys, keys):
+            held.enter_context(lock)
+        child = os.fork()
+        if not child:
+            free = [lock.acquire(blocking=False) for lock in chunk_locks.locks_of(keys, keys)]
+            os._exit(not all(free))
+    assert os.waitpid(child, 0)[1] == 0

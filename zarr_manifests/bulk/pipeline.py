@@ -3,7 +3,8 @@
 Zarr's pipelines go chunk by chunk: each asks the store for its key, which looks it up, reads it,
 decodes it and copies it. Where the store is a `ManifestStore`, this one looks up all keys in one
 step, reads neighbouring chunks together, verifies and decodes them in batches, and copies each
-batch with a few assignments. Writes are merged, encoded and recorded in such batches.
+batch with a few assignments. Writes are merged, encoded and recorded in such batches. Two writes of
+parts of one chunk, or shard, of a session are made one after the other, so that both last.
 
 Invariant: results and errors are those of Zarr's fused pipeline, which it extends. A request that
 is not known here goes the fused way: another store, a codec or a type without a bulk decoder, an
@@ -30,6 +31,7 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch
 from zarr_manifests.bulk.bounded import bounded
+from zarr_manifests.bulk.chunk_locks import in_turn, locks_of
 from zarr_manifests.bulk.decoders import decoder_of
 from zarr_manifests.bulk.here import NotHereError, is_here
 from zarr_manifests.bulk.lazy_path import LazyPath
@@ -123,6 +125,17 @@ class BulkCodecPipeline(FusedCodecPipeline):
         if store is None:
             _go_there()
             return await super().write(items, value, drop_axes)
+        keys = [where.path for where, *_, complete in items if not complete]  # type: ignore[attr-defined]
+        write = partial(self._write, store, items, value, drop_axes)
+        return await in_turn(locks_of(contents_of(store), keys), write)
+
+    async def _write(
+        self,
+        store: ManifestStore,
+        items: list[tuple[ByteSetter, ArraySpec, SelectorTuple, SelectorTuple, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...],
+    ) -> None:
         written = False
         batch = Batch.of(store, items, value, drop_axes)
         decoder = None if batch is None else self._decoder_for(batch)
