@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from zarr_manifests.tuning import tune_zarr
     from zarr_manifests.virtual.containers import VirtualContainer
     from zarr_manifests.xarray import to_session, write
+    from zarr_manifests.xarray.ingest_files import ingest
 
 __all__ = [
     "Amount",
@@ -114,6 +115,7 @@ __all__ = [
     "VerifyReport",
     "VirtualContainer",
     "errors",
+    "ingest",
     "rewrite_chunks",
     "to_session",
     "tune_zarr",
@@ -136,6 +138,7 @@ _HOMES: Final = {
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
     "rewrite_chunks": "rewriting",
+    "ingest": "xarray.ingest_files",
     "to_session": "xarray",
     "tune_zarr": "tuning",
     "write": "xarray",

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from zarr.abc.store import Store
 
 from zarr_manifests import virtual
-from zarr_manifests.cleaning import clean
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, history, upkeep
@@ -2260,6 +2259,8 @@ class Repository:
         >>> len(report.expiry.snapshots), report.collection.waiting
         (3, 0)
         """
+        from zarr_manifests.cleaning import clean
+
         by_age = keep if isinstance(keep, timedelta) else None
         by_count = None if isinstance(keep, timedelta) else keep
         options, now_ms = self._context.config.snapshots, self._context.runtime.now_ms()

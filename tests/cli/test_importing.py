@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from typer.testing import CliRunner
 from zarr.storage import LocalStore
@@ -76,3 +77,36 @@ def test_an_icechunk_repository(repo: Path, tmp_path: Path) -> None:
     assert all(f"{name}  {head}" in shown for name, head in opened.list_branches().items())
     assert "--history" not in call(*words, *place, "--history", "heads")
     assert "give 'all' or 'heads'" in call(*words, "--history", "some", code=2)
+
+
+def test_files_are_imported_each_once(repo: Path, tmp_path: Path) -> None:
+    paths = []
+    for hour in range(3):
+        time = np.array([f"2024-01-01T0{hour}"], "M8[ns]")
+        ds = xr.Dataset({"t": ("time", [float(hour)]), "u": ("time", [0])}, {"time": time})
+        paths.append(tmp_path / f"{hour}.nc")
+        ds.to_netcdf(paths[-1], engine="scipy", unlimited_dims=["time"])
+    said = call("import", "netcdf", repo, *paths[:2], "--variable", "t", "-m", "two hours")
+    assert said.startswith("2 files added, in 1 commit")
+    found = json.loads(call("import", "netcdf", repo, *paths, "--variable", "t", "--json"))
+    assert ([Path(f["url"]).name for f in found["added"]], found["unchanged"]) == (["2.nc"], 2)
+    read = xr.open_dataset(repo, engine="zarr_manifests")
+    assert (read.t.values.tolist(), list(read)) == ([0, 1, 2], ["t"])
+    (tmp_path / "no.nc").write_text("nothing")
+    wrong = "import", "netcdf", repo, tmp_path / "no.nc", "--variable", "t"
+    said = call(*wrong, code=2).splitlines()
+    assert said[0].endswith("Give --skip to leave such files out")
+    assert "no.nc: " in said[1]
+    assert "1 left out" in call(*wrong, "--skip")
+    assert "to_netcdf" not in call("import", "netcdf", tmp_path / "x", tmp_path / "no.nc", code=2)
+    assert not (tmp_path / "x").exists()
+
+
+def test_files_are_imported_by_reference(repo: Path, tmp_path: Path) -> None:
+    ds = xr.Dataset({"t": (("time", "x"), np.arange(40.0).reshape(2, 20))}, {"time": [0, 1]})
+    ds.to_netcdf(tmp_path / "raw.nc", engine="h5netcdf", unlimited_dims=["time"])
+    place = "import", "netcdf", repo, tmp_path / "raw.nc", "--virtual", "--open", "hdf5"
+    assert "lies below no container" in call(*place, code=2)
+    call(*place, "--container", f"raw={tmp_path}")
+    opened = zm.Repository.open(repo, virtual_containers={"raw": tmp_path})
+    xr.testing.assert_equal(xr.open_dataset(opened, engine="zarr_manifests").load(), ds)

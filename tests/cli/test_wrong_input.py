@@ -30,7 +30,15 @@ AFTER: dict[str, tuple[str, ...]] = {
     "config apply": ("$config",),
 }
 """What these verbs need beside a URL."""
-ELSEWHERE = {"import zarr", "import kerchunk", "import icechunk", "recover", "check", "demo"}
+ELSEWHERE = {
+    "import netcdf",
+    "import zarr",
+    "import kerchunk",
+    "import icechunk",
+    "recover",
+    "check",
+    "demo",
+}
 """Verbs for which a folder without a repository is no error, or another one."""
 WRONG: dict[str, list[tuple[str, str]]] = {
     "log": [
@@ -128,6 +136,10 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("--keep-last 0", "keep"),
         ("--max-age soon", "write it as 30d"),
         ("--keep-last x", "valid integer"),
+    ],
+    "import netcdf": [
+        ("", "Missing argument"),
+        ("$new --open x", "open must be"),
     ],
     "clean": [("", "says what to keep"), ("--keep soon", "as 30d"), ("--keep 0", "at least 1")],
     "gc": [("--grace soon", "write it as 30d")],

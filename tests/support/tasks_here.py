@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from zarr_manifests.spark import ingest_run
 from zarr_manifests.spark.plan import SparkFacts
 
 PICKLE: Any = cloudpickle
@@ -42,6 +41,6 @@ class Tasks:
 def run_here(monkeypatch: pytest.MonkeyPatch) -> Tasks:
     """Have tasks run here, until the test ends."""
     tasks = Tasks()
-    monkeypatch.setattr(ingest_run, "run_tasks", tasks.run)
+    monkeypatch.setattr("zarr_manifests.spark.ingest_tasks.run_tasks", tasks.run)
     monkeypatch.setattr(SparkFacts, "of", lambda spark: SparkFacts(parallelism=2))
     return tasks

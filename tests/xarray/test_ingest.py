@@ -23,8 +23,9 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
+from zarr_manifests.reports import IngestProgress
 from zarr_manifests.spark import ingest
-from zarr_manifests.spark.ingest_report import IngestProgress
+from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.xarray import scan_files
 from zarr_manifests.xarray.ingest_records import FileRecord, add_records
 
@@ -297,9 +298,44 @@ def test_times_that_the_array_cannot_hold_are_told_with_their_file(tmp_path):
     whole.time.encoding["units"] = "days since 2024-01-01"
     half["time"] = half.time + np.timedelta64(6, "h")
     paths = [save(whole, tmp_path / "whole.nc"), save(half, tmp_path / "half.nc")]
+    ingest(SPARK, paths[:1], tmp_path / "r", append_dim="time")
     with pytest.raises(InvalidArgumentError, match=r"half\.nc: .*'time' do not fit.*2024-01-03T06"):
         ingest(SPARK, paths, tmp_path / "r", append_dim="time")
-    assert not zm.Repository.exists(tmp_path / "r")
+    xr.testing.assert_identical(head(tmp_path / "r"), whole)
+
+
+@pytest.mark.filterwarnings("ignore:Variable time has datetime type and a bounds variable")
+@pytest.mark.parametrize("bounds", [False, True])
+def test_units_are_chosen_from_the_times_of_all_files(tmp_path, bounds):
+    """Of one hour, xarray makes days since that hour, and the first one is a midnight."""
+    paths = []
+    for hour in range(4):
+        ds = day(0, rows=1)
+        ds["time"] = ds.time + np.timedelta64(hour, "h")
+        ds.time.encoding = {}
+        if bounds:
+            ds.time.attrs["bounds"] = "time_bnds"
+            half = ds.time.values + np.array([-30, 30], "m8[m]").astype("m8[ns]")
+            ds["time_bnds"] = (("time", "nv"), half[None])
+        paths.append(save(ds, tmp_path / f"{hour}.nc"))
+    assert "days since" in xr.open_dataset(paths[1], decode_times=False).time.units
+    ingest(SPARK, paths, tmp_path / "r", append_dim="time", files_per_commit=2)
+    found = head(tmp_path / "r")
+    xr.testing.assert_equal(found, xr.open_mfdataset(paths).load())
+    wanted = "minutes since" if bounds else "hours since"
+    assert found.time.encoding["units"].startswith(wanted)
+
+
+def test_without_spark_this_process_reads_and_writes(files, tasks):
+    told: list[IngestProgress] = []
+    place = MemoryStorage()
+    report = zm.ingest(files, place, append_dim="time", progress=told.append)
+    assert names(report) == {"added": list("01234")}
+    xr.testing.assert_identical(head(place), days(*range(5)))
+    assert tasks.kinds == []
+    assert (told[0].doing, told[-1].doing, told[-1].files) == ("looking", "writing", 5)
+    assert zm.ingest(files, place, append_dim="time").unchanged == 5
+    assert messages(place) == ["ingest 5 files"]
 
 
 def test_times_in_parts_of_hours_are_stored_as_near_as_the_array_can(tmp_path):
@@ -558,7 +594,7 @@ def test_chunks_are_referred_to(tmp_path, kind):
         else:
             save(day(n), paths[-1])
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
-    how: Any = {"append_dim": "time", "open": kind, "mode": "virtual"}
+    how: Any = {"append_dim": "time", "open": kind, "virtual": True}
     ingest(SPARK, paths[:2], place, **how)
     assert ingest(SPARK, paths[:2], place, **how).snapshot_ids == ()
     report = ingest(SPARK, paths, place, **how)
@@ -579,14 +615,14 @@ def test_a_virtual_file_without_the_dimension_is_one_row(tmp_path):
         for n in range(3)
     ]
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
-    ingest(SPARK, paths, place, append_dim="time", mode="virtual")
+    ingest(SPARK, paths, place, append_dim="time", virtual=True)
     expected = xr.concat([day(n, rows=1) for n in range(3)], "time")
     xr.testing.assert_equal(head(place), expected)
 
 
 def test_references_have_to_fit(tmp_path):
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
-    how: Any = {"append_dim": "time", "mode": "virtual"}
+    how: Any = {"append_dim": "time", "virtual": True}
     whole = save(day(0), tmp_path / "0.nc", unlimited_dims=[])
     with pytest.raises(InvalidArgumentError, match="below no container"):
         ingest(SPARK, [whole], zm.Repository.open(tmp_path / "r"), **how)
@@ -615,7 +651,7 @@ def test_what_is_not_installed_is_named(tmp_path, head_bytes, kind, monkeypatch)
         scan_files.scan(str(file), kind, {})
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     with pytest.raises(ImportError, match=r"zarr-manifests\[kerchunk\]"):
-        ingest(SPARK, [file], place, append_dim="time", open=kind, mode="virtual")
+        ingest(SPARK, [file], place, append_dim="time", open=kind, virtual=True)
     with pytest.raises(InvalidArgumentError, match=r"netCDF-4 and HDF5 take h5netcdf"):
         ingest(SPARK, [file], place, append_dim="time", open=kind)
 
@@ -667,11 +703,11 @@ def test_progress_and_report_say_what_goes_where(files, tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"mode": "move"}, "mode must be 'copy' or 'virtual'"),
+        ({"virtual": "yes"}, "virtual must be True or False"),
         ({"on_error": "skip"}, "on_error must be"),
         ({"on_changed": "skip"}, "on_changed must be"),
         ({"open": "csv"}, "open must be one of 'netcdf'"),
-        ({"open": day, "mode": "virtual"}, "a function makes values"),
+        ({"open": day, "virtual": True}, "a function makes values"),
         ({"files_per_commit": 0}, "files_per_commit must be 1 or more"),
         ({"open_options": "x"}, "open_options must be a mapping, not 'x'"),
         ({"encoding": {"t": {"dtype": "i2"}}}, "the encoding of 't' has 'dtype'"),

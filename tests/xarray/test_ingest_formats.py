@@ -22,14 +22,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(monkeypatch)
 
 
-@pytest.mark.parametrize("mode", ["copy", "virtual"])
+@pytest.mark.parametrize("virtual", [False, True], ids=["copy", "virtual"])
 @pytest.mark.parametrize("kind", ["netcdf", "hdf5", "zarr"])
-def test_compressed_and_packed_files(tmp_path: Path, kind: str, mode: Any) -> None:
+def test_compressed_and_packed_files(tmp_path: Path, kind: str, virtual: bool) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     files = [save(kind, day(number), raw / f"{number}") for number in range(3)]
     repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
-    how: Any = {"append_dim": "time", "open": kind, "mode": mode}
+    how: Any = {"append_dim": "time", "open": kind, "virtual": virtual}
     ingest(SPARK, files[:2], repo, **how)
     report = ingest(SPARK, files, repo, **how)
     assert (len(report.added), report.unchanged) == (1, 2)
@@ -40,7 +40,7 @@ def test_compressed_and_packed_files(tmp_path: Path, kind: str, mode: Any) -> No
     refs = repo.readonly_session().chunk_refs("t")
     assert len(refs) == 6 * 2 * 2
     kinds = {zm.ChunkKind(each).name for each in refs.kind}
-    assert (kinds == {"VIRTUAL"}) == (mode == "virtual")
+    assert (kinds == {"VIRTUAL"}) == virtual
     assert repo.verify().ok
 
 
@@ -75,16 +75,16 @@ def test_a_function_opens_a_group_of_an_hdf5_file(tmp_path: Path) -> None:
 # --- GRIB ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["copy", "virtual"])
+@pytest.mark.parametrize("virtual", [False, True], ids=["copy", "virtual"])
 @pytest.mark.parametrize("shape", [(3, 4), SHAPE], ids=["small", "large"])
-def test_grib_messages(tmp_path: Path, shape: tuple[int, int], mode: Any) -> None:
+def test_grib_messages(tmp_path: Path, shape: tuple[int, int], virtual: bool) -> None:
     """Kerchunk copies the values of a small message; each file is one row."""
     raw = tmp_path / "raw"
     raw.mkdir()
     names = ("2t", "2d")
     files = [save_grib(raw / f"{number}", number, shape, names) for number in range(3)]
     repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
-    how: Any = {"append_dim": "time", "open": "grib", "mode": mode}
+    how: Any = {"append_dim": "time", "open": "grib", "virtual": virtual}
     ingest(SPARK, files[:2], repo, **how)
     assert len(ingest(SPARK, files, repo, **how).added) == 1
     assert ingest(SPARK, files, repo, **how).snapshot_ids == ()
@@ -104,4 +104,4 @@ def test_several_messages_of_a_variable_need_a_function(tmp_path: Path) -> None:
     file = save_grib(tmp_path / "0", 0, SHAPE, ("2t", "2t"))
     repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     with pytest.raises(zm.errors.InvalidArgumentError, match="several messages of 't2m'"):
-        ingest(SPARK, [file], repo, append_dim="time", open="grib", mode="virtual")
+        ingest(SPARK, [file], repo, append_dim="time", open="grib", virtual=True)

@@ -13,8 +13,9 @@ import xarray as xr
 
 import zarr_manifests as zm
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
-from zarr_manifests.spark import ingest, ingest_run
+from zarr_manifests.spark import ingest
 from zarr_manifests.spark.plan import SparkFacts
+from zarr_manifests.xarray import ingest_run
 from zarr_manifests.xarray.ingest_rows import Template
 
 SPARK: Any = None
@@ -27,7 +28,7 @@ class MadeUpTasks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.items: dict[str, list[int]] = {}
         self.compared = 0
-        monkeypatch.setattr(ingest_run, "run_tasks", self.run)
+        monkeypatch.setattr("zarr_manifests.spark.ingest_tasks.run_tasks", self.run)
         monkeypatch.setattr(SparkFacts, "of", lambda spark: SparkFacts(parallelism=2))
         difference = ingest_run.difference
 

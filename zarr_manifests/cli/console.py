@@ -97,6 +97,7 @@ def write_error(error: BaseException | str) -> None:
     text = error.message if isinstance(error, ConflictError) else str(error)
     mark = typer.style("error:", fg=typer.colors.RED, bold=True)
     color = None if sys.stderr.isatty() else False
-    typer.echo(f"{mark} {plain_text(on_command_line(text))}", err=True, color=color)
+    shown = plain_text(on_command_line(text)).replace("\\n  ", "\n  ")  # a list
+    typer.echo(f"{mark} {shown}", err=True, color=color)
     for conflict in conflicts:
         typer.echo(f"  {conflict}", err=True)

@@ -1,4 +1,4 @@
-"""`zarr-manifests import zarr`, `kerchunk` and `icechunk`: data that stays where it is."""
+"""`zarr-manifests import netcdf`, `zarr`, `kerchunk` and `icechunk`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from zarr_manifests.cli.arguments import (
     Url,
     as_given,
     containers_of,
+    several,
     storage_options,
 )
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console, progress
+from zarr_manifests.progress import expect
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
+    from zarr_manifests.reports import IngestProgress
     from zarr_manifests.repository import Repository
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="import",
-    help="Import a Zarr store, kerchunk references or an icechunk repository, without copying.",
+    help="Import files; or a Zarr store, kerchunk references or an icechunk repository in place.",
     no_args_is_help=True,
 )
 
@@ -46,6 +49,72 @@ _MaxBytes = Annotated[
         show_default="1 GiB",
     ),
 ]
+
+
+@app.command(name="netcdf")
+def run_netcdf(
+    url: Url,
+    files: Annotated[list[str], typer.Argument(help="Files, in any order.", show_default=False)],
+    append_dim: Annotated[
+        str, typer.Option("--append-dim", help="Join the files along this dimension.")
+    ] = "time",
+    kind: Annotated[
+        str, typer.Option("--open", help="What they are: netcdf, hdf5, grib or zarr.")
+    ] = "netcdf",
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="Refer to their chunks instead of copying them.")
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Path of the group.", show_default="the root")
+    ] = None,
+    variable: Annotated[
+        list[str] | None, several("--variable", text="Of the variables only this one")
+    ] = None,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Leave out files that cannot be read or do not agree.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Write again the rows of files that have changed.")
+    ] = False,
+    branch: Branch = "main",
+    message: Message = None,
+    container: Containers = None,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Append netCDF, HDF5, GRIB or Zarr files along a dimension, each once, in one commit."""
+    import zarr_manifests as zm
+
+    with progress("looking at files") as bar:
+
+        def told(now: IngestProgress) -> None:
+            stage = "looking at files" if now.doing == "looking" else "writing files"
+            expect(bar, stage, now.of_files)
+            bar(stage, now.files)
+
+        report = _into(
+            url,
+            option,
+            container,
+            lambda repo: zm.ingest(
+                files,
+                repo,
+                append_dim=append_dim,
+                open=as_given(kind),
+                virtual=virtual,
+                variables=variable,
+                group=group,
+                branch=branch,
+                on_error="report" if skip else "fail",
+                on_changed="replace" if replace else "error",
+                message=message,
+                progress=told,
+            ),
+        )
+    if as_json:
+        print_json(report)
+    else:
+        console().print(str(report), soft_wrap=True)
 
 
 @app.command(name="zarr")

@@ -33,6 +33,8 @@ _WORDS: Final = tuple(
         ),
         (r"\breset_branch (?=moves it)", "`reset` "),
         (r"\bpass keep_last, max_age or older_than\b", "pass --keep-last or --max-age"),
+        (r"\bon_error='report'", "--skip"),
+        (r"\bon_changed='replace'", "--replace"),
         (r"\bcopy=False\b", "--no-copy"),
         (r"\bwith copy=True\b", "without --no-copy"),
         (r"\bsymmetric=False\b", "--direct"),

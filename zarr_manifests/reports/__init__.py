@@ -18,6 +18,12 @@ from zarr_manifests.reports.array_reports import (
     Totals,
     Usage,
 )
+from zarr_manifests.reports.ingest_reports import (
+    FailedFile,
+    IngestedFile,
+    IngestProgress,
+    IngestReport,
+)
 from zarr_manifests.reports.manifest_reports import (
     ArrayPlace,
     LeafPlace,
@@ -74,7 +80,11 @@ __all__ = [
     "Diff",
     "ExpiryReport",
     "ExportReport",
+    "FailedFile",
     "IndexReport",
+    "IngestProgress",
+    "IngestReport",
+    "IngestedFile",
     "LeafPlace",
     "LoggedOperation",
     "ManifestLayout",

@@ -15,13 +15,7 @@ for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
 from zarr_manifests.spark.changes import changes  # noqa: E402 - after the check above
 from zarr_manifests.spark.data_source import create_view, register  # noqa: E402
 from zarr_manifests.spark.explain import explain_pruning  # noqa: E402
-from zarr_manifests.spark.ingest import ingest  # noqa: E402
-from zarr_manifests.spark.ingest_report import (  # noqa: E402
-    FailedFile,
-    IngestedFile,
-    IngestProgress,
-    IngestReport,
-)
+from zarr_manifests.spark.ingest_tasks import ingest  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
@@ -31,10 +25,6 @@ from zarr_manifests.spark.write_dataset import write_dataset  # noqa: E402
 from zarr_manifests.spark.write_plan import WriteReport  # noqa: E402
 
 __all__ = [
-    "FailedFile",
-    "IngestProgress",
-    "IngestReport",
-    "IngestedFile",
     "WriteReport",
     "changes",
     "create_view",

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
+from xarray.coding.times import infer_datetime_units
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
@@ -45,6 +46,7 @@ from zarr_manifests.xarray.stored_group import meaning_of_bounds
 __all__ = [
     "Template",
     "There",
+    "choose_units",
     "create_arrays",
     "create_arrays_of",
     "failed",
@@ -268,6 +270,26 @@ def grow(store: ManifestStore, group: str, dim: str, length: int) -> None:
 
 
 # --- axis variables --------------------------------------------------------------------------
+
+
+def choose_units(store: ManifestStore, group: str, dim: str, placed: Sequence[PlacedFile]) -> None:
+    """Have new arrays of times count in units in which those of all files are whole numbers.
+
+    The first file's units stay if they do: days since a midnight are none for hourly files.
+    """
+    arrays = _arrays(store, group)
+    for name in {name for each in placed for name in each.file.axis} & arrays.keys():
+        array = arrays[name]
+        attributes: dict[str, Any] = array.attrs.asdict()
+        if " since " not in str(attributes.get("units")) or array.dtype.kind not in "iu":
+            continue
+        names = {name, attributes.get("bounds", name)}
+        axes = [each.file.axis for each in placed]
+        values = np.concatenate([axis[n].ravel() for axis in axes for n in names & axis.keys()])
+        try:
+            _codes(fit_of(name, array.dtype, attributes), values)
+        except (InvalidArgumentError, MisfitError):
+            array.attrs["units"] = infer_datetime_units(values)
 
 
 def write_axis(store: ManifestStore, group: str, dim: str, placed: Sequence[PlacedFile]) -> None:

@@ -1,4 +1,4 @@
-"""`ingest`: files become rows of a group, read and written by Spark tasks."""
+"""`ingest`: files become rows of a group, read and written by tasks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import xarray as xr
-from pyspark.sql import SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.reports import IngestProgress, IngestReport
 from zarr_manifests.repository import Repository
-from zarr_manifests.spark.ingest_report import IngestProgress, IngestReport
-from zarr_manifests.spark.ingest_run import Ingestion, listed
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
+from zarr_manifests.xarray.ingest_run import Ingestion, InProcess, TaskRunner, listed
 from zarr_manifests.xarray.source_files import SourceFiles, source_url
 
 __all__ = ["ingest"]
@@ -26,14 +25,13 @@ _CHUNK_ENCODING: Final = ("chunks", "shards", "compressors", "filters", "seriali
 
 
 def ingest(
-    spark: SparkSession,
     files: Iterable[str | os.PathLike[str]],
     url: str | os.PathLike[str] | Storage | Repository,
     *,
     append_dim: str,
     open: Literal["netcdf", "hdf5", "zarr", "grib"]  # noqa: A002 - the word for it
     | Callable[[str], xr.Dataset] = "netcdf",
-    mode: Literal["copy", "virtual"] = "copy",
+    virtual: bool = False,
     variables: Sequence[str] | None = None,
     open_options: Mapping[str, Any] | None = None,
     group: str | None = None,
@@ -45,6 +43,7 @@ def ingest(
     message: str | None = None,
     progress: Callable[[IngestProgress], None] | None = None,
     storage_options: Mapping[str, object] | None = None,
+    runner: TaskRunner | None = None,
 ) -> IngestReport:
     """Append files to a group, along one dimension, in one commit.
 
@@ -57,21 +56,19 @@ def ingest(
 
     Parameters
     ----------
-    spark : SparkSession
-        A Spark session, such as `zarr_manifests.spark.session()` returns.
     files : iterable of str or path
-        Paths or URLs, in any order. Spark's workers must be able to open them.
+        Paths or URLs, in any order.
     url : str, path, Storage or Repository
-        Where the repository is, or is to be made. Spark's workers must be able to reach it.
+        Where the repository is, or is to be made.
     append_dim : str
         The dimension along which the files are joined. A file that has it only as a scalar is one
         row.
     open : {"netcdf", "hdf5", "zarr", "grib"} or callable, default "netcdf"
         What the files are. A function takes a local path or a URL, and returns a dataset, whose
         values are stored as they are.
-    mode : {"copy", "virtual"}, default "copy"
-        `copy` writes the values to the repository. `virtual` refers to the chunks of the files,
-        which must stay as they are and lie below a container of the repository.
+    virtual : bool, default False
+        Refer to the chunks of the files instead of copying their values. The files must stay as
+        they are, and lie below a container of the repository.
     variables : sequence of str, optional
         What to take besides the coordinates; all variables by default.
     open_options : mapping, optional
@@ -97,6 +94,9 @@ def ingest(
         Called with an `IngestProgress` as tasks end.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
+    runner : TaskRunner, optional
+        What runs the tasks that read and write; by default, this process does, one after the other.
+        `zarr_manifests.spark.ingest` spreads them over Spark's workers.
 
     Returns
     -------
@@ -113,18 +113,19 @@ def ingest(
     UnsupportedStorageError
         If other processes cannot reach the repository (`memory://`).
     ImportError
-        If `mode="virtual"` needs a package that is not installed.
+        If `virtual=True` needs a package that is not installed.
 
     Examples
     --------
     >>> from pathlib import Path
-    >>> from zarr_manifests.spark import ingest, session
+    >>> import zarr_manifests as zm
     >>> year = Path("era5").glob("2024-*.nc")
-    >>> report = ingest(session(), year, "era5.zarr", append_dim="time")  # doctest: +SKIP
+    >>> report = zm.ingest(year, "era5.zarr", append_dim="time")  # doctest: +SKIP
     >>> print(report)  # doctest: +SKIP
     366 files added, in 1 commit: 9120.4 MB in 71.2 s, 128.1 MB/s
     """
-    _check(open, mode, on_error, on_changed, files_per_commit, open_options, encoding)
+    _check(open, virtual, on_error, on_changed, files_per_commit, open_options, encoding)
+    runner = runner or InProcess()
     urls = [source_url(file) for file in files]
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
@@ -133,9 +134,9 @@ def ingest(
         refuse_options("a repository", storage_options)
     else:
         url = storage_of(url, storage_options)
-    repository = _repository(url)
+    repository = _repository(url, runner)
     containers = None
-    if mode == "virtual":
+    if virtual:
         containers = dict(repository.virtual_containers) if repository is not None else {}
         _check_containers(urls, containers)
     source = SourceFiles(
@@ -146,7 +147,7 @@ def ingest(
         containers=containers,
     )
     work = Ingestion(
-        spark=spark,
+        runner=runner,
         source=source,
         group=(group or "").strip("/"),
         branch=branch,
@@ -162,7 +163,7 @@ def ingest(
 
 def _check(
     kind: object,
-    mode: object,
+    virtual: object,
     on_error: object,
     on_changed: object,
     files_per_commit: object,
@@ -170,7 +171,7 @@ def _check(
     encoding: Mapping[str, Mapping[str, Any]] | None,
 ) -> None:
     known = (
-        ("mode", mode, ("copy", "virtual")),
+        ("virtual", virtual, (True, False)),
         ("on_error", on_error, ("fail", "report")),
         ("on_changed", on_changed, ("error", "replace")),
     )
@@ -181,9 +182,9 @@ def _check(
     if not callable(kind) and kind not in _KINDS:
         listed = ", ".join(map(repr, _KINDS))
         raise InvalidArgumentError(f"open must be one of {listed}, or a function, not {kind!r}")
-    if callable(kind) and mode == "virtual":
+    if callable(kind) and virtual:
         raise InvalidArgumentError(
-            "mode='virtual' refers to chunks of files, and a function makes values: use mode='copy'"
+            "virtual=True refers to chunks of files, and a function makes values"
         )
     if files_per_commit is not None and (type(files_per_commit) is not int or files_per_commit < 1):
         raise InvalidArgumentError(f"files_per_commit must be 1 or more, not {files_per_commit!r}")
@@ -198,10 +199,10 @@ def _check(
             )
 
 
-def _repository(place: Storage | Repository) -> Repository | None:
+def _repository(place: Storage | Repository, runner: TaskRunner) -> Repository | None:
     """The repository, if there is one."""
     storage = place.storage if isinstance(place, Repository) else place
-    if not storage.capabilities.shared:
+    if runner.elsewhere and not storage.capabilities.shared:
         raise UnsupportedStorageError(
             "the repository is in the memory of this process, and Spark's workers cannot reach it: "
             "use a path or URL"

@@ -13,13 +13,10 @@ begins again at 2, on top of the other one's commit.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
-from typing import Any, Final
-
-from pyspark.sql import SparkSession
+from typing import Any, Final, Protocol
 
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.making import let_others_open, write_into
@@ -34,21 +31,21 @@ from zarr_manifests.planning.file_rows import (
     write_groups,
 )
 from zarr_manifests.records import dataclass
-from zarr_manifests.repository import Repository
-from zarr_manifests.session import Fork, Session
-from zarr_manifests.spark.ingest_report import (
+from zarr_manifests.reports import (
     FailedFile,
     IngestedFile,
     IngestProgress,
     IngestReport,
 )
-from zarr_manifests.spark.plan import SparkFacts
-from zarr_manifests.spark.tasks import run_tasks
+from zarr_manifests.repository import Repository
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.xarray.ingest_records import FileRecord, add_records, read_records
 from zarr_manifests.xarray.ingest_rows import (
     Template,
     There,
+    choose_units,
     create_arrays,
     create_arrays_of,
     failed,
@@ -60,11 +57,11 @@ from zarr_manifests.xarray.ingest_rows import (
 )
 from zarr_manifests.xarray.source_files import FailedFileError, SourceFiles, stamp_of
 
-__all__ = ["Ingestion", "listed"]
+__all__ = ["InProcess", "Ingestion", "TaskRunner", "listed"]
 
 _LISTED: Final = 5
 _TASKS: Final = 2
-"""Tasks of a step, for each that Spark runs at once: more if they would be large."""
+"""Tasks of a step, for each that runs at once: more if they would be large."""
 _TASK_BYTES: Final = (16 * 1024**2, 256 * 1024**2)
 """A task writes so many bytes of files, if there are as many, and about so many at most."""
 _MOST_LOOKED: Final = 256
@@ -79,6 +76,38 @@ def listed(urls: Sequence[str]) -> str:
     """The first of the URLs, and a verb."""
     more = f" and {len(urls) - _LISTED} more" if len(urls) > _LISTED else ""
     return ", ".join(urls[:_LISTED]) + more + (" is" if len(urls) == 1 else " are")
+
+
+type _Made = Callable[[], Callable[[Any], Any]]
+
+
+class TaskRunner(Protocol):
+    """Runs tasks, in this process or elsewhere."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many run at once."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether tasks run in other processes."""
+
+    def run(self, make: _Made, items: Sequence[Any]) -> Iterator[Any]:
+        """The results of a call for each item, in their order; `make` makes the call.
+
+        No two tasks of one process may have the same call.
+        """
+
+
+class InProcess:
+    """Runs tasks in this process, one after the other."""
+
+    parallelism = 16  # though one runs at once: after each of them it is told how far it is
+    elsewhere = False
+
+    def run(self, make: _Made, items: Sequence[Any]) -> Iterator[Any]:
+        """The results, each when it is asked for."""
+        return (make()(item) for item in items)
 
 
 # --- what tasks do ---------------------------------------------------------------------------
@@ -157,7 +186,7 @@ class _FailedFilesError(Exception):
 class Ingestion:
     """One call of `ingest`."""
 
-    spark: SparkSession
+    runner: TaskRunner
     source: SourceFiles
     group: str
     branch: str
@@ -172,7 +201,7 @@ class Ingestion:
     added: list[IngestedFile] = field(default_factory=list)
     replaced: list[IngestedFile] = field(default_factory=list)
     snapshot_ids: list[str] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=SYSTEM.monotonic_s)
 
     def run(self, repository: Repository | None, url: Any, urls: Sequence[str]) -> IngestReport:
         known = {} if repository is None else self._records(repository)
@@ -196,7 +225,7 @@ class Ingestion:
             tuple(self.replaced),
             tuple(self.failed.values()),
             unchanged,
-            time.monotonic() - self.began,
+            SYSTEM.monotonic_s() - self.began,
         )
 
     def _records(self, repository: Repository) -> dict[str, FileRecord]:
@@ -207,15 +236,15 @@ class Ingestion:
     ) -> tuple[list[FileFacts], list[FileFacts]]:
         """New and changed files."""
         files = [(url, known.get(url)) for url in urls]
-        most = _TASKS * SparkFacts.of(self.spark).parallelism
+        most = _TASKS * self.runner.parallelism
         groups = _parted(files, min(max(-(-len(files) // most), 1), _MOST_LOOKED))
         wants = not known and self.source.containers is None  # else the arrays may be there
         items = [(group, wants and not number) for number, group in enumerate(groups)]
         new: list[FileFacts] = []
         changed: list[FileFacts] = []
         layouts: dict[FileLayout, FileLayout] = {}
-        done, began = 0, time.monotonic()
-        for found in run_tasks(self.spark, partial(_look, self.source), items):
+        done, began = 0, SYSTEM.monotonic_s()
+        for found in self.runner.run(lambda: partial(_look, self.source), items):
             for each in found:
                 if each.reason:
                     self.failed[each.url] = FailedFile(each.url, each.reason)
@@ -226,7 +255,7 @@ class Ingestion:
                     (changed if each.url in known else new).append(facts)
             done += len(found)
             nbytes = sum(file.nbytes for file in (*new, *changed))
-            seconds = time.monotonic() - began
+            seconds = SYSTEM.monotonic_s() - began
             self.heard(IngestProgress("looking", done, len(urls), nbytes, seconds))
         self._fail_if_due()
         return new, changed
@@ -275,7 +304,7 @@ class Ingestion:
         """Commit all files, as many at a time as asked for; how many were there by then."""
         waiting, others = {file.url: file for file in (*changed, *new)}, 0
         again = {file.url for file in changed}
-        began, total, attempts = time.monotonic(), len(waiting), 0
+        began, total, attempts = SYSTEM.monotonic_s(), len(waiting), 0
         while waiting:
             session = repository.writable_session(self.branch)
             let_others_open(session)
@@ -291,7 +320,7 @@ class Ingestion:
             if not batch:
                 break
             try:
-                made = self._commit(session, batch, there, partial(self._heard_of, began, total))
+                made = self._commit(session, placed, there, partial(self._heard_of, began, total))
             except ConflictError:
                 attempts += 1
                 if attempts > repository.config.commit_attempts:
@@ -316,7 +345,7 @@ class Ingestion:
         committed = [*self.added, *self.replaced]
         files += len(committed)
         nbytes += sum(file.nbytes for file in committed)
-        seconds = time.monotonic() - began
+        seconds = SYSTEM.monotonic_s() - began
         self.heard(IngestProgress("writing", files, total, nbytes, seconds))
 
     def _drop_known(
@@ -371,14 +400,16 @@ class Ingestion:
     def _commit(
         self,
         session: Session,
-        batch: Sequence[PlacedFile],
+        placed: Sequence[PlacedFile],
         there: There | None,
         step: Callable[[int, int], None],
     ) -> str:
-        """Write files and commit them."""
+        """Write as many of the files as a commit takes, and commit them."""
+        batch = placed[: self.files_per_commit]
         group, source = self.group, self.source
         if there is None:
             self._create(session, batch)
+            choose_units(session.store, group, source.dim, placed)
             there = there_is(session.store, group, source)
             assert there is not None
         self._check_chunks(batch, there)
@@ -403,8 +434,11 @@ class Ingestion:
         if self.template is not None and self.template.url == batch[0].file.url:
             create_arrays(session.store, self.group, self.template, self.encoding)
             return
-        call = partial(_create, session.fork(), self.group, self.source, self.encoding)
-        for fork in run_tasks(self.spark, call, [batch[0].file.url]):
+        how = self.group, self.source, self.encoding
+        create = self.runner.run(
+            lambda: partial(_create, session.fork(), *how), [batch[0].file.url]
+        )
+        for fork in create:
             session.merge(fork)
 
     def _check_chunks(self, batch: Sequence[PlacedFile], there: There) -> None:
@@ -431,7 +465,7 @@ class Ingestion:
         step: Callable[[int, int], None],
     ) -> None:
         """Have tasks write the files, and merge what they wrote."""
-        most = _TASKS * SparkFacts.of(self.spark).parallelism
+        most = _TASKS * self.runner.parallelism
         if self.source.containers is not None:
             each_task = min(max(-(-len(batch) // most), 1), _VIRTUAL_FILES)
             parts = [each.part(each.start, each.stop) for each in batch]
@@ -444,8 +478,9 @@ class Ingestion:
         unreadable: list[FailedFile] = []
         files: set[str] = set()
         nbytes = 0
-        call = partial(_write, session.fork(), self.group, self.source)
-        for group, written in zip(groups, run_tasks(self.spark, call, groups), strict=True):
+        how = self.group, self.source
+        write = self.runner.run(lambda: partial(_write, session.fork(), *how), groups)
+        for group, written in zip(groups, write, strict=True):
             if isinstance(written, FailedFile):
                 unreadable.append(written)
                 continue
