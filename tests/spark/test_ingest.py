@@ -68,9 +68,9 @@ def test_tasks_refer_to_files(spark, files, tmp_path):
     xr.testing.assert_equal(head(place), days(*range(12)))
 
 
-@pytest.mark.parametrize("mode", ["copy", "virtual"])
+@pytest.mark.parametrize("virtual", [False, True], ids=["copy", "virtual"])
 @pytest.mark.parametrize("kind", ["netcdf", "grib"])
-def test_tasks_open_other_formats(spark, tmp_path, kind, mode):
+def test_tasks_open_other_formats(spark, tmp_path, kind, virtual):
     """With the libraries of HDF5 and of GRIB, in processes that Spark has forked."""
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -81,7 +81,7 @@ def test_tasks_open_other_formats(spark, tmp_path, kind, mode):
         else:
             raw_files.save_grib(file, number, raw_files.SHAPE, ("2t",))
     place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
-    report = ingest(spark, files, place, append_dim="time", open=kind, mode=mode)
+    report = ingest(spark, files, place, append_dim="time", open=kind, virtual=virtual)
     assert len(report.added) == 3
     found = head(place)
     if kind == "netcdf":
