@@ -88,7 +88,7 @@ from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
+from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,7 +135,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        authorize: Iterable[str] = (),
+        authorize: Authorized = (),
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -174,7 +174,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        authorize: Iterable[str] = (),
+        authorize: Authorized = (),
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -192,7 +192,7 @@ class Repository:
             Places elsewhere that virtual chunks may be read from, by name; a URL or a path stands
             for a container without options. They apply only to this object, what is made from it,
             and their pickles.
-        authorize : iterable of str
+        authorize : iterable of str, or True
             Names of containers saved in the configuration (`config.virtual_containers`) whose files
             may be read, with the credentials of this machine unless a container is anonymous. Look
             at their URLs first: whoever writes the repository can change them.
@@ -228,7 +228,7 @@ class Repository:
         config: RepositoryConfig | Mapping[str, Any] | None = None,
         *,
         virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        authorize: Iterable[str] = (),
+        authorize: Authorized = (),
         cache: CacheOptions | Mapping[str, Any] | None = None,
         storage_options: Mapping[str, object] | None = None,
         runtime: Runtime = SYSTEM,
@@ -2395,7 +2395,7 @@ def _opened(
     cache: CacheOptions | Mapping[str, Any] | None,
     runtime: Runtime = SYSTEM,
     *,
-    authorize: Iterable[str] = (),
+    authorize: Authorized = (),
     elsewhere: bool = False,
 ) -> Repository:
     """The repository in that storage, whose branches and tags are preloaded as configured."""
@@ -2412,7 +2412,7 @@ def repository_of(
     storage_options: Mapping[str, object] | None = None,
     *,
     virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-    authorize: Iterable[str] = (),
+    authorize: Authorized = (),
 ) -> Repository:
     """The repository at a place; a repository is returned as it is.
 

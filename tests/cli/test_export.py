@@ -76,7 +76,6 @@ def test_errors_end_in_one_line(url: Path, tmp_path: Path) -> None:
         (2, (tmp_path / "new", "--no-copy")),
         (2, (url / "new",)),
         (2, (tmp_path / "new", "--to-option", "nope=1")),
-        (2, (tmp_path / "new", "--authorize", "absent")),
     ):
         done = call(url, *arguments)
         assert done.exit_code in (code, 2), (arguments, done.output)

@@ -41,6 +41,9 @@ def test_a_zarr_store(repo: Path, tmp_path: Path) -> None:
     made = call("import", "zarr", repo, plain, "--path", "/old", "-m", "take it in").strip()
     assert next(zm.Repository.open(repo).ancestry()).snapshot_id == made
     assert values(repo, "old/u", plain=plain) == [0, 1, 2]
+    assert "with --authorize" in call("cat", repo, "old/u", code=1)
+    assert "[0 1 2]" in call("cat", repo, "old/u", "--authorize")
+    assert zm.Repository.open(repo).config.virtual_containers[0].name == "plain-zarr"
     call("import", "zarr", repo, plain, "--path", "/copied", "--copy")
     assert values(repo, "copied/u") == [0, 1, 2]
     assert "exists already" in call("import", "zarr", repo, plain, "--path", "/old", code=1)
@@ -108,5 +111,7 @@ def test_files_are_imported_by_reference(repo: Path, tmp_path: Path) -> None:
     place = "import", "netcdf", repo, tmp_path / "raw.nc", "--virtual", "--open", "hdf5"
     assert "lies below no container" in call(*place, code=2)
     call(*place, "--container", f"raw={tmp_path}")
-    opened = zm.Repository.open(repo, virtual_containers={"raw": tmp_path})
-    xr.testing.assert_equal(xr.open_dataset(opened, engine="zarr_manifests").load(), ds)
+    read = xr.open_dataset(repo, engine="zarr_manifests", authorize=True)
+    xr.testing.assert_equal(read.load(), ds)
+    call(*place, "--container", f"again={tmp_path}")
+    assert [one.name for one in zm.Repository.open(repo).config.virtual_containers] == ["raw"]

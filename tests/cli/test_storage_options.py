@@ -27,6 +27,7 @@ MORE = {
     "config set": ("a=1",),
     "clone": ("elsewhere",),
     "export": ("elsewhere",),
+    "import netcdf": ("elsewhere.nc",),
     **dict.fromkeys(("import zarr", "import kerchunk", "import icechunk"), ("elsewhere",)),
 }
 

@@ -127,7 +127,6 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("$new --path nope", "there is no group or array '/nope'"),
         ("$taken", "holds"),
         ("$new --to-option x", "--to-option takes name=value"),
-        ("$new --authorize nope", "nope"),
     ],
     "compact": [("-b nope", "there is no branch 'nope'"), ("--mode more", "is not one of")],
     "repack": [("-b nope", "there is no branch 'nope'"), ("--min-live 2", "at most 1")],

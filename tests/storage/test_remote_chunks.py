@@ -596,8 +596,10 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
         values(closed)
     assert small_store.requests == []
     assert values(zm.Repository.open(storage, authorize=["raw"])) == [0, 1, 2, 3]
+    assert values(zm.Repository.open(storage, authorize=True)) == [0, 1, 2, 3]
+    assert zm.Repository.open(storage, authorize=False).virtual_containers == {}
     assert values(pickle.loads(pickle.dumps(repo))) == [0, 1, 2, 3]
-    asked = {"engine": "zarr_manifests", "authorize": ["raw"]}
+    asked = {"engine": "zarr_manifests", "authorize": True}
     np.testing.assert_array_equal(xr.open_dataset("memory://saved-container", **asked).a, DATA)
     given = zm.Repository.open(storage, authorize=["raw"], virtual_containers={"raw": "s3://other"})
     assert given.virtual_containers["raw"].url == "s3://other"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -108,7 +107,8 @@ Message = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object on each line.")]
 Authorize = Annotated[
-    list[str] | None, several("--authorize", text="Read the files of this saved container")
+    bool,
+    typer.Option("--authorize", help="Read files at the places that are saved with it (`info`)."),
 ]
 Containers = Annotated[
     list[str] | None,
@@ -158,14 +158,12 @@ def _pairs(given: list[str] | None, option: str, form: str) -> dict[str, str]:
     return found
 
 
-def open_at(
-    url: str, option: list[str] | None, authorize: Iterable[str] | None = None
-) -> Repository:
+def open_at(url: str, option: list[str] | None, authorize: bool = False) -> Repository:
     """Open the repository at that URL."""
     from zarr_manifests.repository import Repository
 
     options = storage_options(url, option)
-    return Repository.open(url, authorize=authorize or (), storage_options=options)
+    return Repository.open(url, authorize=authorize, storage_options=options)
 
 
 def as_given(text: Any) -> Any:

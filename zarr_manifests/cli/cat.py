@@ -44,7 +44,7 @@ def run(
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="Read at most so many values.")
     ] = 1000,
-    authorize: Authorize = None,
+    authorize: Authorize = False,
     as_json: Json = False,
     option: Options = None,
 ) -> None:

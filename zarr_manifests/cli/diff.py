@@ -74,7 +74,7 @@ def run(
         list[str] | None,
         several("--array", text="With --values: of this array"),
     ] = None,
-    authorize: Authorize = None,
+    authorize: Authorize = False,
     as_json: Json = False,
     option: Options = None,
 ) -> None:

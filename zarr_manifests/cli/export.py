@@ -53,7 +53,7 @@ def run(
     no_copy: _NoCopy = False,
     tag: _Tag = None,
     overwrite: _Overwrite = False,
-    authorize: Authorize = None,
+    authorize: Authorize = False,
     as_json: Json = False,
     option: Options = None,
     to_option: ToOptions = None,

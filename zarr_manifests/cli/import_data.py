@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,12 +23,14 @@ from zarr_manifests.cli.arguments import (
 )
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console, progress
+from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import expect
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import IngestProgress
     from zarr_manifests.repository import Repository
+    from zarr_manifests.storage import Storage
 
 __all__ = ["app"]
 
@@ -132,11 +135,12 @@ def run_zarr(
 ) -> None:
     """Import a plain Zarr store in one commit: metadata, and references to its chunks."""
     how = _bound(max_bytes, storage_options=storage_options(source, from_option, "--from-option"))
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
     with progress("importing") as told:
         made = _into(
             url,
             option,
-            None,
+            [] if copy else [f"{name or 'source'}={source}"],
             lambda repo: repo.import_zarr(
                 source, path, copy, message=message, branch=branch, progress=told, **how
             ),
@@ -241,7 +245,30 @@ def _into[Made](
 
     places = containers_of(containers)
     storage = storage_of(url, storage_options(url, option))
-    return write_into(storage, None, take_in, make=True, virtual_containers=places)
+    made = write_into(storage, None, take_in, make=True, virtual_containers=places)
+    _save(storage, places)
+    return made
+
+
+def _save(storage: Storage, places: Mapping[str, str]) -> None:
+    """Save where files are with the repository, so that readers need only authorize it."""
+    from zarr_manifests.repository import Repository
+    from zarr_manifests.virtual.containers import VirtualContainer
+
+    if not places:
+        return
+    repo = Repository.open(storage)
+    told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
+    names, urls = ({one[key] for one in told} for key in ("name", "url"))
+    given = {name: VirtualContainer(url).url for name, url in places.items()}
+    new = {name: url for name, url in given.items() if name not in names and url not in urls}
+    if new:
+        more = [{"name": name, "url": url} for name, url in new.items()]
+        repo.save_config({"virtual-containers": [*told, *more]})
+    out = console(stderr=True)
+    for name, url in new.items() if out.is_terminal else ():
+        said = f"saved container {name} at {url}: `cat`, `serve` and others read there with"
+        out.print(plain_text(f"{said} --authorize"), soft_wrap=True)
 
 
 def _bound(max_bytes: int | None, **more: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def run(
     port: _Port = 8000,
     token: _Token = None,
     origin: _Origins = None,
-    authorize: Authorize = None,
+    authorize: Authorize = False,
     option: Options = None,
 ) -> None:
     """Serve a repository over HTTP: pages to look at it, and any snapshot as plain Zarr."""

@@ -40,7 +40,7 @@ _WORDS: Final = tuple(
         (r"\bsymmetric=False\b", "--direct"),
         (r"\b(overwrite|force)=True\b", r"--\1"),
         (r"\b(format|expected|history)='([\w-]*)'", r"--\1 \2"),
-        (r"\bauthorize=\['?([^\]']*)'?\]", r"--authorize \1"),
+        (r"\bauthorize=\[[^\]]*\]", "--authorize"),
         (r"\bmax_bytes=", "--max-bytes"),
         (r"\b(tag|path)=(?=[\s,.;]|$)", r"--\1"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -16,6 +16,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.serving.application import LOOPBACK, create_app
 from zarr_manifests.storage import Storage
+from zarr_manifests.virtual.containers import Authorized
 
 __all__ = ["serve"]
 
@@ -30,7 +31,7 @@ def serve(
     *,
     token: str | None = None,
     origins: Sequence[str] = (),
-    authorize: Iterable[str] = (),
+    authorize: Authorized = (),
     storage_options: Mapping[str, object] | None = None,
     started: Callable[[str], None] | None = None,
 ) -> None:

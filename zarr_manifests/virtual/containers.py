@@ -48,7 +48,17 @@ from zarr_manifests.virtual.locations import (
 if TYPE_CHECKING:
     from zarr_manifests.storage import ObjectStorage
 
-__all__ = ["Containers", "VirtualContainer", "check_reachable", "container_of", "storage_of"]
+__all__ = [
+    "Authorized",
+    "Containers",
+    "VirtualContainer",
+    "check_reachable",
+    "container_of",
+    "storage_of",
+]
+
+type Authorized = Iterable[str] | bool
+"""Names of saved containers that may be read; True for all."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 """Names that are the same in a URL and in a path."""
@@ -243,7 +253,7 @@ class Containers:
         places = {check_container_name(name): container_of(v) for name, v in (given or {}).items()}
         return Containers(places)
 
-    def with_saved(self, saved: Sequence[SavedContainer], authorize: Iterable[str]) -> Containers:
+    def with_saved(self, saved: Sequence[SavedContainer], authorize: Authorized) -> Containers:
         """The same, with those saved containers that are authorized; one that was given wins.
 
         Raises
@@ -251,9 +261,11 @@ class Containers:
         InvalidArgumentError
             If no container of an authorized name is saved or was given.
         """
-        if isinstance(authorize, str) or not isinstance(authorize, Iterable):
-            raise InvalidArgumentError("authorize must be a list of names of saved containers")
         known, places = {one.name: one for one in saved}, dict(self.places)
+        if isinstance(authorize, bool):
+            authorize = known if authorize else ()
+        if isinstance(authorize, str) or not isinstance(authorize, Iterable):
+            raise InvalidArgumentError("authorize must be True, or a list of names of containers")
         for name in authorize:
             if name in places:
                 continue
@@ -400,6 +412,13 @@ class Containers:
                 f"a chunk lies at a location that cannot be read: {error}"
             ) from error
         name = self._holding(scheme, path)
+        saved = Containers.of(self.saved)._holding(scheme, path) if not name else ""
+        if saved:
+            raise VirtualContainerError(
+                f"a chunk lies in the file {url_at(scheme, path)}, in the container {saved!r} that "
+                f"is saved with this repository: open it with authorize=[{saved!r}] if you trust "
+                "it to read there"
+            )
         if not name:
             folder = url_at(scheme, _folder_to_trust(path))
             raise VirtualContainerError(

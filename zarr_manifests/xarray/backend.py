@@ -19,6 +19,7 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.repository import Repository, repository_of
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.virtual.containers import Authorized
 from zarr_manifests.xarray.opened_arrays import OpenedStore
 
 __all__ = ["Location", "ManifestsBackendEntrypoint"]
@@ -47,7 +48,7 @@ def _options(
     as_of: datetime | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     virtual_containers: Mapping[str, Any] | None = None,
-    authorize: Iterable[str] = (),
+    authorize: Authorized = (),
     tune: bool = True,
     task_bytes: int = _TASK_BYTES,
 ) -> _Options:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, metered
-from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.containers import Authorized, Containers
 
 __all__ = ["create_at", "exists_at", "open_at", "save_config"]
 
@@ -44,7 +44,7 @@ def create_at(
     cache: Cache,
     runtime: Runtime,
     branch: str,
-    authorize: Iterable[str] = (),
+    authorize: Authorized = (),
 ) -> tuple[Context, RootAt]:
     """Make a repository with one empty snapshot on `branch`; it is open then."""
     storage = _counted(storage)
@@ -65,7 +65,7 @@ def open_at(
     cache: Cache,
     runtime: Runtime,
     *,
-    authorize: Iterable[str] = (),
+    authorize: Authorized = (),
     elsewhere: bool = False,
 ) -> tuple[Context, RootAt]:
     """The repository in that storage, and its root as it is now.
