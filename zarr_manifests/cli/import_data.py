@@ -140,10 +140,11 @@ def run_zarr(
         made = _into(
             url,
             option,
-            [] if copy else [f"{name or 'source'}={source}"],
+            None,
             lambda repo: repo.import_zarr(
                 source, path, copy, message=message, branch=branch, progress=told, **how
             ),
+            {} if copy else {name or "source": source},
         )
     _show(made, as_json)
 
@@ -238,15 +239,19 @@ def _into[Made](
     option: list[str] | None,
     containers: list[str] | None,
     take_in: Callable[[Repository], Made],
+    also: Mapping[str, str] | None = None,
 ) -> Made:
-    """Import into the repository; if there is none, the first commit makes it."""
+    """Import into the repository; if there is none, the first commit makes it.
+
+    The containers are saved with it, and others.
+    """
     from zarr_manifests.making import write_into
     from zarr_manifests.storage.url import storage_of
 
     places = containers_of(containers)
     storage = storage_of(url, storage_options(url, option))
     made = write_into(storage, None, take_in, make=True, virtual_containers=places)
-    _save(storage, places)
+    _save(storage, {**places, **(also or {})})
     return made
 
 
