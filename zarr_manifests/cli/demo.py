@@ -61,7 +61,6 @@ def run(
     commits = _append(out, demo, months)
     rewrites = _rewrite(out, demo, months)
     _read(out, demo)
-    missing = _spark(out, demo)
     out.start("Draw the last month's wind, and what each commit wrote")
     with out.busy("Drawing"):
         demo.draw(commits, rewrites)
@@ -72,6 +71,7 @@ def run(
         "Rewriting is measured, not estimated: all months so far, as one commit into an\n"
         "empty repository on the same disk, with the same chunks and the same xarray."
     )
+    missing = _spark(out, demo)  # last, since it takes longest and needs Java
     _say_what_next(out, place.repository)
     if missing is not None:
         write_error(missing)
