@@ -12,7 +12,7 @@ PIP = .venv/bin/python -m pip install --disable-pip-version-check --quiet \
 HERE = not servers and not browser and not spark and not cluster and not faults and not benchmarks
 QUICK = not sweep and $(HERE)
 ALL = --hypothesis-profile sweep --examples 2
-NIGHTLY = sweep seeds faults servers browser spark cluster rehearsal package oldest
+BESIDE = $(MAKE) --jobs --output-sync
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
@@ -51,7 +51,13 @@ bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fuse
 	$(PIP) --group bench
 	.venv/bin/python tests/benchmarks $(ARGS)
 
-nightly: $(NIGHTLY)  ## run everything that make test leaves out, part by part; each can be run alone
+nightly: setup  ## run everything that make test leaves out, in parts; each can be run alone
+	$(MAKE) sweep
+	$(MAKE) seeds
+	$(MAKE) spark
+	$(MAKE) oldest
+	$(BESIDE) cluster rehearsal
+	$(BESIDE) faults servers browser package
 
 sweep: setup  ## nightly: all cases, examples, crashes and faults
 	$(PYTEST) -m "$(HERE)" --ignore tests/simulation $(ALL) -n auto --dist worksteal
@@ -86,7 +92,7 @@ package: setup  ## nightly: build wheel and sdist, and try them in empty environ
 
 oldest:  ## nightly: the tests of make test on Python 3.12 with the oldest dependencies
 	@VENV=.venv-oldest .ci/setup
-	.venv-oldest/bin/pytest -m "$(QUICK)" --cases 3 -n auto --dist worksteal
+	.venv-oldest/bin/pytest -m "$(QUICK)" --cases 1 -n auto --dist worksteal
 
 simulate: setup  ## try other seeds than make seeds does (MINUTES=10 FIRST=100000)
 	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)
