@@ -15,7 +15,7 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.upkeep.collect import collect
 from zarr_manifests.engine.upkeep.expire import expire
 from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.planning.upkeep.expiry import Retention
+from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.progress import Progress
 from zarr_manifests.reports import CleanReport
 from zarr_manifests.times import milliseconds
@@ -26,9 +26,18 @@ _MIN_LIVE = 0.5
 
 
 def clean(
-    context: Context, kept: Retention, grace: timedelta, *, dry_run: bool, progress: Progress
+    context: Context,
+    keep: int | timedelta | None,
+    grace: timedelta,
+    *,
+    dry_run: bool,
+    progress: Progress,
 ) -> CleanReport:
-    """Delete what the kept snapshots do not need."""
+    """Delete what the snapshots to keep do not need: so many, those not older, or as configured."""
+    by_age = keep if isinstance(keep, timedelta) else None
+    by_count = None if isinstance(keep, timedelta) else keep
+    now_ms = context.runtime.now_ms()
+    kept = retention(context.config.snapshots, now_ms, by_count, by_age, None)
     grace_ms = milliseconds(grace, "grace")
     due = expire(context, kept, dry_run=True, progress=progress)
     compacted = tuple(name for name, count in due.kept.items() if _holds(context, name, count))

@@ -2261,11 +2261,7 @@ class Repository:
         """
         from zarr_manifests.cleaning import clean
 
-        by_age = keep if isinstance(keep, timedelta) else None
-        by_count = None if isinstance(keep, timedelta) else keep
-        options, now_ms = self._context.config.snapshots, self._context.runtime.now_ms()
-        kept = retention(options, now_ms, by_count, by_age, None)
-        return clean(self._context, kept, grace, dry_run=dry_run, progress=progress or ignore)
+        return clean(self._context, keep, grace, dry_run=dry_run, progress=progress or ignore)
 
     def expire_snapshots(
         self,

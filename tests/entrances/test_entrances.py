@@ -385,6 +385,10 @@ BY_ENTRANCE = {
         ({}, {"branch": "main"}), ({"mode": "x"},), ({"nope": 1}, {"branch": 5})
     ),
     ("ingest", "files"): Values((), ((), ["/nowhere.nc"], ["\ud800"], ["a", "a"]), (None, 5, [5])),
+    ("ingest", "runner"): Values((None,)),
+    ("ingest", "options"): Values(
+        ({}, {"branch": "main"}), ({"open": "x"},), ({"nope": 1}, {"branch": 5}, {"virtual": 5})
+    ),
     ("ingest", "open"): Values(("netcdf", "zarr"), ("nope",), (5, None)),
     ("ingest", "open_options"): Values((None, {}), ({"nope": 1},), (5, "x")),
     ("ingest", "variables"): Values((None, ["t"]), (["absent"], ()), (5, [5])),

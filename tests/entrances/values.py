@@ -471,6 +471,7 @@ BY_ANNOTATION = {
     "float | None": FLOAT,
     "timedelta": SPAN,
     "timedelta | None": SPAN,
+    "int | timedelta | None": Values((1, 3, dt.timedelta(days=30)), (*_INTS, *_SPANS), ("1s", [1])),
     "bytes": Values((b"x",), BYTES, ("text", None, 5, object())),
     "datetime": Values((dt.datetime(2026, 1, 1, tzinfo=dt.UTC),), _TIMES, _NO_TIME),
     "Mapping[str, Any]": MAP,
@@ -600,7 +601,9 @@ BY_NAME = {
         ),
         NO_MAP,
     ),
-    "authorize": Values(((), []), tuple([one] for one in _TEXTS), (5, "raw", [None], [5])),
+    "authorize": Values(((), []), tuple([one] for one in _TEXTS), (5, "raw", [None], [5])).plus(
+        True, False
+    ),
     "storage_options": Values((None, {}), MAPS, NO_MAP),
     "credentials": Values((None, dict), (), ("text", 5, {"token": "x"}, [1], object())),
     "references": Values(

@@ -298,6 +298,8 @@ def run_recover(
 
 
 def _show(report: CollectionReport) -> None:
+    from zarr_manifests.reports.upkeep_reports import held_lines
+
     verb = "would delete" if report.dry_run else "deleted"
     table = columns(verb, "objects", "bytes", right=("objects", "bytes"))
     for kind in sorted(report.objects):
@@ -314,7 +316,7 @@ def _show(report: CollectionReport) -> None:
     if report.temporary_files:
         facts.append(f"{count_text(report.temporary_files, 'temporary file')} removed")
     out.print("; ".join(facts))
-    for line in report.held_lines():
+    for line in held_lines(report):
         out.print(plain_text(line), soft_wrap=True)
 
 

@@ -334,33 +334,7 @@ class CollectionReport:
     def __str__(self) -> str:
         verb = "would delete" if self.dry_run else "deleted"
         lines = [f"{verb} {count_text(self.deleted, 'object')}, {bytes_text(self.deleted_nbytes)}"]
-        return plain_text("\n".join([*lines, *self.held_lines()]), lines=True)
-
-    def held_lines(self) -> list[str]:
-        """What was not deleted and why, and until when, as lines."""
-        found = []
-        if not (self.deleted or self.waiting):
-            found.append(
-                "a branch, a tag or a lease reaches everything: what old snapshots alone need goes "
-                "when they have expired"
-            )
-        if self.waiting:
-            until = "" if self.waiting_until is None else f" until {time_text(self.waiting_until)}"
-            found.append(
-                f"{count_text(self.waiting, 'object')}, {bytes_text(self.waiting_nbytes)}, that "
-                f"nothing reaches may belong to writers that are not done, and can stay{until}: "
-                "that is the grace. A grace of 0 deletes them now, and such writers cannot commit"
-            )
-        tags = [name for name, until in self.held_by.items() if until is None]
-        if self.held_nbytes:
-            more = f" and {len(tags) - _SHOWN:,} more" if len(tags) > _SHOWN else ""
-            said = f"{', '.join(tags[:_SHOWN])}{more}" if tags else "leases"
-            found.append(f"{bytes_text(self.held_nbytes)} of chunks are only kept for {said}")
-        for name, end in self.held_by.items():
-            if end is not None:
-                said = f"until {time_text(end)}, if it is not renewed"
-                found.append(f"{name} keeps its snapshot and all newer ones {said}")
-        return found
+        return plain_text("\n".join([*lines, *held_lines(self)]), lines=True)
 
     @property
     def deleted(self) -> int:
@@ -373,6 +347,33 @@ class CollectionReport:
         return sum(self.nbytes.values())
 
     _repr_html_ = report
+
+
+def held_lines(report: CollectionReport) -> list[str]:
+    """What was not deleted and why, and until when, as lines."""
+    found = []
+    if not (report.deleted or report.waiting):
+        found.append(
+            "a branch, a tag or a lease reaches everything: what old snapshots alone need goes "
+            "when they have expired"
+        )
+    if report.waiting:
+        until = "" if report.waiting_until is None else f" until {time_text(report.waiting_until)}"
+        found.append(
+            f"{count_text(report.waiting, 'object')}, {bytes_text(report.waiting_nbytes)}, that "
+            f"nothing reaches may belong to writers that are not done, and can stay{until}: "
+            "that is the grace. A grace of 0 deletes them now, and such writers cannot commit"
+        )
+    tags = [name for name, until in report.held_by.items() if until is None]
+    if report.held_nbytes:
+        more = f" and {len(tags) - _SHOWN:,} more" if len(tags) > _SHOWN else ""
+        said = f"{', '.join(tags[:_SHOWN])}{more}" if tags else "leases"
+        found.append(f"{bytes_text(report.held_nbytes)} of chunks are only kept for {said}")
+    for name, end in report.held_by.items():
+        if end is not None:
+            said = f"until {time_text(end)}, if it is not renewed"
+            found.append(f"{name} keeps its snapshot and all newer ones {said}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

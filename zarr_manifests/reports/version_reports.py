@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -336,7 +335,7 @@ def field_lines(fields: Fields) -> Iterator[str]:
 def _listed(
     changes: Diff | Status,
     chunks: Iterable[tuple[str, int, Iterable[Coords]]],
-    fields: Mapping[str, Fields] = MappingProxyType({}),
+    fields: Mapping[str, Fields],
 ) -> str:
     """Changes as lines; of the chunks of each array, how many there are and the first of them."""
     if not changes:
@@ -441,6 +440,8 @@ class Status:
         may have grown again since: the shape of the chunk grid beyond which all chunks went.
     coordinates : mapping of str to tuple of tuple of int
         The first 100 of these chunks in C order, by absolute path.
+    fields : mapping of str to mapping
+        Of the nodes in `updated`, as in `Diff`.
     """
 
     created: tuple[str, ...]
@@ -450,6 +451,7 @@ class Status:
     moved: Mapping[str, str] = field(default_factory=dict)
     truncated: Mapping[str, Coords] = field(default_factory=dict)
     coordinates: Mapping[str, tuple[Coords, ...]] = field(default_factory=dict)
+    fields: Mapping[str, Fields] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
@@ -457,7 +459,8 @@ class Status:
 
     def __str__(self) -> str:
         named, counts = self.coordinates, self.chunks.items()
-        return _listed(self, ((path, count, named.get(path, ())) for path, count in counts))
+        chunks = ((path, count, named.get(path, ())) for path, count in counts)
+        return _listed(self, chunks, self.fields)
 
     _repr_html_ = report
 

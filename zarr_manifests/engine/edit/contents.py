@@ -47,6 +47,7 @@ def status_of(contents: SessionView) -> Status:
             if node in paths and view.by_id.get(node) is not None
         },
         {path: tuple(map(tuple, coords.tolist())) for path, coords in named.items()},
+        changed.fields,
     )
 
 

@@ -19,7 +19,6 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import narrower
 from zarr_manifests.planning.tables.moves import changed_nodes
-from zarr_manifests.planning.tables.node_fields import field_changes
 from zarr_manifests.reports import Diff
 
 __all__ = ["compare"]
@@ -83,7 +82,6 @@ def _difference(
         for path, node in after.nodes.items()
         if node.array is not None and absolute(path) in chunks
     }
-    updated = [after.nodes[path.strip("/")] for path in changed.updated]
     return Diff(
         changed.created,
         changed.updated,
@@ -93,7 +91,7 @@ def _difference(
         _truncated(before, after, deltas),
         {path: array.grid.shape for path, array in arrays.items()},
         {p: tuple(a.dimension_names) for p, a in arrays.items() if a.dimension_names},
-        {absolute(new.path): field_changes(before.by_id[new.node_id], new) for new in updated},
+        changed.fields,
     )
 
 

@@ -279,9 +279,14 @@ def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
     for ref, _, holder in live_snapshots(context, whole, progress):
         starts[ref.key] = Link(ref, Snapshot)
         holders.setdefault(ref.key, holder)  # a branch comes first
-    others = {key: link for key, link in starts.items() if holders[key]}
-    past, _ = _follow(context, starts, starts.keys() - others.keys(), marked, progress)
-    more, held_nbytes = _follow(context, starts, others, marked, progress)
+    others = [link for key, link in starts.items() if holders[key]]
+    of_branches = [link for key, link in starts.items() if not holders[key]]
+    past, _ = _follow(context, starts, of_branches, marked, progress, "marking")
+    more: dict[str, Link] = {}
+    held_nbytes = 0
+    if others:
+        stage = "marking what tags and leases keep"
+        more, held_nbytes = _follow(context, starts, others, marked, progress, stage)
     leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
     until = {_name_of(lease): _utc(lease.expires_ms) for lease in leases}
     heads = {branch.head.key for branch in whole.branches.values()}
@@ -306,9 +311,10 @@ def _utc(ms: int) -> datetime:
 def _follow(
     context: ReadContext,
     starts: Mapping[str, Link],
-    some: Iterable[str],
+    links: Sequence[Link],
     marked: set[str],
     progress: Progress,
+    stage: str,
 ) -> tuple[dict[str, Link], int]:
     """Mark what some of the snapshots lead to.
 
@@ -336,8 +342,7 @@ def _follow(
         past[link.ref.key] = link
         return False
 
-    links = [starts[key] for key in some]
-    found = follow(context.runtime, links, load, marked, wanted, progress, "marking")
+    found = follow(context.runtime, links, load, marked, wanted, progress, stage)
     for _, value in found:
         for table in tables(value):
             keys = native_keys(table)

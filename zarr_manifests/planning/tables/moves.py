@@ -12,6 +12,7 @@ from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotF
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
+from zarr_manifests.planning.tables.node_fields import Fields, field_changes
 from zarr_manifests.records import dataclass
 
 __all__ = [
@@ -111,6 +112,8 @@ class ChangedNodes:
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     moved: Mapping[str, str]
+    fields: Mapping[str, Fields]
+    """Of the updated ones: which fields of their metadata differ."""
 
 
 def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
@@ -118,11 +121,17 @@ def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> Chan
     moved = moved_paths(before, after)
     same = {p: p for p in before.keys() & after.keys() if before[p].node_id == after[p].node_id}
     same |= moved
+    updated = {
+        absolute(to): field_changes(before[p], after[to])
+        for p, to in same.items()
+        if before[p].documents != after[to].documents
+    }
     return ChangedNodes(
         _absolute(after.keys() - set(same.values())),
-        _absolute(to for p, to in same.items() if before[p].documents != after[to].documents),
+        tuple(sorted(updated)),
         _absolute(before.keys() - same.keys()),
         {absolute(old): absolute(new) for old, new in moved.items()},
+        updated,
     )
 
 
