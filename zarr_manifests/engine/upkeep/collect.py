@@ -318,11 +318,11 @@ def _follow(
 ) -> tuple[dict[str, Link], int]:
     """Mark what some of the snapshots lead to.
 
-    Returns the pages of history before all of them, by key, and the bytes of chunks in objects that
-    were not marked before.
+    Returns the pages of history before all of them, by key, and the bytes of chunks, by tables with
+    objects that were not marked before.
     """
     past: dict[str, Link] = {}
-    before, nbytes = {*marked}, 0
+    nbytes = 0
     lost: list[Link] = []
 
     def load(link: Link) -> Any:
@@ -346,7 +346,7 @@ def _follow(
     for _, value in found:
         for table in tables(value):
             keys = native_keys(table)
-            if not keys <= before:
+            if not keys <= marked:
                 nbytes += int(table.length[table.kind == RefKind.NATIVE].sum())
             marked |= keys
     if lost:
