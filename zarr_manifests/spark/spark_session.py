@@ -85,8 +85,9 @@ def session(
         own["spark.master"] = master
     own.setdefault("spark.master", "local[*]")
     settings = _settings(own["spark.master"]) | own
+    local = own["spark.master"].partition("[")[0] == "local"
     with (
-        spark_java_home(find_java()) as home,
+        spark_java_home(find_java(), local=local) as home,
         _environment({"JAVA_HOME": str(home)} | _launch_environment(own["spark.master"])),
     ):
         return _builder(settings).getOrCreate()

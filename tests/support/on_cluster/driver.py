@@ -48,7 +48,7 @@ def main() -> None:
     os.dup2(2, 1)  # the JVM writes to it too
     os.environ[DRIVER] = str(os.getpid())
     # Executors start when they like, so the launcher has to stay.
-    with spark_java_home(find_java()) as home:
+    with spark_java_home(find_java(), local=False) as home:
         config = _CONFIG | {"spark.executorEnv.JAVA_HOME": str(home)}
         spark = session(master=sys.argv[1], config=config)
         register(spark)
