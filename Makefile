@@ -12,7 +12,7 @@ PIP = .venv/bin/python -m pip install --disable-pip-version-check --quiet \
 HERE = not servers and not browser and not spark and not cluster and not faults and not benchmarks
 QUICK = not sweep and $(HERE)
 ALL = --hypothesis-profile sweep --examples 2
-BESIDE = $(MAKE) --jobs --output-sync
+NIGHTLY = sweep seeds faults servers browser spark cluster rehearsal package oldest
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 - /p' Makefile | sed 's/ - /\t/'
@@ -51,13 +51,7 @@ bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fuse
 	$(PIP) --group bench
 	.venv/bin/python tests/benchmarks $(ARGS)
 
-nightly: setup  ## run everything that make test leaves out, in parts; each can be run alone
-	$(MAKE) sweep
-	$(MAKE) seeds
-	$(MAKE) spark
-	$(MAKE) oldest
-	$(BESIDE) cluster rehearsal
-	$(BESIDE) faults servers browser package
+nightly: $(NIGHTLY)  ## run everything that make test leaves out, part by part; each can be run alone
 
 sweep: setup  ## nightly: all cases, examples, crashes and faults
 	$(PYTEST) -m "$(HERE)" --ignore tests/simulation $(ALL) -n auto --dist worksteal
@@ -78,7 +72,7 @@ browser: setup  ## nightly: the pages of zarr-manifests serve in Chromium
 	$(PYTEST) -m browser tests/browser
 
 spark: setup  ## nightly: all tests that start Spark
-	$(PYTEST) -m "spark and not benchmarks" $(ALL)
+	$(PYTEST) -m "spark and not benchmarks"
 
 cluster: setup  ## nightly: kill tasks, executors and drivers of a Spark cluster
 	$(PYTEST) -m cluster -n 2 tests/spark
