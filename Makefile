@@ -86,7 +86,7 @@ package: setup  ## nightly: build wheel and sdist, and try them in empty environ
 
 oldest:  ## nightly: the tests of make test on Python 3.12 with the oldest dependencies
 	@VENV=.venv-oldest .ci/setup
-	.venv-oldest/bin/pytest -m "$(QUICK)" --cases 1 -n auto --dist worksteal
+	.venv-oldest/bin/pytest -m "$(QUICK) and not slow" --cases 1 -n auto --dist worksteal
 
 simulate: setup  ## try other seeds than make seeds does (MINUTES=10 FIRST=100000)
 	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)

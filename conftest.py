@@ -17,7 +17,7 @@ settings.register_profile("explore", deadline=None, print_blob=True)
 # The same code gives the same result: a change is judged by what it changes. `make explore` draws
 # other examples.
 settings.register_profile(
-    "sweep", settings.get_profile("explore"), derandomize=True, max_examples=50
+    "sweep", settings.get_profile("explore"), derandomize=True, max_examples=40
 )
 # `make sweep` tries more; see `examples` in tests/support/effort.py.
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
