@@ -611,6 +611,24 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
         xr.open_dataset(repo, engine="zarr_manifests", authorize=["raw"])
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_chunk_below_a_saved_container_names_it_whatever_else_is_saved(
+    tmp_path: Path, saved: bool
+) -> None:
+    (tmp_path / "a").write_bytes(b"1234")
+    places = [{"name": "evil", "url": "http://169.254.169.254/latest"}]
+    places += [{"name": "raw", "url": tmp_path.as_uri()}] * saved
+    storage = MemoryStorage()
+    repo = zm.Repository.create(storage, {"virtual-containers": places})
+    with repo.transaction(message="refer") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="u1", compressors=None)
+        at = {"index": [[0]], "source": [0], "offset": [0], "length": [4]}
+        store.set_virtual_refs("a", locations=[(tmp_path / "a").as_uri()], **at)
+    match = r"authorize=\['raw'\]" if saved else "below no container"
+    with pytest.raises(VirtualContainerError, match=match):
+        zarr.open_array(zm.Repository.open(storage).readonly_session().store, path="a")[:]
+
+
 def test_a_repository_does_not_lead_its_readers_to_this_machine() -> None:
     config = {"virtual-containers": [{"name": "raw", "url": "http://169.254.169.254/latest"}]}
     repo = zm.Repository.create(MemoryStorage(), config)

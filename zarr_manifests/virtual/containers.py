@@ -17,6 +17,7 @@ import posixpath
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -27,6 +28,7 @@ from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.errors import (
     ConfigError,
     InvalidArgumentError,
+    UnsupportedStorageError,
     VirtualContainerError,
 )
 from zarr_manifests.format.columns import Column
@@ -373,12 +375,15 @@ class Containers:
 
     def _holding(self, scheme: str, path: str) -> str:
         """Name of the innermost container that holds a normalised path; empty for none."""
-        found, most = "", -1
-        for name, container in self.places.items():
-            kind, root = container.place
-            if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
-                found, most = name, len(root)
-        return found
+        return _innermost({name: one.place for name, one in self.places.items()}, scheme, path)
+
+    def _saved_holding(self, scheme: str, path: str) -> str:
+        """The same of saved containers. Anybody may have written them: malformed ones hold none."""
+        places = {}
+        for name, url in self.saved.items():
+            with suppress(InvalidArgumentError, UnsupportedStorageError):
+                places[name] = parse_location(url)
+        return _innermost(places, scheme, path)
 
     def resolve(self, source: VirtualSource) -> tuple[VirtualContainer, VirtualLocation]:
         """Return where a source is, and the container that allows it to be read.
@@ -412,8 +417,7 @@ class Containers:
                 f"a chunk lies at a location that cannot be read: {error}"
             ) from error
         name = self._holding(scheme, path)
-        saved = Containers.of(self.saved)._holding(scheme, path) if not name else ""
-        if saved:
+        if not name and (saved := self._saved_holding(scheme, path)):
             raise VirtualContainerError(
                 f"a chunk lies in the file {url_at(scheme, path)}, in the container {saved!r} that "
                 f"is saved with this repository: open it with authorize=[{saved!r}] if you trust "
@@ -434,6 +438,14 @@ class Containers:
         if source.container in self.places:
             return self.resolve(source)[1].url
         return source.location
+
+
+def _innermost(places: Mapping[str, tuple[str, str]], scheme: str, path: str) -> str:
+    found, most = "", -1
+    for name, (kind, root) in places.items():
+        if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
+            found, most = name, len(root)
+    return found
 
 
 def _folder_to_trust(path: str) -> str:

@@ -54,7 +54,7 @@ class Retention:
     def __post_init__(self) -> None:
         if self.keep_last is None and self.oldest_ms is None:
             raise InvalidArgumentError(
-                "nothing says what to keep: pass keep_last, max_age or older_than, keep to clean, "
+                "nothing says what to keep: pass keep_last, max_age or older_than (`clean`: keep), "
                 "or save `snapshots` in the configuration"
             )
         whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
