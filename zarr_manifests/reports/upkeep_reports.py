@@ -27,6 +27,7 @@ __all__ = [
     "RestoreReport",
     "RewriteReport",
     "VerifyReport",
+    "held_lines",
 ]
 
 _SHOWN: Final = 10
