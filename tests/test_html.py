@@ -86,6 +86,7 @@ def hostile(kind: Any, depth: int = 0) -> Any:
         return {hostile(inner[0], depth + 1): hostile(inner[1], depth + 1)}
     plain: dict[Any, Callable[[], Any]] = {
         str: lambda: EVIL,
+        Any: lambda: EVIL,
         int: lambda: 12_345_678,
         bool: lambda: True,
         float: lambda: 2.5,

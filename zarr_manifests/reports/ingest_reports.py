@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
 
@@ -34,6 +35,8 @@ class IngestedFile:
     nbytes: int
     snapshot_id: str
 
+    _repr_html_ = report
+
     def __str__(self) -> str:
         return plain_text(f"{self.url}: rows {self.start} to {self.start + self.rows - 1}")
 
@@ -52,6 +55,8 @@ class FailedFile:
 
     url: str
     reason: str
+
+    _repr_html_ = report
 
     def __str__(self) -> str:
         return plain_text(f"{self.url}: {self.reason}")
@@ -83,6 +88,8 @@ class IngestProgress:
     of_files: int
     nbytes: int
     seconds: float
+
+    _repr_html_ = report
 
     @property
     def rate(self) -> float:
@@ -123,6 +130,8 @@ class IngestReport:
     failed: tuple[FailedFile, ...]
     unchanged: int
     seconds: float
+
+    _repr_html_ = report
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,10 @@ from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.markup import page, report
 from zarr_manifests.plain import plain_text
+from zarr_manifests.planning.tables.node_fields import Fields
 from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text
 from zarr_manifests.versions import RefName
-
-if TYPE_CHECKING:
-    from zarr_manifests.planning.tables.node_fields import Fields
 
 __all__ = [
     "Ancestry",
