@@ -264,3 +264,17 @@ def test_a_directory_stays_while_there_are_paths_in_it() -> None:
     index.discard("a/d")
     assert not index.directories("")
     assert list(index.paths("")) == ["a"]
+
+
+def test_many_new_arrays_wait_for_a_compaction() -> None:
+    """One commit of them merges no tables; so many nodes without chunks are compacted at once."""
+    compacted = []
+    for chunks in (True, False):
+        repository = Repository.create(MemoryStorage())
+        with repository.transaction(message="arrays") as store:
+            for number in range(1_100):
+                put(store, f"{number}/zarr.json", ARRAY)
+                if chunks:
+                    put(store, f"{number}/c/0", b"\x00\x01")
+        compacted.append("commit rewrite" in {done.operation for done in repository.ops_log()})
+    assert compacted == [False, True]

@@ -40,7 +40,10 @@ MOST_RUNS: Final = 20
 _SMALLEST_CLASS_ROWS: Final = 1_024
 _NODE_CHANGES_MOST: Final = 1_000
 _NODE_BYTES_MOST: Final = 128 * 1024
+_TABLES_FEW: Final = 1_000
 _TABLES_MOST: Final = 20_000
+_PATIENCE: Final = 10
+"""With more than few tables, which cost a writer most, so many times the changes are due."""
 
 
 class CompactionMode(StrEnum):
@@ -110,17 +113,22 @@ def opening_is_slow(changes: int, nbytes: int, tables: int) -> bool:
     nbytes : int
         The size of these deltas, which every reader fetches to open the snapshot.
     tables : int
-        The number of their chunk tables. If there are very many, merging them would take the
-        writer long, and is left to compactions that are due for other reasons.
+        The number of their chunk tables. Merging one takes a writer longer than a hundred changes
+        take a reader: more than a few wait for ten times the changes, and very many for a
+        compaction that is due for other reasons.
 
     Examples
     --------
     >>> from zarr_manifests.planning.upkeep.compaction_triggers import opening_is_slow
     >>> opening_is_slow(3, 4_000, 3), opening_is_slow(5_000, 60_000, 0)
     (False, True)
+    >>> opening_is_slow(2_000, 60_000, 2_000), opening_is_slow(12_000, 360_000, 12_000)
+    (False, True)
     """
-    many = changes > _NODE_CHANGES_MOST or (changes > 0 and nbytes > _NODE_BYTES_MOST)
-    return many and tables <= _TABLES_MOST
+    scale = 1 if tables <= _TABLES_FEW else _PATIENCE
+    many = changes > scale * _NODE_CHANGES_MOST
+    large = changes > 0 and nbytes > scale * _NODE_BYTES_MOST
+    return (many or large) and tables <= _TABLES_MOST
 
 
 def merge_groups(sizes: Sequence[Size], fan_in: int) -> list[tuple[int, int]]:
