@@ -114,7 +114,8 @@ class Fit:
                 _as_declared, of=self.name, declared=variable.dtype, dtype=encoded.dtype
             )
             return xr.Variable(encoded.dims, data, encoded.attrs, encoded.encoding)
-        how = dict(variable.attrs), dict(variable.encoding)
+        of_times = {key: encoded.attrs[key] for key in TIMED_BY if key in encoded.attrs}
+        how = dict(variable.attrs), dict(variable.encoding), of_times | {"dtype": encoded.dtype}
         if encoded.chunks is None:  # in memory, or lazy objects, which xarray has computed
             check.block(variable.values, encoded.values, (0,) * variable.ndim)
             return encoded
@@ -290,12 +291,20 @@ class _Comparison:
         return stored
 
     def _encoded(self, given: npt.NDArray[Any], how: tuple[Any, ...]) -> npt.NDArray[Any]:
-        attributes, encoding = how
+        attributes, encoding, of_times = how
         # As a coordinate: of other floats stored as integers xarray warns that they may be NaN.
         own: Any = xr.Variable((self.name,), given, attributes, encoding)
-        if given.dtype.kind in "mM" or _are_dates(given):
-            own = own.chunk(name=False)  # else xarray would choose units, block by block
         with np.errstate(all="ignore"), _told(self.name):
+            if given.dtype.kind in "mM":  # dask would take as long again
+                timed = xr.Variable((self.name,), given, attributes, encoding | of_times)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that xarray chose other units
+                    encoded = encode_zarr_variable(timed, name=self.name)
+                told = {key: encoded.attrs.get(key) for key in of_times} | {"dtype": encoded.dtype}
+                if told == of_times:
+                    return np.asarray(encoded.values)
+            if given.dtype.kind in "mM" or _are_dates(given):
+                own = own.chunk(name=False)  # else xarray would choose units, block by block
             encoded = encode_zarr_variable(own, name=self.name)
             return np.asarray(encoded.load(scheduler="synchronous").values)
 
