@@ -206,3 +206,29 @@ def test_a_fault_at_every_call(kind: FaultKind) -> None:
         xr.testing.assert_identical(opened(storage), field())
     assert len(probe.calls) > 8
     assert ends
+
+
+@pytest.mark.parametrize("units", [None, "days since 2026-01-01T05:00", "hours since 1900-01-01"])
+@pytest.mark.parametrize("in_argument", [False, True], ids=["own", "argument"])
+def test_hours_are_written_one_by_one(units: str | None, in_argument: bool) -> None:
+    """Of the first, xarray makes days since that time. Units that are asked for stay."""
+    storage = MemoryStorage()
+    first, second = (
+        xr.Dataset(
+            {"air": ("time", [hour])}, {"time": [np.datetime64(f"2026-01-01T0{hour}", "ns")]}
+        )
+        for hour in (5, 6)
+    )
+    how = {} if units is None else {"units": units, "dtype": "int32"}
+    encoding = {"time": how or {"dtype": "int64"}} if in_argument else None
+    first.time.encoding = {} if in_argument else how
+    zm.write(first, storage, append_dim="time", encoding=encoding)
+    if in_argument and units is not None and units.startswith("days"):
+        with pytest.raises(InvalidArgumentError, match="days since 2026-01-01"):
+            zm.write(second, storage, append_dim="time")
+        return
+    zm.write(second, storage, append_dim="time")
+    found = xr.open_zarr(zm.Repository.open(storage).readonly_session("main").store)
+    xr.testing.assert_equal(found.load(), xr.concat([first, second], "time"))
+    kept = units is not None and units.startswith("hours")
+    assert found.time.encoding["units"].startswith("hours" if kept else "seconds since 2026-01-01")

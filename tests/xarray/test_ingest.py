@@ -326,6 +326,20 @@ def test_units_are_chosen_from_the_times_of_all_files(tmp_path, bounds):
     assert found.time.encoding["units"].startswith(wanted)
 
 
+def test_an_hour_after_a_first_one_fits(tmp_path):
+    """Of one time, xarray makes days since that time; each hour is a call of its own."""
+    hours = [day(0, rows=1)] * 3
+    for hour in range(3):
+        ds = hours[hour] = hours[hour].copy()
+        ds["time"] = ds.time + np.timedelta64(hour, "h")
+        ds.time.encoding = {}
+        path = save(ds, tmp_path / f"{hour}.nc")
+        assert xr.open_dataset(path, decode_times=False).time.units.startswith("days since")
+        report = zm.ingest([path], tmp_path / "r", append_dim="time")
+        assert str(report).startswith("1 file added, in 1 commit: ")
+    xr.testing.assert_equal(head(tmp_path / "r"), xr.concat(hours, "time"))
+
+
 def test_without_spark_this_process_reads_and_writes(files, tasks):
     told: list[IngestProgress] = []
     place = MemoryStorage()
@@ -688,10 +702,10 @@ def test_progress_and_report_say_what_goes_where(files, tmp_path):
         assert (last.files, last.of_files, last.nbytes) == (5, 5, sizes)
         assert last.rate > 0
     assert f"{IngestProgress('writing', 5, 6, 2_000_000, 0.5)}" == (
-        "writing: 5 of 6 files, 2.0 MB, 4.0 MB/s"
+        "writing: 5 of 6 files, 2.00 MB, 4.00 MB/s"
     )
     text = str(report).splitlines()
-    assert text[0].startswith("5 files added, in 1 commit: 0.0 MB in ")
+    assert text[0].startswith("5 files added, in 1 commit: ")
     assert text[1:] == [
         f"  added {f.as_uri()}: rows {2 * n} to {2 * n + 1}" for n, f in enumerate(files)
     ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
+from zarr_manifests.texts import bytes_text, count_text
 
 __all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]
 
@@ -97,7 +98,7 @@ class IngestProgress:
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
-        size = f"{self.nbytes / 1e6:.1f} MB, {self.rate / 1e6:.1f} MB/s"
+        size = f"{bytes_text(self.nbytes)}, {bytes_text(round(self.rate))}/s"
         return plain_text(f"{self.doing}: {self.files:,} of {self.of_files:,} files, {size}")
 
 
@@ -139,18 +140,18 @@ class IngestReport:
         return sum(file.nbytes for file in (*self.added, *self.replaced))
 
     def __str__(self) -> str:
+        there = f"{count_text(self.unchanged, 'file')} {'was' if self.unchanged == 1 else 'were'}"
         counts = (
-            (len(self.added), "files added"),
-            (len(self.replaced), "replaced"),
-            (self.unchanged, "files were there already"),
-            (len(self.failed), "left out"),
+            (len(self.added), f"{count_text(len(self.added), 'file')} added"),
+            (len(self.replaced), f"{len(self.replaced):,} replaced"),
+            (self.unchanged, f"{there} there already"),
+            (len(self.failed), f"{len(self.failed):,} left out"),
         )
-        lines = [", ".join(f"{count:,} {what}" for count, what in counts if count) or "no files"]
+        lines = [", ".join(what for count, what in counts if count) or "no files"]
         if self.snapshot_ids:
-            number = len(self.snapshot_ids)
-            rate = self.nbytes / self.seconds if self.seconds > 0 else 0.0
-            lines[0] += f", in {number:,} commit{'s' * (number > 1)}: {self.nbytes / 1e6:.1f} MB"
-            lines[0] += f" in {self.seconds:.1f} s, {rate / 1e6:.1f} MB/s"
+            rate = round(self.nbytes / self.seconds) if self.seconds > 0 else 0
+            lines[0] += f", in {count_text(len(self.snapshot_ids), 'commit')}: "
+            lines[0] += f"{bytes_text(self.nbytes)} in {self.seconds:.1f} s, {bytes_text(rate)}/s"
         else:
             lines[0] = f"nothing to do: {lines[0]}"
         for title, files in (("added", self.added), ("replaced", self.replaced)):

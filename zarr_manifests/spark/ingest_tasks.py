@@ -60,7 +60,7 @@ def ingest(
     >>> year = Path("era5").glob("2024-*.nc")
     >>> report = ingest(session(), year, "era5.zarr", append_dim="time")  # doctest: +SKIP
     >>> print(report)  # doctest: +SKIP
-    366 files added, in 1 commit: 9120.4 MB in 71.2 s, 128.1 MB/s
+    366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
     return ingest_files(files, url, append_dim=append_dim, runner=_OnSpark(spark), **options)
 

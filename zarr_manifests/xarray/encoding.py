@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import xarray as xr
 import zarr
 from xarray.backends import ZarrStore
@@ -35,7 +37,9 @@ __all__ = [
     "explained",
     "fit_of",
     "fits_of",
+    "of_first_label",
     "open_target",
+    "units_of_first",
 ]
 
 
@@ -409,6 +413,62 @@ def fits_of(
             attributes = meaning_of_bounds(name, group.attributes.values()) | stored.attrs
             fits[name] = Fit(name, own, _kept(group.like(name).encoding), stored.dtype, attributes)
     return fits
+
+
+def of_first_label(
+    ds: xr.Dataset, dim: Hashable, encoding: Mapping[Hashable, Mapping[str, Any]]
+) -> tuple[xr.Dataset, Mapping[Hashable, Mapping[str, Any]]]:
+    """The dataset and encodings that make room for times after the first; see `units_of_first`.
+
+    Units that the encodings name stay.
+    """
+    if ds.sizes.get(dim) != 1:
+        return ds, encoding
+    for name, variable in ds.variables.items():
+        how = encoding.get(name, variable.encoding)
+        dtype = np.dtype(how.get("dtype") or np.int64)
+        if variable.dims != (dim,) or variable.dtype.kind != "M" or variable.chunks is not None:
+            continue
+        if name in encoding and "units" in how:
+            continue
+        units = units_of_first(variable.values, how.get("units"), dtype)
+        if units is None:
+            continue
+        if name in encoding:
+            encoding = {**encoding, name: {**how, "units": units}}
+        else:
+            timed = variable.copy(deep=False)
+            timed.encoding = {**how, "units": units}
+            ds = ds.assign({name: timed})
+    return ds, encoding
+
+
+def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[Any]) -> str | None:
+    """Units in which an array of a first time has room for more; None if its own have.
+
+    Of one time, xarray makes days since that time, and an hour later is no whole day.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.xarray.encoding import units_of_first
+    >>> times = np.array(["2026-01-01T05"], "M8[ns]")
+    >>> units_of_first(times, "days since 2026-01-01 05:00:00", np.dtype("i8"))
+    'seconds since 2026-01-01 05:00:00'
+    >>> units_of_first(times, "hours since 1900-01-01", np.dtype("i8"))
+    """
+    if times.dtype.kind != "M" or dtype.kind not in "iu" or dtype.itemsize < 4:
+        return None
+    seconds = times.astype("M8[s]")
+    if np.isnat(times).any() or len({*times.ravel()}) != 1 or (seconds != times).any():
+        return None
+    first = str(seconds.flat[0]).replace("T", " ")
+    since = first if units is None else units.partition(" since ")[2]
+    try:
+        is_first = np.datetime64(pd.Timestamp(since).to_datetime64()) == seconds.flat[0]
+    except (ValueError, OverflowError):  # a date of another calendar
+        return None
+    return f"seconds since {since}" if is_first else None
 
 
 def _kept(encoding: Mapping[str, Any]) -> dict[str, Any]:

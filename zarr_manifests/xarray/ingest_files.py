@@ -122,7 +122,7 @@ def ingest(
     >>> year = Path("era5").glob("2024-*.nc")
     >>> report = zm.ingest(year, "era5.zarr", append_dim="time")  # doctest: +SKIP
     >>> print(report)  # doctest: +SKIP
-    366 files added, in 1 commit: 9120.4 MB in 71.2 s, 128.1 MB/s
+    366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
     _check(open, virtual, on_error, on_changed, files_per_commit, open_options, encoding)
     runner = runner or InProcess()

@@ -29,7 +29,7 @@ from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
-from zarr_manifests.xarray.encoding import begin_write, fit_of
+from zarr_manifests.xarray.encoding import begin_write, fit_of, units_of_first
 from zarr_manifests.xarray.fit import Fit, MisfitError
 from zarr_manifests.xarray.scan_files import array_document, codecs_of
 from zarr_manifests.xarray.source_files import (
@@ -275,7 +275,8 @@ def grow(store: ManifestStore, group: str, dim: str, length: int) -> None:
 def choose_units(store: ManifestStore, group: str, dim: str, placed: Sequence[PlacedFile]) -> None:
     """Have new arrays of times count in units in which those of all files are whole numbers.
 
-    The first file's units stay if they do: days since a midnight are none for hourly files.
+    The first file's units stay if they do: days since a midnight are none for hourly files, and
+    days since the only time there is make no room for more.
     """
     arrays = _arrays(store, group)
     for name in {name for each in placed for name in each.file.axis} & arrays.keys():
@@ -290,6 +291,10 @@ def choose_units(store: ManifestStore, group: str, dim: str, placed: Sequence[Pl
             _codes(fit_of(name, array.dtype, attributes), values)
         except (InvalidArgumentError, MisfitError):
             array.attrs["units"] = infer_datetime_units(values)
+        else:
+            finer = units_of_first(values, str(attributes["units"]), array.dtype)
+            if finer is not None:
+                array.attrs["units"] = finer
 
 
 def write_axis(store: ManifestStore, group: str, dim: str, placed: Sequence[PlacedFile]) -> None:

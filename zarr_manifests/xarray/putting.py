@@ -33,7 +33,13 @@ from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement, check_not_new
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
-from zarr_manifests.xarray.encoding import begin_write, explained, fits_of, open_target
+from zarr_manifests.xarray.encoding import (
+    begin_write,
+    explained,
+    fits_of,
+    of_first_label,
+    open_target,
+)
 from zarr_manifests.xarray.fit import Fit, is_time
 from zarr_manifests.xarray.parts import DatasetPart, Encodings, Region, is_virtual
 from zarr_manifests.xarray.stored_group import StoredGroup
@@ -98,7 +104,10 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
         check_agreement(ds, there, options["append_dim"])
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
     ds = ds.drop_vars(virtual) if virtual else ds
-    part = replace(part, ds=ds)
+    encoding = part.encoding
+    if part.append_dim is not None and str(part.append_dim) not in there.nodes:
+        ds, encoding = of_first_label(ds, part.append_dim, encoding)
+    part = replace(part, ds=ds, encoding=encoding)
     fits = fits_of(ds, there, options, part.encoding) if check else {}
     with explained(ds, fits):
         _check_labels(ds, there, fits)
