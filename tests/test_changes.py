@@ -52,7 +52,7 @@ def make(session: Session, path: str, shape: tuple[int, ...] = (8,)) -> None:
 
 def state_of(repository: Repository, snapshot_id: str) -> State:
     """Coordinates of all chunks of every node, by path."""
-    view = contents_of(repository.readonly_session(snapshot_id=snapshot_id).store).view
+    view = contents_of(repository.readonly_session(snapshot_id).store).view
     found: State = {}
     for node in view.nodes.values():
         table = view.chunks(node.node_id)
@@ -486,7 +486,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
     storage, ids = long
     repository = Repository.open(storage)
     assert told(repository, ids[0]) == ids[1:]
-    third = contents_of(repository.readonly_session(snapshot_id=ids[2]).store).view
+    third = contents_of(repository.readonly_session(ids[2]).store).view
     key = {
         "snapshots": third.ref.key,
         "deltas": third.snapshot.log.key,
@@ -505,7 +505,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
 def test_an_expired_start_or_end_is_an_error(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
     repository = Repository.open(storage)
-    views = [contents_of(repository.readonly_session(snapshot_id=i).store).view for i in ids]
+    views = [contents_of(repository.readonly_session(i).store).view for i in ids]
     storage.delete_many([views[1].ref.key])
     assert ids[1] in expired(storage, ids[1], None)
     assert ids[1] in expired(storage, None, ids[1])
@@ -530,7 +530,7 @@ def test_what_is_beyond_a_branch_s_floor_has_expired(
 def test_what_is_damaged_is_no_expiry(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
     repository = Repository.open(storage)
-    log = contents_of(repository.readonly_session(snapshot_id=ids[2]).store).view.snapshot.log
+    log = contents_of(repository.readonly_session(ids[2]).store).view.snapshot.log
     storage.put(log.key, storage.get(log.key)[:-1] + b"!")
     with pytest.raises(CorruptObjectError, match="checksum"):
         Repository.open(storage).changes(ids[0])

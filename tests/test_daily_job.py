@@ -138,7 +138,7 @@ def test_two_at_once_store_each_day_once(cron: Cron) -> None:
     cron.run(cron.daily)
     days = ["2024-01-30", "2024-01-31", "2024-02-01", "2024-02-02", "2024-02-03"]
     assert cron.days() == cron.messages == days
-    assert cron.days(tag="2024-01") == days[:2]
+    assert cron.days(version="2024-01") == days[:2]
 
 
 @pytest.mark.sweep
@@ -154,7 +154,7 @@ def test_a_kill_around_a_tag_loses_no_tag(cron: Cron, place: str) -> None:
     assert cron.days() == ["2024-01-30", "2024-01-31"]
     cron.script("2024-02-03")
     cron.run(cron.daily)
-    assert cron.days(tag="2024-01") == ["2024-01-30", "2024-01-31"]
+    assert cron.days(version="2024-01") == ["2024-01-30", "2024-01-31"]
     assert len(cron.days()) == 5
 
 
@@ -169,7 +169,7 @@ def test_the_weekly_job_frees_space_and_keeps_the_months(cron: Cron) -> None:
     assert command != cron.weekly
     code, said = cron.run(command)
     assert code == DONE, said
-    assert cron.days(tag="2024-01") == ["2024-01-30", "2024-01-31"]
+    assert cron.days(version="2024-01") == ["2024-01-30", "2024-01-31"]
     assert len(cron.days()) == 14
     assert oldest not in [info.snapshot_id for info in zm.Repository.open(cron.url).ancestry()]
     values = xr.open_dataset(str(cron.url), engine="zarr_manifests").t2m.mean(("lat", "lon"))

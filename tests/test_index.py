@@ -427,7 +427,7 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     assert found.tolist() == [[4, 1], [6, 0]]
     assert counts(reader)["big"] == 12_000
     old = list(reader.ancestry())[-2].snapshot_id
-    assert reader.du(path="big", snapshot_id=old).initialized_chunks == 12_000
+    assert reader.du(path="big", version=old).initialized_chunks == 12_000
 
 
 def test_other_branches_keep_their_entries(repository: Repository, storage: MemoryStorage) -> None:

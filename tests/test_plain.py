@@ -140,7 +140,7 @@ def test_errors_with_names_are_shown_harmless(hostile: zm.Repository, tmp_path: 
         conflict,
         lambda: hostile.create_branch(NAME),
         lambda: hostile.readonly_session(NAME),
-        lambda: hostile.readonly_session(tag=NAME),
+        lambda: hostile.readonly_session(NAME),
         lambda: hostile.changes(NAME),
         lambda: hostile.writable_session().move(f"{NAME}3", "x"),
         lambda: hostile.writable_session().chunk_refs(f"{NAME}3"),

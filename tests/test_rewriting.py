@@ -61,7 +61,7 @@ def test_the_values_stay_and_all_else_but_the_layout(repo: zm.Repository) -> Non
     assert report.snapshot_id == repo.list_branches()["main"]
     assert next(info.message for info in repo.ancestry(limit=2)) == "rewrite the chunks of /t"
     assert next(iter(repo.ancestry(limit=2))).parent_id == before  # one commit
-    assert np.array_equal(values(repo, snapshot_id=before), old)
+    assert np.array_equal(values(repo, version=before), old)
     assert branches(repo) == ["main"]
     assert repo.verify().ok
 

@@ -95,7 +95,7 @@ def test_a_saved_cache_bounds_what_is_kept(tmp_path: Path) -> None:
     for cache in (None, {"max-size": 1 << 20}):
         found = Repository.open(place, cache=cache)
         for _ in range(3):
-            found.readonly_session(snapshot_id=session.snapshot_id).close()
+            found.readonly_session(session.snapshot_id).close()
         reads.append(found.metrics().cache_hits)
     assert reads[0] < reads[1]
     with pytest.raises(ConfigError, match=r"cache\.directory: is not saved with a repository"):

@@ -225,7 +225,7 @@ def test_disjoint_chunks_of_two_sessions_are_both_kept(repository: Repository) -
     assert (get(read, "a/c/0"), get(read, "a/c/1")) == (b"1", BIG)
     assert [info.snapshot_id for info in repository.ancestry()][:2] == [second, first]
     assert get(two, "a/c/0") == b"1"  # the session goes on from what it was put on top of
-    assert get(repository.readonly_session(snapshot_id=first), "a/c/1") is None
+    assert get(repository.readonly_session(first), "a/c/1") is None
 
 
 def test_the_same_chunk_is_a_conflict_that_names_it(repository: Repository) -> None:
@@ -458,7 +458,7 @@ def test_fold_changes_no_contents_in_the_head_and_in_any_old_snapshot() -> None:
     fresh = Repository.open(repository.storage)
     assert contents(fresh.readonly_session()) == history[-1][1]
     for snapshot_id, expected in history:
-        assert contents(fresh.readonly_session(snapshot_id=snapshot_id)) == expected
+        assert contents(fresh.readonly_session(snapshot_id)) == expected
 
 
 def test_fold_is_a_rewrite_in_history_and_the_commit_is_its_parent() -> None:
@@ -644,7 +644,7 @@ def test_an_array_made_again_does_not_see_old_chunks() -> None:
         assert [i for i in range(100) if get(read, f"a/c/{i}") is not None] == (
             [9] if commits else []
         )
-        assert get(repository.readonly_session(snapshot_id=first), "a/c/7") == BIG + b"\7"
+        assert get(repository.readonly_session(first), "a/c/7") == BIG + b"\7"
 
 
 def test_a_fold_behind_the_fence_is_dropped() -> None:

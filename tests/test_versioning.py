@@ -394,9 +394,9 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
         lambda: repository.changes(5),
         lambda: repository.create_branch(anything),
         lambda: repository.create_tag(5),
-        lambda: repository.readonly_session(as_of="yesterday"),
-        lambda: repository.readonly_session("main", as_of=5),
-        lambda: repository.readonly_session(snapshot_id=5),
+        lambda: repository.readonly_session("main@{yesterday}"),
+        lambda: repository.readonly_session("main@5"),
+        lambda: repository.readonly_session(5),
     ]
     for call in calls:
         with pytest.raises(InvalidArgumentError):
@@ -769,7 +769,7 @@ def test_a_group_that_has_got_children_is_not_reverted_away(repository: Reposito
         repository.revert(made)
     repository.create_branch("side", made)
     child = repository.list_branches()["main"]
-    parent = next(repository.ancestry(snapshot_id=made)).parent_id or ""
+    parent = next(repository.ancestry(made)).parent_id or ""
     repository.reset_branch("side", parent, force=True)
     with pytest.raises(ConflictError, match=r"/new/child.*is not here"):
         repository.cherry_pick(child, "side")
@@ -854,7 +854,7 @@ def test_amend_keeps_what_others_hold(repository: Repository) -> None:
     in_array("g/x", 2, 4, 60)(late)
     session.amend("write, said better")
     assert [info.message for info in repository.ancestry()][:2] == ["write, said better", "fill"]
-    assert [info.message for info in repository.ancestry(tag="before")][:2] == ["write", "fill"]
+    assert [info.message for info in repository.ancestry("before")][:2] == ["write", "fill"]
     with pytest.raises(ConflictError, match="no longer in the branch's history"):
         late.commit("on top of what is no more")
 
@@ -939,9 +939,9 @@ def test_du_adds_up_by_array_and_by_kind(repository: Repository) -> None:
     ]
     filled = whole.snapshots[1]
     assert (filled.written["refs-set"], filled.written["chunk-bytes"]) == (11, 32 + 512 + 13 + 16)
-    assert repository.du(snapshot_id=filled.snapshot_id).nbytes == 32 + 512 + 13 + 16
+    assert repository.du(filled.snapshot_id).nbytes == 32 + 512 + 13 + 16
     repository.create_tag("filled", filled.snapshot_id)
-    assert repository.du(tag="filled").chunks == 11
+    assert repository.du("filled").chunks == 11
 
 
 def test_du_reads_no_chunk_and_in_few_rounds() -> None:
@@ -1045,7 +1045,7 @@ def test_amend_and_revert_land_when_only_other_refs_have_moved() -> None:
     other.create_tag("meanwhile")
     session.amend("amended")
     assert next(repository.ancestry()).message == "amended"
-    assert next(other.ancestry(tag="meanwhile")).message == "a"
+    assert next(other.ancestry("meanwhile")).message == "a"
 
 
 def first(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
@@ -1140,13 +1140,13 @@ def test_xarray_opens_what_was_moved_at_every_ref() -> None:
     moved = commit(repository, lambda s: s.move("air", "moved"), "move")
     commit(repository, lambda s: s.rename("moved/t", "u"), "rename")
     engine = "zarr_manifests"
-    for ref in ({"tag": "v1"}, {"branch": "side"}, {"snapshot_id": written}):
-        with xr.open_dataset(storage, engine=engine, group="air", **ref) as read:
+    for ref in ("v1", "side", written):
+        with xr.open_dataset(storage, engine=engine, group="air", version=ref) as read:
             xr.testing.assert_identical(read.load(), ds)
-        with xr.open_datatree(storage, engine=engine, **ref) as tree:
+        with xr.open_datatree(storage, engine=engine, version=ref) as tree:
             assert tree.groups == ("/", "/air")
             xr.testing.assert_identical(tree["air"].to_dataset().load(), ds)
-    with xr.open_datatree(storage, engine=engine, snapshot_id=moved) as tree:
+    with xr.open_datatree(storage, engine=engine, version=moved) as tree:
         xr.testing.assert_identical(tree["moved"].to_dataset().load(), ds)
     with xr.open_datatree(storage, engine=engine) as tree:
         read = tree["moved"].to_dataset().load()

@@ -71,19 +71,18 @@ def test_every_name_finds_its_snapshot(made: tuple[Repository, list[str]]) -> No
         assert repo.resolve(name) == ids[at], name
         assert repo.readonly_session(name).snapshot_id == ids[at], name
         assert next(repo.ancestry(name)).id == ids[at], name
-    for as_of in ("1970-01-03", datetime(1970, 1, 3, tzinfo=UTC)):
-        assert repo.readonly_session("main", as_of=as_of).snapshot_id == ids[2]
-        assert repo.readonly_session(as_of=as_of).snapshot_id == ids[2]
+    for day in ("1970-01-03", datetime(1970, 1, 3, tzinfo=UTC)):
+        assert repo.readonly_session(f"main@{day}").snapshot_id == ids[2]
 
 
 def test_every_call_takes_any_name(made: tuple[Repository, list[str]]) -> None:
     repo, ids = made
     short = random_part(ids[2])[:7]
-    assert repo.totals(short) == repo.totals(snapshot_id=ids[2])
+    assert repo.totals(short) == repo.totals(ids[2])
     assert repo.du(short).snapshots[0].id == ids[2]
     assert repo.explain_manifests("main~2").snapshot_id == ids[2]
     assert repo.plan_manifests({}, "main~2").snapshot_id == ids[2]
-    assert repo.read_costs("v1") == repo.read_costs(tag="v1")
+    assert repo.read_costs("v1") == repo.read_costs("refs/tags/v1")
     assert repo.diff("main~2", "HEAD").created == ("/day3", "/day4")
     assert [c.path for c in repo.changes(short, "main~1")] == ["/day3"]
     with repo.lease("main~1") as lease:
@@ -134,8 +133,9 @@ def test_what_is_ambiguous_lists_both(made: tuple[Repository, list[str]]) -> Non
             repo.readonly_session(name)
     repo.create_tag("main", ids[1])
     assert repo.resolve("main") == repo.resolve("HEAD") == ids[4]
-    assert repo.readonly_session(branch="side").snapshot_id == ids[2]
-    assert repo.readonly_session(tag="side").snapshot_id == ids[0]
+    assert repo.readonly_session("refs/heads/side").snapshot_id == ids[2]
+    assert repo.readonly_session("refs/tags/side").snapshot_id == ids[0]
+    assert repo.readonly_session("refs/tags/main").snapshot_id == ids[1]
 
 
 def test_a_short_id_of_two_snapshots_lists_both() -> None:
@@ -177,11 +177,8 @@ def test_what_is_unknown_lists_what_is_near(made: tuple[Repository, list[str]]) 
 
 REFUSED: dict[str, Callable[[Repository], Any]] = {
     "only a branch has a time": lambda repo: repo.resolve("v1@{1970-01-02}"),
-    "as_of goes with a branch only": lambda repo: repo.readonly_session(
-        "main~1", as_of="1970-01-02"
-    ),
-    "only a branch has a time;": lambda repo: repo.readonly_session("v1", as_of="1970-01-02"),
-    "give one of version": lambda repo: repo.readonly_session("main", tag="v1"),
+    "only a branch has a time;": lambda repo: repo.readonly_session("v1@1970-01-02"),
+    "names begin so": lambda repo: repo.create_tag("refs/tags/v2"),
     "follow goes with a branch": lambda repo: repo.readonly_session("main~1", follow=True),
     "follow goes with a branch only": lambda repo: repo.readonly_session("v1", follow=True),
     "not 'yesterday'": lambda repo: repo.resolve("main@{yesterday}"),
@@ -201,7 +198,7 @@ def test_what_is_no_version_is_refused(made: tuple[Repository, list[str]], told:
         REFUSED[told](made[0])
 
 
-def test_a_branch_called_head_of_older_versions_is_found_by_its_keyword(
+def test_a_branch_called_head_of_older_versions_is_found_by_its_full_name(
     made: tuple[Repository, list[str]],
 ) -> None:
     repo, ids = made
@@ -211,7 +208,7 @@ def test_a_branch_called_head_of_older_versions_is_found_by_its_keyword(
 
     change_root(repo, "create branch", old)
     assert repo.resolve("HEAD") == ids[4]
-    assert repo.readonly_session(branch="HEAD").snapshot_id == ids[2]
+    assert repo.readonly_session("refs/heads/HEAD").snapshot_id == ids[2]
 
 
 def test_a_follower_by_any_name_of_a_branch_moves(made: tuple[Repository, list[str]]) -> None:

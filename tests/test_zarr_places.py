@@ -162,7 +162,7 @@ def test_every_array_is_itself_wherever_its_chunks_lie(
     session.commit("delete and make again")
     read = zarr.open_array(repository.readonly_session().store, path="last/records", mode="r")
     assert read[...].tolist() == [(0, 0.0)] * 7
-    old = zarr.open_array(repository.readonly_session(snapshot_id=filled).store, path="g/records")
+    old = zarr.open_array(repository.readonly_session(filled).store, path="g/records")
     np.testing.assert_array_equal(old[...], RECORDS)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
 from zarr_manifests.engine.edit.pin import SessionWriter
-from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import (
@@ -36,6 +36,7 @@ from zarr_manifests.progress import Progress, expect
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
+from zarr_manifests.versions import HEADS, TAGS
 from zarr_manifests.virtual.budget import check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
@@ -138,11 +139,11 @@ class _IcechunkHistory:
 
     def _find_ours(self) -> None:
         """Find what was imported before, and the first snapshot of the repository."""
-        points = [Point(branch=name) for name in self._refs.branches()]
-        points += [Point(tag=name) for name in self._refs.tags()]
-        for point in points:
+        versions = [HEADS + name for name in self._refs.branches()]
+        versions += [TAGS + name for name in self._refs.tags()]
+        for version in versions:
             rewritten: list[str] = []
-            for info in starmap(SnapshotInfo, self._refs.history(point, None)):
+            for info in starmap(SnapshotInfo, self._refs.history(version, None)):
                 snapshot_id, name = info.snapshot_id, info.metadata.get(_NAME)
                 by = info.metadata.get(_BY)
                 seen = snapshot_id in self._names
@@ -233,7 +234,7 @@ class _IcechunkHistory:
 
         icechunk's expiry makes the oldest snapshot that it keeps the child of the first one.
         """
-        ((parts, at),) = self._refs.history(Point(snapshot_id=head), 1)
+        ((parts, at),) = self._refs.history(head, 1)
         written = SnapshotInfo(parts, at).metadata.get(_TIME)
         return len(lineage) > 1 and isinstance(written, str) and written < _written(lineage[1])
 

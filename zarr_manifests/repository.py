@@ -28,7 +28,7 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
-from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Point, Refs
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
@@ -328,7 +328,7 @@ class Repository:
         try:
             refs = [(f"branch {name}", head) for name, head in self.list_branches().items()]
             refs += [(f"tag {name}", head) for name, head in self.list_tags().items()]
-            nodes = self._refs.view(Point()).nodes
+            nodes = self._refs.view(None).nodes
         except ManifestsError as error:  # what is shown to look around must not fail
             return html_page("Repository", [*facts, ("error", str(error))])
         facts += refs[:_SHOWN_REFS]
@@ -485,10 +485,6 @@ class Repository:
         self,
         version: str | None = None,
         *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        as_of: datetime | str | None = None,
         follow: bool = False,
         follow_interval: timedelta = timedelta(seconds=60),
     ) -> Session:
@@ -500,12 +496,9 @@ class Repository:
             What to read, by any name: a branch (its head), a tag, the id of a snapshot, or the
             first six or more digits of the random part of an id; `main` if nothing is given.
             `main~3` is three snapshots before the head, as `ancestry` lists them, and
-            `main@{2026-11-01}` what was the head at that time. `HEAD` means `main`.
-        version, branch, tag, snapshot_id : str, optional
-            The same for a name of one kind only, also if it is ambiguous.
-        as_of : datetime or str, optional
-            Read the newest snapshot of the branch written at or before that time; a text is ISO
-            8601. Without a time zone it is taken as UTC.
+            `main@{2026-11-01}` what was the head at that time, in UTC if it has no zone; the
+            braces may be left out. `HEAD` means `main`, `refs/heads/x` the branch x and
+            `refs/tags/x` the tag, if both are there.
         follow : bool, default False
             Move to the branch's newest snapshot automatically: at that interval, or when the
             snapshot has expired. Consecutive reads may then come from different snapshots.
@@ -515,12 +508,11 @@ class Repository:
         Raises
         ------
         NotFoundError
-            If there is no such version, or nothing as old as `as_of`.
+            If there is no such version, or nothing as old as that.
         SnapshotExpiredError
             If the snapshot does not exist, or no longer exists.
         InvalidArgumentError
-            If the name is ambiguous; if more than one of version, branch, tag and snapshot is
-            given, or `as_of` with another than a branch; or an argument is invalid.
+            If the name is ambiguous, or names no version.
 
         Examples
         --------
@@ -532,8 +524,7 @@ class Repository:
         >>> [*zarr.open_group(repo.readonly_session("main~1").store, mode="r")]
         ['air']
         """
-        point = Point(version, branch, tag, snapshot_id, as_of)
-        found, view = self._refs.open(point, first=True, follow=follow)
+        found, view = self._refs.open(version, first=True, follow=follow)
         follow_s = follow_interval.total_seconds() if follow else None
         return Session(Pin(SessionView(self._context, view), found.branch, follow_s))
 
@@ -719,16 +710,13 @@ class Repository:
         Traceback (most recent call last):
         zarr_manifests.errors.NotFoundError: ...; near it is branch 'main'. ...
         """
-        point = Point(VersionName.checked(version))
-        return opened(lambda: self._refs.resolve(point)).snapshot_id
+        VersionName.checked(version)
+        return opened(lambda: self._refs.resolve(version)).snapshot_id
 
     def ancestry(
         self,
         version: str | None = None,
         *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
         limit: int | None = None,
     ) -> Ancestry:
         """The history of a branch, tag or snapshot, newest first; of `main` if none is given.
@@ -737,8 +725,8 @@ class Repository:
 
         Parameters
         ----------
-        version, branch, tag, snapshot_id : str, optional
-            At most one of them, as for `readonly_session`.
+        version : str, optional
+            As for `readonly_session`.
         limit : int, optional
             At most so many snapshots. Only what they need is fetched; without a limit, all of the
             history is fetched in as few round trips as possible.
@@ -754,11 +742,11 @@ class Repository:
         >>> [info.message for info in repo.ancestry(limit=1)]
         ['make air']
         """
-        found = self._refs.history(Point(version, branch, tag, snapshot_id), limit)
+        found = self._refs.history(version, limit)
         snapshots = itertools.starmap(SnapshotInfo, found)
 
         def merged(source: str) -> Ancestry:
-            return self.ancestry(snapshot_id=source)
+            return self.ancestry(source)
 
         return Ancestry(snapshots, lambda: _refs_of(self), merged)
 
@@ -997,7 +985,7 @@ class Repository:
         except HistoryExpiredError:
             if first not in self.list_tags().values():
                 raise
-            kept = self._refs.resolve(Point(snapshot_id=first)).at
+            kept = self._refs.resolve(first).at
             return history.changed_cells.compared_cells(self._context, kept, last, named)
 
     def revert(self, version: str, branch: str = DEFAULT_BRANCH, message: str | None = None) -> str:
@@ -1237,10 +1225,6 @@ class Repository:
     def totals(
         self,
         version: str | None = None,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
     ) -> Totals:
         """Chunks and bytes of every array, and how many more than in the snapshot before.
 
@@ -1264,7 +1248,7 @@ class Repository:
         >>> totals.delta.refs
         1
         """
-        return totals_of(self._refs.view(Point(version, branch, tag, snapshot_id)))
+        return totals_of(self._refs.view(version))
 
     @overload
     def du(
@@ -1272,9 +1256,6 @@ class Repository:
         version: str | None = None,
         *,
         path: None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
         progress: Progress | None = None,
     ) -> Usage: ...
 
@@ -1284,9 +1265,6 @@ class Repository:
         version: str | None = None,
         *,
         path: str,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
         progress: Progress | None = None,
     ) -> ArrayStats: ...
 
@@ -1295,9 +1273,6 @@ class Repository:
         version: str | None = None,
         *,
         path: str | None = None,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
         progress: Progress | None = None,
     ) -> Usage | ArrayStats:
         """Exact chunks and bytes of every array and commit, or how far one array is filled.
@@ -1309,8 +1284,8 @@ class Repository:
 
         Parameters
         ----------
-        version, branch, tag, snapshot_id : str, optional
-            The snapshot, as for `readonly_session`; by default the head of `main`.
+        version : str, optional
+            As for `readonly_session`; by default the head of `main`.
         path : str, optional
             One array.
         progress : callable, optional
@@ -1335,16 +1310,16 @@ class Repository:
         1
         """
         if path is not None:
-            at, context = Point(version, branch, tag, snapshot_id), self._context
+            context = self._context
 
             def count() -> ArrayStats:
-                found = self._refs.resolve(at)
+                found = self._refs.resolve(version)
                 view = context.open_branch(found.at)
                 return compact.presence_index.array_stats(context, view, path, found.branch)
 
             return opened(count)
-        session = self.readonly_session(version, branch=branch, tag=tag, snapshot_id=snapshot_id)
-        history = self.ancestry(snapshot_id=session.snapshot_id)
+        session = self.readonly_session(version)
+        history = self.ancestry(session.snapshot_id)
         return Usage(session.du(progress=progress), tuple(history))
 
     def build_index(self, branch: str = DEFAULT_BRANCH) -> IndexReport:
@@ -2086,10 +2061,6 @@ class Repository:
     def explain_manifests(
         self,
         version: str | None = None,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
     ) -> ManifestLayout:
         """Which manifest holds which chunk refs of a snapshot, and the rule that put them there.
 
@@ -2111,16 +2082,12 @@ class Repository:
         >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
         ('/a', 0, (0,))
         """
-        view = self._refs.view(Point(version, branch, tag, snapshot_id), first=True)
+        view = self._refs.view(version, first=True)
         return compact.manifest_layout.layout_now(self._context, view)
 
     def read_costs(
         self,
         version: str | None = None,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
     ) -> ReadCosts:
         """Requests and bytes of metadata that a new process needs to open and read a snapshot.
 
@@ -2133,17 +2100,13 @@ class Repository:
         >>> repo.read_costs().opening.requests
         1
         """
-        point = Point(version, branch, tag, snapshot_id)
-        return compact.manifest_layout.read_costs(self._context, point)
+        return compact.manifest_layout.read_costs(self._context, version)
 
     def plan_manifests(
         self,
         config: RepositoryConfig | Mapping[str, Any],
         version: str | None = None,
         *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
         progress: Progress | None = None,
     ) -> ManifestLayout:
         """What a full compaction under another configuration would make of a snapshot.
@@ -2155,7 +2118,7 @@ class Repository:
         ----------
         config : RepositoryConfig or mapping
             The configuration; a mapping changes the options it names of the one in use.
-        version, branch, tag, snapshot_id : str, optional
+        version : str, optional
             As for `readonly_session`.
         progress : callable, optional
             Called with what is being done, and how many chunk refs are merged.
@@ -2165,9 +2128,8 @@ class Repository:
         ConfigError
             If the configuration has faults.
         """
-        point = Point(version, branch, tag, snapshot_id)
         told = progress or ignore
-        return compact.manifest_layout.plan_layout(self._context, config, point, told)
+        return compact.manifest_layout.plan_layout(self._context, config, version, told)
 
     def lease(
         self,
@@ -2453,7 +2415,7 @@ def graph_of(
 
     def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
         with suppress(SnapshotExpiredError):  # of something that was merged
-            yield from repository.ancestry(snapshot_id=snapshot_id, limit=limit)
+            yield from repository.ancestry(snapshot_id, limit=limit)
 
     return lanes(lines(refs, ancestry, limit), refs, rows)
 

@@ -34,6 +34,7 @@ from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
+from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray.array_target import ArrayTarget
 
 __all__ = ["rewrite_chunks"]
@@ -123,7 +124,7 @@ def rewrite_chunks(
     (30, 4)
     """
     repository = repository_of(location, storage_options)
-    source = repository.readonly_session(branch=branch)
+    source = repository.readonly_session(HEADS + branch)
     contents_of(source.store).array_at(path)  # else Zarr says less of what is missing
     old = zarr.open_array(source.store, path=path, mode="r")
     layout = _layout(old, chunks, shards, codecs)
@@ -264,9 +265,7 @@ class _Rewriting:
         return replace(
             self.report,
             snapshot_id=picked,
-            chunks_after=len(
-                self.repository.readonly_session(snapshot_id=picked).chunk_refs(self.path)
-            ),
+            chunks_after=len(self.repository.readonly_session(picked).chunk_refs(self.path)),
             reused_tasks=reused or 0,
         )
 

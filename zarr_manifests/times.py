@@ -36,7 +36,7 @@ def moment_ms(moment: object, name: str) -> int:
     --------
     >>> from datetime import datetime
     >>> from zarr_manifests.times import moment_ms
-    >>> moment_ms(datetime(1970, 1, 2), "as_of"), moment_ms("1970-01-02", "as_of")
+    >>> moment_ms(datetime(1970, 1, 2), "since"), moment_ms("1970-01-02", "since")
     (86400000, 86400000)
     """
     if isinstance(moment, str):

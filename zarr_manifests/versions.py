@@ -1,5 +1,7 @@
 """Versions as callers name them: a branch, a tag, an id, `main~3`, `main@{2026-11-01}`.
 
+`refs/heads/x` is a branch, and `refs/tags/x` a tag, whatever else is called x.
+
 And the other way round: the branches, tags and short ids by which a snapshot is shown.
 """
 
@@ -16,7 +18,9 @@ from zarr_manifests.times import moment_ms
 
 __all__ = [
     "HEAD",
+    "HEADS",
     "MAIN",
+    "TAGS",
     "RefName",
     "VersionName",
     "is_short_id",
@@ -29,8 +33,12 @@ HEAD: Final = "HEAD"
 """A name that no branch or tag takes: it stands for `main`."""
 MAIN: Final = "main"
 """A name that is always the branch, so that it is found without a look at the tags."""
+HEADS: Final = "refs/heads/"
+TAGS: Final = "refs/tags/"
 _MOST_BACK: Final = 10**9
-_TEXT: Final = re.compile(r"([^~@{}]*)(?:@\{([^{}]*)\})?((?:~[0-9]{0,10})*)", re.ASCII)
+_TEXT: Final = re.compile(
+    r"([^~@{}]*)(?:@(?:\{([^{}]*)\}|([^~@{}]+)))?((?:~[0-9]{0,10})*)", re.ASCII
+)
 _SHORT: Final = re.compile(r"(?:[0-9]{12}-)?[0-9a-f]{6,24}", re.ASCII)
 _RANDOM_AT: Final = 13
 _LEAST: Final = 6
@@ -43,7 +51,8 @@ class VersionName:
     Parameters
     ----------
     name : str
-        A branch, a tag, or the id of a snapshot, whole or short.
+        A branch, a tag, or the id of a snapshot, whole or short; or `refs/heads/` and a branch, or
+        `refs/tags/` and a tag.
     at_ms : int, optional
         The newest snapshot of the branch written at or before this time, in ms since 1970.
     back : int
@@ -79,8 +88,8 @@ class VersionName:
         >>> from zarr_manifests.versions import VersionName
         >>> VersionName.parse("HEAD~3")
         VersionName(name='main', at_ms=None, back=3)
-        >>> VersionName.parse("main@{1970-01-02}").at_ms
-        86400000
+        >>> VersionName.parse("main@{1970-01-02}").at_ms, VersionName.parse("main@1970-01-02").at_ms
+        (86400000, 86400000)
         """
         if not isinstance(text, str):
             raise InvalidArgumentError(
@@ -92,7 +101,8 @@ class VersionName:
                 f"{text[:80]!r} names no version: write a branch, a tag or the id of a snapshot, "
                 "then, if wanted, @{2026-11-01} for a time and ~3 for three snapshots before"
             )
-        name, moment, steps = found.groups()
+        name, in_braces, bare, steps = found.groups()
+        moment = bare if in_braces is None else in_braces
         at_ms = None if moment is None else moment_ms(moment, f"the time in {text[:80]!r}")
         back = sum(int(step or 1) for step in steps.split("~")[1:])
         if back > _MOST_BACK:

@@ -150,7 +150,7 @@ def remembering(case: Case) -> Iterator[Figure]:
             contestant.forget()
             with Watch() as watch:
                 repository = contestant.distant(port)
-                messages = {info.message for info in repository.ancestry(branch="main")}
+                messages = {info.message for info in repository.ancestry("main")}
             assert {f"overwrite {i}" for i in range(commits)} <= messages
             yield watch.figure()
 

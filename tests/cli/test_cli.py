@@ -295,7 +295,7 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
         "  /water/temperature: 2 chunks overwritten",
     ]
     logged = lines("diff", url, "main", moved, "--log", "--coordinates")
-    trial = list(repo.ancestry(snapshot_id=moved))[1].snapshot_id
+    trial = list(repo.ancestry(moved))[1].snapshot_id
     assert logged[:4] == [
         trial,
         "  /air/temperature: 2 chunks overwritten",

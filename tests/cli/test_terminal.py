@@ -272,7 +272,6 @@ def test_a_shell_completes_verbs_options_and_versions(url: Path) -> None:
         ("pass a larger max_bytes= if you", "pass a larger --max-bytes if you"),
         ("history='some': give 'all'", "--history some: give 'all'"),
         ("authorize=['raw'] if you", "--authorize if you"),
-        ("and tag 'a' at 2; give branch='a', tag='a' or the id", "and tag 'a' at 2; give the id"),
         (
             "`Repository.recover` and `zarr-manifests recover` make a new one",
             "`zarr-manifests recover` makes a new one",

@@ -54,13 +54,13 @@ def commit(repository: Repository, chunks: np.ndarray, mark: int) -> str:
 def marks(repository: Repository, snapshot_id: str | None = None) -> dict[int, int]:
     """The mark of each chunk that is there."""
     fresh = Repository.open(repository.storage)
-    refs = fresh.readonly_session(snapshot_id=snapshot_id).store.get_virtual_refs("a")
+    refs = fresh.readonly_session(snapshot_id).store.get_virtual_refs("a")
     assert refs.offset.tolist() == refs.index[:, 0].tolist()
     return dict(zip(refs.index[:, 0].tolist(), (refs.length - 1).tolist(), strict=True))
 
 
 def view_of(repository: Repository, snapshot_id: str | None = None) -> SnapshotView:
-    session = Repository.open(repository.storage).readonly_session(snapshot_id=snapshot_id)
+    session = Repository.open(repository.storage).readonly_session(snapshot_id)
     return contents_of(session.store).view
 
 

@@ -92,7 +92,7 @@ def test_others_found_by_key_are_read_up_to_their_bounds(
     read.clear()
     if kind == "snapshot":
         with pytest.raises(CorruptObjectError, match=f"{key}: more than 268435456 bytes"):
-            fresh.readonly_session(snapshot_id=ids[1])
+            fresh.readonly_session(ids[1])
         assert max(read) <= MAX_SNAPSHOT_BYTES + 1
     else:
         with pytest.raises(CorruptObjectError, match=f"{key}: more than 16777216 bytes"):
@@ -124,7 +124,7 @@ class Endless(WrappedStorage):
 
 
 CALLS: dict[str, Callable[[Repository, list[str]], Any]] = {
-    "by id": lambda repo, ids: repo.readonly_session(snapshot_id=ids[1]),
+    "by id": lambda repo, ids: repo.readonly_session(ids[1]),
     "ancestry": lambda repo, ids: list(repo.ancestry()),
     "diff": lambda repo, ids: repo.diff(ids[1], ids[2]),
     "restore": lambda repo, ids: repo.restore_refs(2),

@@ -34,7 +34,7 @@ def cells_of(boxes: IndexArray) -> Cells:
 
 def rows_at(repository: Repository, snapshot_id: str) -> dict[Coords, tuple[int, ...]]:
     """Cells in stored chunks of any array, with the values of all."""
-    session = repository.readonly_session(snapshot_id=snapshot_id)
+    session = repository.readonly_session(snapshot_id)
     rows: Cells = set()
     values = []
     for path in PATHS:

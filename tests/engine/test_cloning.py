@@ -77,7 +77,7 @@ def make(storage: Storage, commits: int) -> Repository:
 
 
 def contents(repository: Repository, snapshot_id: str) -> dict[str, list[int]]:
-    store = repository.readonly_session(snapshot_id=snapshot_id).store
+    store = repository.readonly_session(snapshot_id).store
     found = {}
     for name in ("a", "packed", "large"):
         with contextlib.suppress(FileNotFoundError):  # the first snapshot has none
@@ -86,7 +86,7 @@ def contents(repository: Repository, snapshot_id: str) -> dict[str, list[int]]:
 
 
 def line(repository: Repository, branch: str) -> list[str]:
-    return [info.snapshot_id for info in repository.ancestry(branch=branch)]
+    return [info.snapshot_id for info in repository.ancestry(branch)]
 
 
 def assert_equal(source: Repository, clone: Repository) -> None:

@@ -240,11 +240,11 @@ def test_expiry_keeps_what_is_new_enough_or_needed() -> None:
     assert report.kept == {"main": 2, "side": 1}
     repository.garbage_collect(NOW)
     assert [i.snapshot_id for i in repository.ancestry()] == written[:3:-1]
-    assert [i.snapshot_id for i in repository.ancestry(tag="second")] == [written[1]]
-    assert read(repository.readonly_session(tag="second")) == [1] * 8
+    assert [i.snapshot_id for i in repository.ancestry("second")] == [written[1]]
+    assert read(repository.readonly_session("second")) == [1] * 8
     assert read(repository.readonly_session("side")) == [3] * 8
     with pytest.raises(SnapshotExpiredError):
-        repository.readonly_session(snapshot_id=written[0])
+        repository.readonly_session(written[0])
     with pytest.raises(SnapshotExpiredError):
         repository.create_branch("late", written[2])
     assert repository.verify().ok
@@ -272,9 +272,9 @@ def test_the_first_expiry_waits_for_a_lease_on_what_tags_alone_have() -> None:
         renew_all(context_of(repository))
         lease.check()
         repository.garbage_collect(NOW)
-        assert read(repository.readonly_session(snapshot_id=leased)) == [7] * 8
+        assert read(repository.readonly_session(leased)) == [7] * 8
     assert repository.expire_snapshots(keep_last=1).kept == {"main": 1}
-    assert [i.message for i in repository.ancestry(tag="kept")] == ["tagged"]
+    assert [i.message for i in repository.ancestry("kept")] == ["tagged"]
     repository.garbage_collect(NOW)
     with pytest.raises(SnapshotExpiredError):
         repository.create_branch("late", leased)
@@ -296,7 +296,7 @@ def test_the_first_expiry_waits_for_no_other_lease(how: str) -> None:
         fill(repository, 1)
         assert len(repository.expire_snapshots(keep_last=1).expired["main"]) == 2
         repository.garbage_collect(NOW)
-        assert read(repository.readonly_session(snapshot_id=leased)) == [7] * 8
+        assert read(repository.readonly_session(leased)) == [7] * 8
 
 
 def test_looking_for_leases_below_tags_walks_each_history_once(
@@ -899,7 +899,7 @@ def test_a_crash_at_any_call_of_a_collection_loses_nothing(every: int) -> None:
         repository = Repository.open(storage, runtime=world())
         assert repository.verify().problems == (), (number, kind, faulty.calls[number - 1])
         assert read(repository.readonly_session()) == [21] * 8
-        assert read(repository.readonly_session(tag="kept")) == [3] * 8
+        assert read(repository.readonly_session("kept")) == [3] * 8
         fill(repository, 50)
         for _ in range(2):
             repository.expire_snapshots(keep_last=1)
@@ -1001,7 +1001,7 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
         race(number)
 
 
-@pytest.mark.parametrize("how", ["branch", "as_of", "writable", "exclusive"])
+@pytest.mark.parametrize("how", ["branch", "time", "writable", "exclusive"])
 def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> None:
     """The branch is reset and its old head collected, at any moment of the opening."""
     clock, made = Clock(), MemoryStorage()
@@ -1027,17 +1027,17 @@ def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> 
 
         racing = InterruptingStorage(storage, reset)
         repository = Repository.open(racing, runtime=world(clock))
-        repository.readonly_session(snapshot_id=base)
+        repository.readonly_session(base)
         clock.advance(timedelta(hours=1))
         racing.arm(number)
         match how:
             case "branch":
                 session = repository.readonly_session()
-            case "as_of":
-                session = repository.readonly_session(as_of=moment)
+            case "time":
+                session = repository.readonly_session(f"main@{moment}")
             case _:
                 session = repository.writable_session(exclusive=how == "exclusive")
-        due = before[1 if how == "as_of" else 0]
+        due = before[1 if how == "time" else 0]
         assert session.snapshot_id in (due, base)
         seen.add(session.snapshot_id)
         return len(racing.ops)

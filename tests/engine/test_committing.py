@@ -223,7 +223,7 @@ def test_as_of_finds_nothing_that_was_committed_later() -> None:
     times = [info.written_at for info in repository.ancestry()]
     assert next(repository.ancestry()).kind == "rewrite"
     assert times == sorted(times, reverse=True)
-    then = repository.readonly_session(as_of=datetime.fromtimestamp(5, UTC))
+    then = repository.readonly_session(f"main@{datetime.fromtimestamp(5, UTC)}")
     assert [get(then, f"a/c/{i}") for i in range(3)] == [None] * 3
 
 

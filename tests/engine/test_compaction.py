@@ -394,7 +394,7 @@ class World:
         fresh = Repository.open(self.storage)
         for snapshot_id, state in self.made:
             assert own.read(snapshot_id) == state.keys
-            assert contents(fresh.readonly_session(snapshot_id=snapshot_id)) == state.keys
+            assert contents(fresh.readonly_session(snapshot_id)) == state.keys
 
 
 def buffer(value: bytes) -> Any:

@@ -91,7 +91,7 @@ def seed(storage: Storage) -> Made:
 
     def commit(session: Session) -> None:
         snapshot_id = session.commit("commit")
-        made.snapshots[snapshot_id] = contents(repository.readonly_session(snapshot_id=snapshot_id))
+        made.snapshots[snapshot_id] = contents(repository.readonly_session(snapshot_id))
 
     session = repository.writable_session()
     for path in ("a", "b", "few", "time"):
@@ -158,14 +158,14 @@ def check(storage: Storage, made: Made, name: str, outcome: object, where: objec
     """All reads as it must, and goes on; returns whether a compaction had landed."""
     repository = Repository.open(storage)
     for snapshot_id, expected in made.snapshots.items():
-        found = contents(repository.readonly_session(snapshot_id=snapshot_id))
+        found = contents(repository.readonly_session(snapshot_id))
         assert found == expected, (where, snapshot_id)
     head = contents(repository.readonly_session())
     if name in COMMITS:
         assert head in (made.head, changed(made.head)), where
         if isinstance(outcome, str):
             assert head == changed(made.head), where
-            assert contents(repository.readonly_session(snapshot_id=outcome)) == head, where
+            assert contents(repository.readonly_session(outcome)) == head, where
     else:
         assert head == made.head, where
     kinds = [info.kind for info in repository.ancestry()]
@@ -174,7 +174,7 @@ def check(storage: Storage, made: Made, name: str, outcome: object, where: objec
     assert repository.compact(mode=mode).snapshot_id is not None, where
     fresh = Repository.open(storage)
     assert contents(fresh.readonly_session()) == changed(made.head, b"last"), where
-    assert contents(fresh.readonly_session(snapshot_id=last)) == changed(made.head, b"last"), where
+    assert contents(fresh.readonly_session(last)) == changed(made.head, b"last"), where
     return kinds[0] == "rewrite"
 
 

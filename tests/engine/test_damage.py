@@ -105,7 +105,7 @@ class Seeded:
     def _uses(self, snapshot_id: str | None) -> set[str]:
         counting = CountingStorage(self.storage)
         repository = Repository.open(counting)
-        contents(repository.readonly_session(snapshot_id=snapshot_id))
+        contents(repository.readonly_session(snapshot_id))
         return {record.key for record in counting.log}
 
 
@@ -124,7 +124,7 @@ def test_the_repository_has_every_kind_of_object(seeded: Seeded) -> None:
 
 
 def _read(storage: Storage, snapshot_id: str | None) -> dict[str, bytes]:
-    return contents(Repository.open(storage).readonly_session(snapshot_id=snapshot_id))
+    return contents(Repository.open(storage).readonly_session(snapshot_id))
 
 
 @pytest.mark.parametrize("kind", ["current", "chunks", "deltas", "manifests", "nodes", "snapshots"])

@@ -146,13 +146,13 @@ class Ways:
         reads: dict[str, Callable[[Repository], Any]] = {
             "branch": lambda r: contents(r.readonly_session()),
             "other branch": lambda r: contents(r.readonly_session("b1")),
-            "tag": lambda r: contents(r.readonly_session(tag="t0")),
-            "tag of a page": lambda r: contents(r.readonly_session(tag=tag)),
+            "tag": lambda r: contents(r.readonly_session("t0")),
+            "tag of a page": lambda r: contents(r.readonly_session(tag)),
             "totals": lambda r: r.totals(),
-            "totals of a tag": lambda r: r.totals(tag="t1"),
+            "totals of a tag": lambda r: r.totals("t1"),
             "diff": lambda r: r.diff(middle.snapshot_id, newest.snapshot_id),
             "ancestry": lambda r: r.ancestry(),
-            "ancestry of a tag": lambda r: r.ancestry(tag="t0"),
+            "ancestry of a tag": lambda r: r.ancestry("t0"),
             "changes": lambda r: r.changes(oldest.snapshot_id),
             "net changes": lambda r: r.changes(middle.snapshot_id, mode="net"),
             "du": lambda r: r.du(),
@@ -170,13 +170,11 @@ class Ways:
         }
         for info in infos[::9]:
             reads[f"id {info.message}"] = lambda r, i=info.snapshot_id: contents(
-                r.readonly_session(snapshot_id=i)
+                r.readonly_session(i)
             )
-            reads[f"totals of {info.message}"] = lambda r, i=info.snapshot_id: r.totals(
-                snapshot_id=i
-            )
+            reads[f"totals of {info.message}"] = lambda r, i=info.snapshot_id: r.totals(i)
         at = infos[len(infos) // 3].written_at
-        reads["as of"] = lambda r: contents(r.readonly_session(as_of=at))
+        reads["as of"] = lambda r: contents(r.readonly_session(f"main@{at}"))
         self.reads = reads
         self.answers: dict[str, Any] = {}
         self.keys: dict[str, set[str]] = {}
@@ -314,9 +312,7 @@ def held_by(storage: MemoryStorage) -> dict[str, dict[str, bytes]]:
     found = {}
     for info in repository.ancestry():
         try:
-            found[info.snapshot_id] = contents(
-                repository.readonly_session(snapshot_id=info.snapshot_id)
-            )
+            found[info.snapshot_id] = contents(repository.readonly_session(info.snapshot_id))
         except ManifestsError:
             continue
     return found
@@ -363,7 +359,7 @@ def test_upkeep_of_what_is_damaged_is_right_or_an_error(
             repository = Repository.open(copy, runtime=runtime())
             infos = [*repository.ancestry()]
             for at, info in [*enumerate(infos)][::6]:
-                session = repository.readonly_session(snapshot_id=info.snapshot_id)
+                session = repository.readonly_session(info.snapshot_id)
                 found = contents(session)
                 if info.message == "mine":
                     assert found.pop("late-0.txt") == b"rewritten"

@@ -135,7 +135,7 @@ class State:
             return None
         return cls(
             {b: contents(repository.readonly_session(b)) for b in repository.list_branches()},
-            {t: contents(repository.readonly_session(tag=t)) for t in repository.list_tags()},
+            {t: contents(repository.readonly_session(t)) for t in repository.list_tags()},
             tuple(info.message for info in repository.ancestry()),
         )
 

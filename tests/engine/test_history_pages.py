@@ -151,7 +151,7 @@ def test_time_travel_reads_pages_instead_of_snapshots(thousand: MemoryStorage) -
     repository = Repository.open(storage)
     *_, second, _ = Repository.open(thousand).ancestry()
     storage.reset()
-    session = repository.readonly_session(as_of=second.written_at)
+    session = repository.readonly_session(f"main@{second.written_at}")
     assert session.snapshot_id == second.snapshot_id
     assert storage.rounds() <= 5
     read = [r.key for r in storage.log if r.op == "get" and r.key.startswith("snapshots/")]

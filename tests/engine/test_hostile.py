@@ -280,7 +280,7 @@ def uses(storage: Any, seeded: Seeded) -> list[Callable[[], object]]:
         lambda: contents(session()),
         read_all,
         lambda: list(islice(open_(storage).ancestry(), 100)),
-        lambda: contents(open_(storage).readonly_session(snapshot_id=seeded.snapshot_ids[2])),
+        lambda: contents(open_(storage).readonly_session(seeded.snapshot_ids[2])),
         lambda: open_(storage).diff(oldest, newest),
         lambda: open_(storage).du(),
         lambda: open_(storage).list_tags(),

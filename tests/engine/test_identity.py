@@ -42,10 +42,10 @@ def anew(repo: Repository) -> Repository:
 
 
 BY_ID: dict[str, Callable[[Repository, str, str], Any]] = {
-    "readonly_session": lambda repo, one, _: repo.readonly_session(snapshot_id=one),
-    "totals": lambda repo, one, _: repo.totals(snapshot_id=one),
+    "readonly_session": lambda repo, one, _: repo.readonly_session(one),
+    "totals": lambda repo, one, _: repo.totals(one),
     "diff": lambda repo, one, two: repo.diff(one, two),
-    "ancestry": lambda repo, one, _: list(repo.ancestry(snapshot_id=one)),
+    "ancestry": lambda repo, one, _: list(repo.ancestry(one)),
     "create_branch": lambda repo, one, _: repo.create_branch("new", one),
     "create_tag": lambda repo, one, _: repo.create_tag("new", one),
     "reset_branch": lambda repo, one, _: repo.reset_branch("main", one, force=True),
@@ -71,7 +71,7 @@ def test_it_is_said_which_snapshot_lies_there() -> None:
     repo, ids = made()
     exchange(repo, snapshot_key(ids[1]), snapshot_key(ids[2]))
     with pytest.raises(CorruptObjectError) as caught:
-        anew(repo).readonly_session(snapshot_id=ids[1])
+        anew(repo).readonly_session(ids[1])
     assert str(caught.value).startswith(f"{snapshot_key(ids[1])}: found snapshot {ids[2]} under")
 
 
@@ -80,7 +80,7 @@ def test_a_snapshot_of_another_repository_is_an_error(way: str) -> None:
     """Also where it has the same id, as no two have by chance."""
     repo, ids = made()
     other, _ = made(1)
-    view = contents_of(repo.readonly_session(snapshot_id=ids[1]).store).view
+    view = contents_of(repo.readonly_session(ids[1]).store).view
     foreign = replace(view.snapshot, repository_id=other.repository_id)
     repo.storage.put(snapshot_key(ids[1]), foreign.encode())
     with pytest.raises(CorruptObjectError, match=snapshot_key(ids[1])):

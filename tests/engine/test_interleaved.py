@@ -277,7 +277,7 @@ class World:
         fresh = Repository.open(self.storage)
         history = list(fresh.ancestry())
         for info in history:
-            found = read(fresh.readonly_session(snapshot_id=info.snapshot_id))
+            found = read(fresh.readonly_session(info.snapshot_id))
             if info.snapshot_id in self.made:
                 assert found == self.made[info.snapshot_id]
             elif info.kind == "rewrite":  # it followed a commit, and so did others maybe
@@ -292,9 +292,9 @@ class World:
         assert there.isdisjoint(self.expired)
         for snapshot_id in self.collected:
             with pytest.raises(SnapshotExpiredError):
-                fresh.readonly_session(snapshot_id=snapshot_id)
+                fresh.readonly_session(snapshot_id)
         for snapshot_id in self.made.keys() & (self.expired - self.collected):
-            found = read(fresh.readonly_session(snapshot_id=snapshot_id))
+            found = read(fresh.readonly_session(snapshot_id))
             assert found == self.made[snapshot_id]
         assert fresh.verify().problems == ()
 

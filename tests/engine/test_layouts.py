@@ -59,9 +59,9 @@ def virtual(session: Session, path: str, chunks: np.ndarray) -> None:
     )
 
 
-def layout(repository: Repository, **at: str) -> Layout:
+def layout(repository: Repository, version: str | None = None) -> Layout:
     """Set, and refs of each array, of each manifest of the base."""
-    view = contents_of(repository.readonly_session(**at).store).view
+    view = contents_of(repository.readonly_session(version).store).view
     paths = {node.node_id: node.path for node in view.nodes.values()}
     found = []
     for ref in view.manifests:
@@ -355,7 +355,7 @@ def test_another_configuration_counts_at_the_next_full_compaction() -> None:
              for p in r.parts if p.node_id == view.nodes[n].node_id}  # fmt: skip
     assert boxes == {("a", (0,), (15,)), ("a", (15,), (30,)), ("b", (0,), (30,))}
     snapshot_id = old.snapshot_id
-    again = Repository.open(repository.storage).readonly_session(snapshot_id=snapshot_id)
+    again = Repository.open(repository.storage).readonly_session(snapshot_id)
     for session in (old, again, repository.readonly_session()):
         for path in "ab":
             refs = session.store.get_virtual_refs(path)
@@ -423,7 +423,7 @@ def test_rewriting_after_each_commit_changes_nothing_but_the_layout(
     for repository in modes:
         for info in repository.ancestry():
             if info.message.isdigit():
-                old = contents(repository.readonly_session(snapshot_id=info.snapshot_id))
+                old = contents(repository.readonly_session(info.snapshot_id))
                 assert old == states[int(info.message)]
 
 
@@ -516,11 +516,9 @@ def test_costs_are_what_a_new_process_fetches(where: str) -> None:
     virtual(session, "a", np.random.default_rng(5).permutation(60_000)[:20_000])
     snapshot_id = session.commit("more")
     repository.create_tag("v1", snapshot_id)
-    at = {"branch": {"branch": "main"}, "tag": {"tag": "v1"}, "snapshot": {}}[where] or {
-        "snapshot_id": snapshot_id
-    }
+    version = {"branch": "main", "tag": "v1", "snapshot": snapshot_id}[where]
     counting = CountingStorage(repository.storage)
-    costs = Repository.open(counting).read_costs(**at)
+    costs = Repository.open(counting).read_costs(version)
     requests = [(r.key.partition("/")[0], r.nbytes) for r in counting.log[1:]]
     opening = requests[: costs.opening.requests]
     assert sorted(kind for kind, _ in opening) == ["current", "nodes", "snapshots"]
@@ -529,7 +527,7 @@ def test_costs_are_what_a_new_process_fetches(where: str) -> None:
     last = requests[costs.opening.requests :]
     assert [kind for kind, _ in last] == ["manifests"] * 2, "of a; b's leaf is with the coordinate"
     assert costs.last_step == ReadCost(2, sum(nbytes for _, nbytes in last))
-    other = repository.plan_manifests({"chunk-manifests": {"sets": ["default"]}}, **at)
+    other = repository.plan_manifests({"chunk-manifests": {"sets": ["default"]}}, version)
     assert other.snapshot_id == snapshot_id
     assert [manifest.refs for manifest in other.manifests] == [90_030]
     assert other.costs is not None

@@ -168,7 +168,7 @@ def history_of(repository: Repository) -> list[tuple[str, str]]:
 
 def all_read(repository: Repository, snapshot_id: str, name: str) -> Transaction:
     """A reader of everything there is."""
-    session = repository.readonly_session(snapshot_id=snapshot_id)
+    session = repository.readonly_session(snapshot_id)
     keys = [f"a/c/{at}" for at in range(CHUNKS)] + [f"attribute {at}" for at in range(ATTRIBUTES)]
     reads = tuple(Access("read", key, get(session, key)) for key in keys)
     return Transaction(name, snapshot_id, reads, "reader")

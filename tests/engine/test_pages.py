@@ -126,11 +126,11 @@ def test_opening_main_costs_one_request(made: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize(
-    "ref", [{"tag": name_of("tag", 4711)}, {"branch": name_of("branch", 1234)}]
+    "ref", ["refs/tags/" + name_of("tag", 4711), "refs/heads/" + name_of("branch", 1234)]
 )
-def test_a_ref_in_a_page_costs_a_round_more(made: MemoryStorage, ref: dict[str, str]) -> None:
+def test_a_ref_in_a_page_costs_a_round_more(made: MemoryStorage, ref: str) -> None:
     counting = CountingStorage(LatencyStorage(made, latency_s=0))
-    session = Repository.open(counting, runtime=stopped_clock()).readonly_session(**ref)
+    session = Repository.open(counting, runtime=stopped_clock()).readonly_session(ref)
     np.testing.assert_array_equal(zarr.open_array(session.store, path="x")[:], np.arange(5.0))
     assert [record.key.split("/")[0] for record in counting.log] == [
         "current",
@@ -171,7 +171,7 @@ def test_a_deleted_tag_is_never_used_again_wherever_it_lies(storage: MemoryStora
         with pytest.raises(AlreadyExistsError, match="never used again"):
             reopened.create_tag(name)
         with pytest.raises(NotFoundError):
-            reopened.readonly_session(tag=name)
+            reopened.readonly_session(name)
         with pytest.raises(NotFoundError):
             reopened.delete_tag(name)
     with pytest.raises(AlreadyExistsError, match="tags do not move"):
@@ -218,7 +218,7 @@ def test_a_snapshot_that_only_a_tag_in_a_page_holds_is_in_history(storage: Memor
     repository = Repository.open(storage)
     lost = put(repository, "main", "note", b"held by a tag")
     repository.create_tag(name_of("tag", 3) + "-held")
-    parent = next(iter(repository.ancestry(snapshot_id=lost))).parent_id
+    parent = next(iter(repository.ancestry(lost))).parent_id
     repository.reset_branch("main", parent, force=True)
     for i in range(150):
         repository.create_tag(f"{name_of('tag', 3)}-{sha256(bytes([i])).hexdigest()}")

@@ -210,12 +210,12 @@ def test_tags_and_branches_keep_the_old_packs() -> None:
     storage = MemoryStorage()
     repo = filled(storage)
     repo.create_tag("before")
-    tagged = contents(repo.readonly_session(tag="before"))
+    tagged = contents(repo.readonly_session("before"))
     size = chunk_bytes(storage)
     repo.repack()
     collected(repo)
     assert chunk_bytes(storage) == size + 6 * CHUNK
-    assert contents(repo.readonly_session(tag="before")) == tagged == head(storage)
+    assert contents(repo.readonly_session("before")) == tagged == head(storage)
     repo.delete_tag("before")
     collected(repo)
     assert chunk_bytes(storage) == size - 18 * CHUNK
@@ -481,7 +481,7 @@ def check(storage: Storage, snapshots: dict[str, Contents], where: object) -> bo
     """All reads as it did, and a repacking succeeds; whether one had landed before."""
     repo = Repository.open(storage, runtime=RUNTIME)
     for snapshot_id, expected in snapshots.items():
-        assert contents(repo.readonly_session(snapshot_id=snapshot_id)) == expected, where
+        assert contents(repo.readonly_session(snapshot_id)) == expected, where
     expected = next(reversed(snapshots.values()))
     assert head(storage) == expected, where
     landed = repo.repack().chunks == 0
@@ -494,7 +494,7 @@ def check(storage: Storage, snapshots: dict[str, Contents], where: object) -> bo
 
 def snapshots_of(repo: Repository) -> dict[str, Contents]:
     ids = [info.snapshot_id for info in repo.ancestry()]
-    return {one: contents(repo.readonly_session(snapshot_id=one)) for one in reversed(ids)}
+    return {one: contents(repo.readonly_session(one)) for one in reversed(ids)}
 
 
 @pytest.mark.slow

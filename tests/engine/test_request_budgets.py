@@ -250,7 +250,7 @@ def test_a_tag_or_an_old_snapshot_takes_a_round_more(large: MemoryStorage, how: 
 def test_an_old_snapshot_with_many_deltas_takes_a_round_more(ahead: MemoryStorage) -> None:
     snapshot_id = next(Repository.open(ahead).ancestry()).parent_id
     counting, repository = cold(ahead)
-    session = repository.readonly_session(snapshot_id=snapshot_id)
+    session = repository.readonly_session(snapshot_id)
     assert walk(session) == 201
     assert get(session, "time/c/0")
     assert counting.rounds() <= 3
@@ -280,16 +280,14 @@ def paged(ahead: MemoryStorage) -> MemoryStorage:
 @pytest.mark.parametrize(
     ("ref", "rounds"),
     [
-        ({"branch": "main"}, 2),
-        ({"branch": name_of("branches", 700)}, 3),  # one for the page
-        ({"tag": name_of("tags", 700)}, 4),  # and one for a tag
+        ("main", 2),
+        ("refs/heads/" + name_of("branches", 700), 3),  # one for the page
+        ("refs/tags/" + name_of("tags", 700), 4),  # and one for a tag
     ],
 )
-def test_a_ref_in_a_page_takes_a_round_more(
-    paged: MemoryStorage, ref: dict[str, str], rounds: int
-) -> None:
+def test_a_ref_in_a_page_takes_a_round_more(paged: MemoryStorage, ref: str, rounds: int) -> None:
     counting, repository = cold(paged)
-    session = repository.readonly_session(**ref)
+    session = repository.readonly_session(ref)
     assert walk(session) == 201
     assert get(session, "time/c/0")
     assert counting.rounds() == rounds

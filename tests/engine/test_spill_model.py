@@ -162,7 +162,7 @@ class Side:
         snapshots = []
         history = list(self.repository.ancestry())
         for info in history:
-            at = self.repository.readonly_session(snapshot_id=info.snapshot_id)
+            at = self.repository.readonly_session(info.snapshot_id)
             snapshot = contents_of(at.store).view.snapshot
             snapshots.append((info.kind, dict(snapshot.totals), dict(snapshot.sums), read(at)))
         number = {info.snapshot_id: i for i, info in enumerate(history)}

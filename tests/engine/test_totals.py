@@ -72,15 +72,15 @@ def sure(found: Amount, refs: int, nbytes: int) -> None:
 def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
     """The totals of a snapshot, compared with what is in its manifests and in its parent's."""
     repository = Repository.open(storage)
-    (info, *older) = repository.ancestry(snapshot_id=snapshot_id)
-    totals = repository.totals(snapshot_id=snapshot_id)
-    now = {u.path: u for u in repository.readonly_session(snapshot_id=snapshot_id).du()}
+    (info, *older) = repository.ancestry(snapshot_id)
+    totals = repository.totals(snapshot_id)
+    now = {u.path: u for u in repository.readonly_session(snapshot_id).du()}
     before = {}
     if older:
-        before = {u.path: u for u in repository.readonly_session(snapshot_id=info.parent_id).du()}
+        before = {u.path: u for u in repository.readonly_session(info.parent_id).du()}
     assert [array.path for array in totals.arrays] == sorted(now)
-    nodes = contents_of(repository.readonly_session(snapshot_id=snapshot_id).store).nodes()
-    was = repository.readonly_session(snapshot_id=info.parent_id or snapshot_id)
+    nodes = contents_of(repository.readonly_session(snapshot_id).store).nodes()
+    was = repository.readonly_session(info.parent_id or snapshot_id)
     ids = {f"/{n.path}".replace("//", "/"): n.node_id for n in nodes.values()}
     paths = {
         n.node_id: f"/{n.path}".replace("//", "/") for n in contents_of(was.store).nodes().values()
@@ -443,7 +443,7 @@ def test_no_manifest_is_read_for_totals(storage: MemoryStorage) -> None:
     assert totals["line"].total.refs == 9
     assert not [r.key for r in counting.log if r.key.startswith(("manifests/", "chunks/"))]
     before = len(counting.log)
-    assert repository.readonly_session(snapshot_id=totals.snapshot_id).totals() == totals
+    assert repository.readonly_session(totals.snapshot_id).totals() == totals
     repository.readonly_session().totals()
     assert not [r for r in counting.log[before:] if r.key.startswith("manifests/")]
 

@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def read_back_from_any_snapshot(self) -> None:
         for snapshot_id, model in self.history[-3:]:
-            session = self.repository.readonly_session(snapshot_id=snapshot_id)
+            session = self.repository.readonly_session(snapshot_id)
             _check(session.store, model)
 
     @invariant()
@@ -250,7 +250,7 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "session"):
             fresh = Repository.open(self.storage)
             for snapshot_id, model in self.history:
-                _check(fresh.readonly_session(snapshot_id=snapshot_id).store, model)
+                _check(fresh.readonly_session(snapshot_id).store, model)
             if not self.session.has_uncommitted_changes:
                 assert self.model == self.committed
 

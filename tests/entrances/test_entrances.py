@@ -423,9 +423,9 @@ BY_ENTRANCE = {
         ("a", ["a"], ("/a", "absent"), ()), (*values.TEXT.extreme, ["\ud800"]), (None, 5, [None])
     ),
     ("create_view", "options"): Values(
-        ({}, {"branch": "main"}, {"nan": "keep"}),
-        ({"branch": "\ud800"}, {"tag": "v1", "branch": "main"}, {"nan": "x"}),
-        ({"nope": 1}, {"branch": 5}, {"ranges": 5}, {"target_rows": "x"}),
+        ({}, {"version": "main"}, {"nan": "keep"}),
+        ({"version": "\ud800"}, {"nan": "x"}),
+        ({"nope": 1}, {"version": 5}, {"ranges": 5}, {"target_rows": "x"}),
     ),
     ("compute_statistics", "paths"): Values(
         (None, ["a"], ("/a", "/v"), ()),

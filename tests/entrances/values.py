@@ -513,9 +513,6 @@ BY_NAME = {
     "prefix": KEY.plus("", "a", "a/c/"),
     "after": KEY.plus("", "a"),
     "mode": TEXT.plus("minor", "major", "full", "net", "log"),
-    "as_of": BY_ANNOTATION["datetime"].plus(
-        Made("now", lambda w: next(w.repository.ancestry()).written_at)
-    ),
     "older_than": BY_ANNOTATION["datetime"],
     "lease": Values((dt.timedelta(seconds=9), 9.0), (*_SPANS, *_FLOATS), _NO_SPAN[:-3]),
     "timeout": Values((dt.timedelta(seconds=9), 9.0), (*_SPANS, *_FLOATS), _NO_SPAN),

@@ -99,7 +99,7 @@ class Template:
         self.ids = list(dict.fromkeys(info.snapshot_id for info in infos))
         self.head = self.ids[0]
         self.snapshots = {
-            snapshot_id: contents(repository.readonly_session(snapshot_id=snapshot_id))
+            snapshot_id: contents(repository.readonly_session(snapshot_id))
             for snapshot_id in self.ids
         }
 
@@ -174,14 +174,14 @@ class World:
         for name, head in spec.heads().items():
             history = dict(spec.history(head, spec.branches().get(name, {}).get("floor")))
             newest = next(iter(history))
-            held = contents(repository.readonly_session(snapshot_id=newest))
+            held = contents(repository.readonly_session(newest))
             assert spec.contents(history[newest]) == held, f"{name} reads otherwise"
         for branch in repository.list_branches():
-            assert [*repository.ancestry(branch=branch)]  # a tag may have its name
+            assert [*repository.ancestry(branch)]  # a tag may have its name
         assert [*repository.ops_log()]
         for snapshot_id, held in self.template.snapshots.items():
             try:
-                found = contents(repository.readonly_session(snapshot_id=snapshot_id))
+                found = contents(repository.readonly_session(snapshot_id))
             except SnapshotExpiredError:
                 assert may_expire, f"{snapshot_id} is gone"
             else:

@@ -180,7 +180,7 @@ def test_every_snapshot_of_golden_repositories(tmp_path: Path, name: str) -> Non
     shutil.copytree(Path(__file__).parents[1] / "golden/v1" / name, tmp_path / name)
     repo = zm.Repository.open(tmp_path / name / "repo")
     for info in [*repo.ancestry()][:-1]:
-        session = repo.readonly_session(snapshot_id=info.snapshot_id)
+        session = repo.readonly_session(info.snapshot_id)
         store = zarr.storage.MemoryStore()
         session.export(store)
         same_bytes(bytes_in(store), bytes_in(session.store))

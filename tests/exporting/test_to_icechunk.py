@@ -42,7 +42,7 @@ def opened(path: Path) -> Any:
     containers = (config and config.virtual_chunk_containers) or {}
     access: Any = dict.fromkeys(containers, icechunk.credentials.LocalFileSystemAccess)
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
-    assert len([*repository.ancestry(branch="main")]) == 2
+    assert len([*repository.ancestry("main")]) == 2
     return repository.readonly_session("main").store
 
 

@@ -234,9 +234,9 @@ def test_the_package_finds_what_is_expected(name: str, copied: Path) -> None:
     assert heads == {ref: ids[0] for ref, ids in expected["refs"].items()}
     for branch in repo.list_branches():
         ids = expected["refs"][branch]
-        assert [info.snapshot_id for info in repo.ancestry(branch=branch)][: len(ids)] == ids
+        assert [info.snapshot_id for info in repo.ancestry(branch)][: len(ids)] == ids
     for snapshot_id, due in expected["snapshots"].items():
-        store = repo.readonly_session(snapshot_id=snapshot_id).store
+        store = repo.readonly_session(snapshot_id).store
         assert dict(places(store)) == due["chunks"]
         assert values_of(store, due) == due["values"]
 
@@ -329,7 +329,7 @@ def test_it_opens_for_writing(name: str, copied: Path) -> None:
     assert snapshot["sequence"] == old["sequence"] + 1
     assert found.marks(snapshot) == old["marks"]
     assert "merged" not in snapshot
-    store = opened(copied).readonly_session(snapshot_id=head).store
+    store = opened(copied).readonly_session(head).store
     assert values_of(store, old) == due
     after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
     kept = ("fence", "swept", "epochs", "collected", "counters", "leases", "pending", "pages")

@@ -90,7 +90,7 @@ def test_added_rows_of_consecutive_ranges_are_the_table(
             spark,
             repo,
             "a",
-            snapshot_id=ids[1],
+            version=ids[1],
             ranges={"y": (20, None), "day": ("2024-01-03", None)},
         )
     )
@@ -113,7 +113,7 @@ def test_all_changes_say_what_happened_to_each_row(repo: Repository, spark: Spar
     counts = {what: len(of) for what, of in found.items()}
     assert counts == {"added": 4 * 9, "overwritten": 3 * 9, "rewritten": 9, "removed": 4 * 3}
     assert {row[3] for row in found["overwritten"]} == {7.0}
-    before = rows(read(spark, repo, snapshot_id=start, ranges={"x": (3, 3)}))
+    before = rows(read(spark, repo, version=start, ranges={"x": (3, 3)}))
     assert found.pop("removed") == before
     assert sorted(chain(*found.values()), key=repr) == rows(read(spark, repo))
     nothing = changes(spark, repo, "main", cells="all")

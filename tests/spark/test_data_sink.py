@@ -140,7 +140,7 @@ def test_a_transaction_lands_once(repo: Repository, spark: SparkSession) -> None
         ({"dims": ""}, "option 'dims'"),
         ({"append_dim": "lot"}, "needs append_dim, one of"),
         ({"apend_dim": "time"}, "did you mean append-dim"),
-        ({"tag": "v1"}, "a write does not take tag"),
+        ({"version": "v1"}, "a write does not take version"),
         ({"txn_app_id": "a"}, "go together"),
         ({"txn_version": "-1", "txn_app_id": "a"}, "expected a whole number"),
         ({"branch": "dev"}, "dev"),

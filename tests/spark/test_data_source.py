@@ -155,9 +155,9 @@ def test_a_version_is_chosen_by_options(spark: SparkSession, tmp_path: Path) -> 
     made.create_tag("v1")
     made.create_branch("dev")
     write(tmp_path / "repo", field(1000.0), mode="w")
-    old, new = rows(load(spark, made, tag="v1")), rows(load(spark, made))
+    old, new = rows(load(spark, made, version="v1")), rows(load(spark, made))
     assert old != new
-    assert rows(load(spark, made, snapshot_id=first)) == old
+    assert rows(load(spark, made, version=first)) == old
     assert rows(load(spark, made, branch="dev")) == old
     assert rows(load(spark, made, branch="main")) == new
     assert made.resolve("main~1") == first
@@ -326,8 +326,7 @@ def test_pushed_filters_leak_into_other_queries_of_this_pyspark(spark: SparkSess
     ("options", "advice"),
     [
         ({"brnach": "main"}, "option 'brnach' is unknown: did you mean branch?"),
-        ({"tag": "first", "branch": "main"}, "branch and tag contradict each other"),
-        ({"tag": "second"}, "there is no tag 'second'; there are: first"),
+        ({"version": "second"}, "there is no branch 'second'"),
         ({"variables": "c"}, "there is no variable 'c' in group /; there are: a, b"),
         ({"group": "/none"}, "there is no group /none in this snapshot; there are: /"),
         ({"nan": "zero"}, "option 'nan' cannot be 'zero': expected null, keep or drop"),
@@ -380,9 +379,9 @@ def test_a_given_schema_is_refused(spark: SparkSession, repo: Repository) -> Non
 def test_views_answer_sql(spark: SparkSession, repo: Repository) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW v USING {FORMAT} "
-        f"OPTIONS (path '{repo.url}', variables 'a', tag 'first', `target-rows` '50')"
+        f"OPTIONS (path '{repo.url}', variables 'a', version 'first', `target-rows` '50')"
     )
-    create_view(spark, "w", repo.url, variables=["a"], tag="first")
+    create_view(spark, "w", repo.url, variables=["a"], version="first")
     query = "SELECT y, round(avg(a), 3) AS a, count(*) AS n FROM {} WHERE x < 50 GROUP BY y"
     found = rows(spark.sql(query.format("v")))
     assert found == rows(spark.sql(query.format("w")))

@@ -184,7 +184,7 @@ def test_a_collection_between_planning_and_tasks_takes_nothing(repo: Repository)
     assert len(first) == 1
     # The same snapshot and duration again: no lease more.
     id_ = first[0].snapshot
-    assert read_by_tasks(source(repo, snapshot_id=id_), lambda: upheaval(repo)) == FIRST
+    assert read_by_tasks(source(repo, version=id_), lambda: upheaval(repo)) == FIRST
     assert [each.snapshot for each in held(repo)] == [id_]
     assert held(repo)[0].expires_ms > first[0].expires_ms
 

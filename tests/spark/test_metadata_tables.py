@@ -69,12 +69,12 @@ def test_snapshots_are_the_ancestry(spark: SparkSession, repo: Repository) -> No
 
 @pytest.mark.spark
 def test_snapshots_start_where_they_are_told_to(spark: SparkSession, repo: Repository) -> None:
-    tagged = metadata_table(spark, repo, "snapshots", tag="second").collect()
+    tagged = metadata_table(spark, repo, "snapshots", version="second").collect()
     assert [row.snapshot_id for row in tagged] == [
-        one.snapshot_id for one in repo.ancestry(tag="second")
+        one.snapshot_id for one in repo.ancestry("second")
     ]
     later = datetime.now(UTC) + timedelta(hours=1)
-    assert metadata_table(spark, repo, "snapshots", as_of=later).count() == len(
+    assert metadata_table(spark, repo, "snapshots", version=f"main@{later}").count() == len(
         list(repo.ancestry())
     )
 
@@ -191,11 +191,11 @@ def test_a_lease_keeps_what_tasks_read(
 def test_a_path_limits_arrays_and_chunks(spark: SparkSession, repo: Repository) -> None:
     arrays = metadata_table(spark, repo.url, "arrays", path="/air").collect()
     assert [row.path for row in arrays] == ["/air/t"]
-    chunks = metadata_table(spark, repo.url, "chunks", path="air/t", tag="second")
+    chunks = metadata_table(spark, repo.url, "chunks", path="air/t", version="second")
     assert {row.path for row in chunks.select("path").distinct().collect()} == {"/air/t"}
     assert metadata_table(spark, repo.url, "chunks", path="/late").count() == 2
     with pytest.raises(NotFoundError, match="no group or array /late in snapshot"):
-        metadata_table(spark, repo.url, "chunks", path="/late", tag="second")
+        metadata_table(spark, repo.url, "chunks", path="/late", version="second")
 
 
 @pytest.mark.spark
@@ -251,7 +251,7 @@ def test_what_cannot_be_asked_for_is_said(spark: SparkSession, repo: Repository)
     with pytest.raises(InvalidArgumentError, match="snapshots is not about arrays"):
         metadata_table(spark, repo.url, "snapshots", path="/air")
     with pytest.raises(InvalidArgumentError, match="of the whole repository"):
-        metadata_table(spark, repo.url, "operations", branch="main")
+        metadata_table(spark, repo.url, "operations", version="main")
     memory = Repository.create("memory://metadata-tables")
     with pytest.raises(UnsupportedStorageError, match="put the repository on a local disk"):
         metadata_table(spark, memory, "chunks")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,17 +20,8 @@ from zarr_manifests.spark.plan import ReadOptions
         ("variables", "u", "variables", ["u"]),
         ("variables", " u , v", "variables", ["u", "v"]),
         ("variables", '["wind, eastward", "v"]', "variables", ["wind, eastward", "v"]),
-        ("branch", "main", "branch", "main"),
-        ("tag", "v1", "tag", "v1"),
-        ("snapshot-id", "6VKG", "snapshot_id", "6VKG"),
-        ("as-of-timestamp", "86400000", "as_of", datetime(1970, 1, 2, tzinfo=UTC)),
-        ("as-of-timestamp", "2024-02-29", "as_of", datetime(2024, 2, 29, tzinfo=UTC)),
-        (
-            "as-of-timestamp",
-            "2024-02-29T01:00:00+01:00",
-            "as_of",
-            datetime(2024, 2, 29, tzinfo=UTC),
-        ),
+        ("version", "main@{2024-02-29}", "version", "main@{2024-02-29}"),
+        ("branch", "main", "version", "main"),
         ("where", "depth > 4000", "where", "depth > 4000"),
         ("ranges", '{"lat": [-30, null]}', "ranges", {"lat": (-30, None)}),
         (
@@ -70,10 +61,9 @@ def test_incremental_reads_take_two_snapshots() -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("snapshot_id", "snapshot-id"),
+        ("versoin", "version"),
         ("brnach", "branch"),
         ("variable", "variables"),
-        ("as_of_time", "as-of-timestamp"),
         ("targetRows", "target-rows"),
         ("end-snapshot", "end-snapshot-id"),
     ],
@@ -99,8 +89,6 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ("max-tasks", "-1", "whole number from 1 on"),
         ("max-tasks", "٣", "whole number from 1 on"),
         ("max-tasks", "9" * 5000, "whole number from 1 on"),
-        ("as-of-timestamp", "yesterday", "milliseconds since 1970"),
-        ("as-of-timestamp", "9" * 30, "milliseconds since 1970"),
         ("ranges", "lat: 3", "not JSON"),
         ("ranges", "[1, 2]", "expected a JSON object"),
         ("ranges", "[" * 100_000, "not JSON"),
@@ -122,14 +110,9 @@ def test_an_impossible_value_says_what_is_expected(name: str, text: str, advice:
 @pytest.mark.parametrize(
     "names",
     [
-        ("branch", "tag"),
-        ("branch", "snapshot-id"),
-        ("tag", "snapshot-id"),
-        ("as-of-timestamp", "tag"),
-        ("as-of-timestamp", "snapshot-id"),
-        ("start-snapshot-id", "snapshot-id"),
+        ("start-snapshot-id", "version"),
         ("start-snapshot-id", "branch"),
-        ("end-snapshot-id", "as-of-timestamp"),
+        ("end-snapshot-id", "version"),
     ],
 )
 def test_contradicting_options_are_both_named(names: tuple[str, str]) -> None:
@@ -139,9 +122,9 @@ def test_contradicting_options_are_both_named(names: tuple[str, str]) -> None:
     assert all(name in str(raised.value) for name in names)
 
 
-def test_a_time_applies_to_a_branch() -> None:
-    given = {"path": "w", "branch": "dev", "as-of-timestamp": "2024-01-01"}
-    assert read_options(given)[1].keys() == {"branch", "as_of"}
+def test_a_view_reads_its_version_and_is_written_to_its_branch() -> None:
+    given = {"path": "w", "branch": "dev", "version": "v1"}
+    assert read_options(given)[1] == {"version": "v1"}
 
 
 def test_an_end_needs_a_start() -> None:
@@ -151,9 +134,14 @@ def test_an_end_needs_a_start() -> None:
 
 def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        read_options({"nan": "zero", "brnach": "x", "tag": "a", "branch": "b"})
+        read_options({"nan": "zero", "brnach": "x", "start-snapshot-id": "a", "branch": "b"})
     said = str(raised.value)
-    for part in ("no location", "'nan' cannot be", "did you mean branch", "branch and tag"):
+    for part in (
+        "no location",
+        "'nan' cannot be",
+        "did you mean branch",
+        "start-snapshot-id and branch",
+    ):
         assert part in said
 
 

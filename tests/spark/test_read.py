@@ -203,8 +203,8 @@ def test_one_variable_of_a_group_at_a_tag(spark: SparkSession, tmp_path: Path) -
     expected = opened(repo, "a/b").load()
     with repo.transaction(message="calm") as store:
         (ds * 0).to_zarr(store, group="a/b", mode="r+", consolidated=False)
-    same(read(spark, repo, "u", group="/a/b", tag="first"), expected[["u"]])
-    calm = read(spark, repo, ["v"], group="a/b/", branch="main", nan="drop")
+    same(read(spark, repo, "u", group="/a/b", version="first"), expected[["u"]])
+    calm = read(spark, repo, ["v"], group="a/b/", version="main", nan="drop")
     assert calm.agg({"v": "max"}).first()[0] == 0  # type: ignore[index]
 
 
@@ -271,10 +271,10 @@ def test_the_state_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
     then = repo.readonly_session().snapshot_id
     write(tmp_path / "repo", xr.Dataset({"b": ("x", [3])}), group="later")
     written = {snapshot.snapshot_id: snapshot.written_at for snapshot in repo.ancestry("main")}
-    frame = read(spark, repo, "a", as_of=written[then])
+    frame = read(spark, repo, "a", version=f"main@{written[then]}")
     assert [row.a for row in frame.collect()] == [1, 2]
     with pytest.raises(NotFoundError, match="no group /later"):
-        read(spark, repo, group="later", as_of=written[then])
+        read(spark, repo, group="later", version=f"main@{written[then]}")
 
 
 @pytest.mark.spark
@@ -582,9 +582,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
         ({"variables": "nameless"}, InvalidArgumentError, "'nameless' in group /air have no"),
         ({"variables": "square"}, InvalidArgumentError, r"have a name twice \(x, x\)"),
         ({"variables": "i"}, InvalidArgumentError, "'i' is a variable of several dimensions"),
-        ({"branch": "dev"}, NotFoundError, "no branch 'dev'"),
-        ({"branch": "main", "tag": "v1"}, InvalidArgumentError, "one of version"),
-        ({"snapshot_id": f"{0:012d}-{'0' * 24}-1"}, SnapshotExpiredError, "ancestry"),
+        ({"version": "dev"}, NotFoundError, "no branch 'dev'"),
+        ({"version": f"{0:012d}-{'0' * 24}-1"}, SnapshotExpiredError, "ancestry"),
         ({"engine": "rust"}, InvalidArgumentError, "engine cannot be 'rust'; known: 'arrow', 'pa"),
         ({"max_tasks": 0}, InvalidArgumentError, "max_tasks must be 1 or more"),
         ({"on_empty": "skip"}, InvalidArgumentError, "on_empty cannot be 'skip'; known: 'empty'"),

@@ -235,7 +235,7 @@ def test_options_of_streams_and_of_reads_are_apart(
     with pytest.raises(AnalysisException, match="only a stream takes"):
         spark.read.format("zarr_manifests").option("keep-for", "1d").load(repo.url).count()
     with pytest.raises(StreamingQueryException, match="a stream follows a branch"):
-        sink.run(spark, repo, snapshot_id=repo.list_branches()["main"])
+        sink.run(spark, repo, version=repo.list_branches()["main"])
     with pytest.raises(AnalysisException, match="expected fail, skip or added-only"):
         sink.run(spark, repo, streaming_overwrite_mode="ignore")
     with pytest.raises(AnalysisException, match="expected a duration"):

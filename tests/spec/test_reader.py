@@ -149,8 +149,7 @@ def test_every_snapshot_reads_as_zarr_reads_it(repository: zm.Repository, copies
     assert heads.keys() == {"main", "other", "v1"}
     seen = {}
     for name, head in heads.items():
-        ref = {"tag": name} if name == "v1" else {"branch": name}
-        infos = [*repository.ancestry(**ref)]
+        infos = [*repository.ancestry(name)]
         history = [*found.history(head)]
         assert [(i.snapshot_id, i.message, i.kind) for i in infos] == [
             (snapshot_id, s["message"], s["kind"]) for snapshot_id, s in history
@@ -158,7 +157,7 @@ def test_every_snapshot_reads_as_zarr_reads_it(repository: zm.Repository, copies
         seen |= dict(history)
     assert len(seen) >= 10
     for snapshot_id in seen:
-        store = repository.readonly_session(snapshot_id=snapshot_id).store
+        store = repository.readonly_session(snapshot_id).store
         assert found.read(snapshot_id) == contents(store)
     values = found.read(repository.list_branches()["main"])
     assert values["long/c/0"] == b""
@@ -404,7 +403,7 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> No
     digests, cold = 0, zm.Repository.open(storage)
     for snapshot_id, fields in found.history(found.heads()["main"]):
         digests += len(fields["digests"])
-        store = cold.readonly_session(snapshot_id=snapshot_id).store
+        store = cold.readonly_session(snapshot_id).store
         assert found.read(snapshot_id) == contents(store)
     assert digests
     tip = root_of(storage).branches["main"]
@@ -457,7 +456,7 @@ def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
     seen = [snapshot_id for snapshot_id, _ in own.history(own.heads()["main"])]
     assert seen == [info.snapshot_id for info in repo.ancestry()]
     for snapshot_id in seen:
-        store = repo.readonly_session(snapshot_id=snapshot_id).store
+        store = repo.readonly_session(snapshot_id).store
         assert own.read(snapshot_id) == contents(store)
     assert "t/zarr.json" in own.read(seen[0])
 

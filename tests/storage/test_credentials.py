@@ -90,7 +90,7 @@ def test_a_repository_is_cloned_from_one_account_to_another(
     report = theirs.clone("s3://bucket/ours", storage_options=mine)
     assert report.chunks > 0
     ours = zm.Repository.open("s3://bucket/ours", storage_options=mine)
-    array = zarr.open_array(ours.readonly_session(tag="release").store, path="a", mode="r")
+    array = zarr.open_array(ours.readonly_session("release").store, path="a", mode="r")
     assert array[:].tolist() == [0, 1, 9, 9, 4, 5, 6, 7]
     assert ours.verify().ok
     where = [f"{one.path}/{one.query.get('prefix', '')}/{one.body!r}" for one in signed]
@@ -260,7 +260,7 @@ def test_another_process_asks_for_credentials_itself(signed: list[Any]) -> None:
     assert found.returncode == 0, found.stderr.decode()
     assert b"ALICE" in found.stdout
     assert set(_who(signed)) == {"ALICE"}
-    assert len(list(repo.ancestry(branch="main"))) == 3
+    assert len(list(repo.ancestry("main"))) == 3
 
 
 def test_a_container_has_credentials_of_its_own(

@@ -34,7 +34,7 @@ def assert_equal(source: zm.Repository, clone: zm.Repository) -> None:
     for info in [*source.ancestry()][:-1]:
         for name in ("small", "large"):
             one, other = (
-                zarr.open_array(r.readonly_session(snapshot_id=info.snapshot_id).store, path=name)
+                zarr.open_array(r.readonly_session(info.snapshot_id).store, path=name)
                 for r in (source, clone)
             )
             np.testing.assert_array_equal(other[:], one[:])

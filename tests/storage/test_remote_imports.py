@@ -111,10 +111,10 @@ def test_an_icechunk_repository_in_a_bucket(bucket: Any) -> None:
     repo = repository(bucket)
     ours = repo.import_icechunk("s3://tests/ice")
     assert repo.import_icechunk("s3://tests/ice") == ours
-    array = zarr.open_array(repo.readonly_session(tag="made").store, path="air/p", mode="r")
+    array = zarr.open_array(repo.readonly_session("made").store, path="air/p", mode="r")
     local = zm.Repository.create(MemoryStorage(), virtual_containers={"golden": GOLDEN})
     local.import_icechunk(GOLDEN)
-    same = zarr.open_array(local.readonly_session(tag="made").store, path="air/p", mode="r")
+    same = zarr.open_array(local.readonly_session("made").store, path="air/p", mode="r")
     np.testing.assert_array_equal(array[:], same[:])
     refs = array.store.get_virtual_refs("air/p")
     assert refs.guarded.all()

@@ -66,7 +66,7 @@ def repo(source: Path) -> zm.Repository:
 
 def held(repo: zm.Repository, snapshot_id: str) -> dict[str, str]:
     """A digest of everything but virtual chunks of /v, as `make_icechunk.everything` has it."""
-    store = repo.readonly_session(snapshot_id=snapshot_id).store
+    store = repo.readonly_session(snapshot_id).store
 
     async def read() -> dict[str, str]:
         found = {}
@@ -86,7 +86,7 @@ def check(repo: zm.Repository, ours: dict[str, str], expected: dict[str, Any]) -
         is_first = name == "1CECHNKREP0F1RSTCMT0"
         wanted = expected["snapshots"][name]
         assert held(repo, snapshot_id) == wanted["keys"]
-        (info,) = repo.ancestry(snapshot_id=snapshot_id, limit=1)
+        (info,) = repo.ancestry(snapshot_id, limit=1)
         if not is_first:
             said = {"icechunk-snapshot": name, "icechunk-time": wanted["written"]}
             said["icechunk-import"] = snapshot_id[:25]
@@ -108,14 +108,14 @@ def test_all_snapshots_branches_and_tags_come_along(
     assert repo.list_branches() == {n: ours[s] for n, s in expected["branches"].items()}
     assert repo.list_tags() == {n: ours[s] for n, s in expected["tags"].items()}
     for name, lineage in expected["lineages"].items():
-        found = [info.snapshot_id for info in repo.ancestry(snapshot_id=ours[name])]
+        found = [info.snapshot_id for info in repo.ancestry(ours[name])]
         assert found == [ours[each] for each in lineage]
     assert not repo.verify().problems
 
 
 def test_native_chunks_are_not_copied_and_guarded(repo: zm.Repository, source: Path) -> None:
     repo.import_icechunk(source)
-    store = repo.readonly_session(tag="made").store
+    store = repo.readonly_session("made").store
     refs = store.get_virtual_refs("air/p")
     assert [Path(url).parent.name for url in refs.locations] == ["chunks"] * 2
     assert refs.guarded.all()
@@ -134,7 +134,7 @@ def test_virtual_refs_stay_as_they_are(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
     ours = repo.import_icechunk(source)
-    refs = repo.readonly_session(branch="side").store.get_virtual_refs("v")
+    refs = repo.readonly_session("side").store.get_virtual_refs("v")
     assert refs.locations == tuple(f"s3://zarr-manifests-golden/bytes-{i}.bin" for i in (0, 1, 1))
     assert refs.source.tolist() == [0, 1, 0, 2, 0]
     assert refs.offset.tolist() == [0, 2, 4, 6, 8]
@@ -213,7 +213,7 @@ def test_moved_nodes_keep_their_id(tmp_path: Path) -> None:
     anew = repo.diff(infos["shrink t"], before)
     assert "/air/p" in {*anew.deleted, *anew.created, *anew.updated}
     ids = [
-        contents_of(repo.readonly_session(snapshot_id=infos[at]).store).array_at("air/p").node_id
+        contents_of(repo.readonly_session(infos[at]).store).array_at("air/p").node_id
         for at in ("shrink t", "grow t, and make p anew")
     ]
     assert ids[0] != ids[1]

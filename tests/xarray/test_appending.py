@@ -115,7 +115,7 @@ def test_a_branch() -> None:
     zm.Repository.open(storage).create_branch("dev")
     write(days(1, 2), storage, branch="dev", on_existing="skip")
     write(days(3), storage)
-    assert opened(storage, branch="dev").sizes["time"] == 2
+    assert opened(storage, version="dev").sizes["time"] == 2
     same(storage, days(1), days(3))
 
 

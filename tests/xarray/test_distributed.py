@@ -185,7 +185,7 @@ def test_blocks_of_very_many_chunks_are_written(client, tmp_path, spill_refs, wh
 def test_reading_on_the_workers(client, tmp_path):
     first = zm.write(field(0, 8), tmp_path, message="create", encoding=ENCODING)
     zm.write(field(0, 8) + 1, tmp_path, message="replace", mode="w", encoding=ENCODING)
-    now, then = head(tmp_path, chunks={}), head(tmp_path, chunks={}, snapshot_id=first)
+    now, then = head(tmp_path, chunks={}), head(tmp_path, chunks={}, version=first)
     assert float((now.t - then.t).sum()) == now.t.size
     xr.testing.assert_equal(then.compute(), field(0, 8))
     xr.testing.assert_equal(

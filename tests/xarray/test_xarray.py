@@ -378,7 +378,7 @@ def test_branches(storage):
     repo.create_branch("trial")
     zm.write(winds(3, "1982-03"), storage, message="t", branch="trial", append_dim="time")
     assert open_repo(storage).sizes["time"] == 2
-    assert open_repo(storage, branch="trial").sizes["time"] == 5
+    assert open_repo(storage, version="trial").sizes["time"] == 5
     with pytest.raises(NotFoundError, match="there are: main, trial"):
         zm.write(winds(2), storage, message="m", branch="tiral", mode="w")
 
@@ -434,23 +434,18 @@ def test_versions(tmp_path):
     zm.write(winds(2, "1982-03"), url, message="four", append_dim="time")
     assert open_repo(url).sizes["time"] == 4
     for place in (url, tmp_path / "repo", str(tmp_path / "repo"), repo, repo.storage):
-        for version in ({"snapshot_id": first}, {"tag": "v1"}, {"as_of": written_at}):
-            xr.testing.assert_identical(open_repo(place, **version).load(), winds(2))
+        for version in (first, "v1", f"main@{written_at}"):
+            xr.testing.assert_identical(open_repo(place, version=version).load(), winds(2))
     later = datetime.now(UTC) + timedelta(days=1)
-    assert open_repo(url, branch="main", as_of=later).sizes["time"] == 4
+    assert open_repo(url, version=f"main@{later}").sizes["time"] == 4
 
 
 MISSING = {
-    "branch and tag": ({"branch": "main", "tag": "x"}, InvalidArgumentError, "give one of"),
-    "as_of and tag": (
-        {"tag": "x", "as_of": datetime(2020, 1, 1, tzinfo=UTC)},
-        InvalidArgumentError,
-        "as_of",
-    ),
-    "as_of": ({"as_of": "yesterday"}, InvalidArgumentError, "must be a datetime or ISO 8601 text"),
-    "branch": ({"branch": "dev"}, NotFoundError, "there are: main"),
-    "tag": ({"tag": "v9"}, NotFoundError, "there are: none"),
-    "before": ({"as_of": datetime(2020, 1, 1, tzinfo=UTC)}, NotFoundError, "2020-01-01"),
+    "time": ({"version": "main@yesterday"}, InvalidArgumentError, "datetime or ISO 8601 text"),
+    "version": ({"version": "dev"}, NotFoundError, "there is branch 'main'"),
+    "branch": ({"version": "refs/heads/dev"}, NotFoundError, "there are: main"),
+    "tag": ({"version": "refs/tags/v9"}, NotFoundError, "there are: none"),
+    "before": ({"version": "main@2020-01-01"}, NotFoundError, "2020-01-01"),
     "group": ({"group": "aire"}, NotFoundError, "there are: /, /air, /air/low$"),
     "array": ({"group": "air/low/u"}, NotFoundError, "is an array"),
     "option": ({"chunked": True}, TypeError, "chunked"),
@@ -469,7 +464,7 @@ def test_a_snapshot_that_is_not_there(storage):
     other = zm.write(winds(2), MemoryStorage(), message="create")
     zm.write(winds(2), storage, message="create")
     with pytest.raises(SnapshotExpiredError, match=other):
-        open_repo(storage, snapshot_id=other)
+        open_repo(storage, version=other)
 
 
 def test_no_repository(tmp_path, storage):

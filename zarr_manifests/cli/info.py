@@ -136,7 +136,7 @@ def _ref(repo: Repository, snapshot_id: str) -> dict[str, Any]:
     from zarr_manifests.format.nodes import NodeKind
     from zarr_manifests.store import contents_of
 
-    view = contents_of(repo.readonly_session(snapshot_id=snapshot_id).store).view
+    view = contents_of(repo.readonly_session(snapshot_id).store).view
     arrays = sum(node.kind is NodeKind.ARRAY for node in view.nodes.values())
     return {"snapshot_id": snapshot_id, "arrays": arrays, "deltas": len(view.snapshot.deltas)}
 

@@ -26,7 +26,6 @@ _WORDS: Final = tuple(
         (r"`Repository\.recover` and (?=`zarr-manifests recover` make)", ""),
         (r"(?<=`zarr-manifests recover` )make\b", "makes"),
         (r"`repo\.ancestry\(\)` and (`zarr-manifests log`) list\b", r"\1 lists"),
-        (r"; give branch='[^']*', tag='[^']*' or the id$", "; give the id"),
         (
             r"\bmake one with Repository\.create, or check the path",
             "check the path; `zarr-manifests import` makes one of other data",

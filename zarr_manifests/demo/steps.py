@@ -229,7 +229,7 @@ class Demo:
 
         storage = CountingStorage(LocalStorage(self.place.repository))
         with measure(storage) as opening:
-            session = Repository.open(storage).readonly_session(tag=tag)
+            session = Repository.open(storage).readonly_session(tag)
             found = xr.open_zarr(session.store, chunks=None)
         with measure(storage) as one_month:
             last = found.isel(time=slice(-1, None)).load()

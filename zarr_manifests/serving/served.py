@@ -111,7 +111,7 @@ class Served:
     def _session(self, snapshot_id: str) -> Session:
         session = self._sessions.get(snapshot_id)
         if session is None:
-            session = self.repo.readonly_session(snapshot_id=snapshot_id)
+            session = self.repo.readonly_session(snapshot_id)
             self._sessions.put(snapshot_id, session)
         return session
 

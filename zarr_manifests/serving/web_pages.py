@@ -145,7 +145,7 @@ class Pages:
         return HTMLResponse(text, status, {"Cache-Control": "no-cache"})
 
     def _info(self, snapshot_id: str) -> SnapshotInfo:
-        return next(self._repo.ancestry(snapshot_id=snapshot_id, limit=1))
+        return next(self._repo.ancestry(snapshot_id, limit=1))
 
     def _commit(self, opened: OpenSnapshot) -> dict[str, Any]:
         """What the head of a page says of a snapshot."""
@@ -207,7 +207,7 @@ class Pages:
             raise NotFoundError(f"there is no group {absolute(group)}")
         below = {p: n for p, n in nodes.items() if not group or f"{p}/".startswith(f"{group}/")}
         rows = list(islice(hierarchy(below), _NODES + 1))
-        totals = self._repo.totals(snapshot_id=opened.snapshot_id)
+        totals = self._repo.totals(opened.snapshot_id)
         return self._render(
             request,
             "tree.html",

@@ -173,7 +173,7 @@ class ChangePlan:
 
     def job_before(self, boxes: IndexArray) -> Job:
         """The read of some boxes at the earlier snapshot."""
-        options = replace(self.options, snapshot_id=self.cells.start)
+        options = replace(self.options, version=self.cells.start)
         before = plan_read(self.repository, options, self.facts)
         if before.schema != self.whole.schema:
             raise InvalidArgumentError(
@@ -205,7 +205,7 @@ def plan_changes(
             f"changes has one row for each cell; only read takes layout={options.layout!r}"
         )
     last = repository.resolve(end)
-    options = replace(options, snapshot_id=last)
+    options = replace(options, version=last)
     whole = plan_read(repository, options, facts)
     first = None if start is None else repository.resolve(start)
     group = whole.group.rstrip("/")
@@ -226,7 +226,7 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
     try:
         old, new = (
             Source(
-                repository.readonly_session(snapshot_id=each),
+                repository.readonly_session(each),
                 whole.group,
                 decode_times=whole.decode_times,
             )

@@ -102,7 +102,7 @@ def create_view(
     url : str, path, Storage or Repository
         The repository.
     **options
-        As for `read`: `variables`, `tag`, `where`, ...
+        As for `read`: `variables`, `version`, `where`, ...
 
     Raises
     ------

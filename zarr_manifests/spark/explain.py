@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import reduce
 from typing import Any, Final
 
@@ -37,10 +36,6 @@ def explain_pruning(
     *,
     group: str = "/",
     version: str | None = None,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | str | None = None,
     ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     nan: str = "null",
@@ -56,7 +51,7 @@ def explain_pruning(
 
     Parameters
     ----------
-    spark, url, variables, group, version, branch, tag, snapshot_id, as_of
+    spark, url, variables, group, version
         As for `read`.
     ranges, where, nan, decode_times, broadcast
         As for `read`.
@@ -85,10 +80,6 @@ def explain_pruning(
         variables=variables,
         group=group,
         version=version,
-        branch=branch,
-        tag=tag,
-        snapshot_id=snapshot_id,
-        as_of=as_of,
         ranges=ranges,
         where=where,
         nan=nan,

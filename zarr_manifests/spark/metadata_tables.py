@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -133,10 +133,6 @@ def metadata_table(
     *,
     path: str | None = None,
     version: str | None = None,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | str | None = None,
     lease: timedelta | None = timedelta(hours=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
@@ -170,8 +166,8 @@ def metadata_table(
         One of the table above.
     path : str, optional
         For `arrays`, `chunks` and `statistics`: only this array, or all below this group.
-    version, branch, tag, snapshot_id, as_of : optional
-        Which snapshot, as for `Repository.readonly_session`; `snapshots` starts there. The log of
+    version : str, optional
+        As for `Repository.readonly_session`; `snapshots` starts there. The log of
         operations is that of the whole repository.
     lease : timedelta, optional
         For `chunks` and `statistics`, which tasks read: how long to keep the snapshot, as for
@@ -210,15 +206,13 @@ def metadata_table(
             f"the table {table} is not about arrays: leave out path, or choose the table arrays, "
             "chunks or statistics"
         )
-    if table == "operations" and (version, branch, tag, snapshot_id, as_of) != (None,) * 5:
+    if table == "operations" and version is not None:
         raise InvalidArgumentError(
-            "the log of operations is that of the whole repository: leave out version, branch, "
-            "tag, snapshot_id and as_of, and filter by its columns ref and at"
+            "the log of operations is that of the whole repository: leave out version, and filter "
+            "by its columns ref and at"
         )
     repository = repository_of(url, storage_options)
-    session = repository.readonly_session(
-        version, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
-    )
+    session = repository.readonly_session(version)
     return make(spark, _Subject(repository, session, path, lease))
 
 
@@ -258,7 +252,7 @@ def _frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def _snapshots(spark: SparkSession, place: _Subject) -> DataFrame:
-    history = place.repository.ancestry(snapshot_id=place.session.snapshot_id)
+    history = place.repository.ancestry(place.session.snapshot_id)
     rows = [
         {
             "snapshot_id": one.snapshot_id,
@@ -283,7 +277,7 @@ def _operations(spark: SparkSession, place: _Subject) -> DataFrame:
 
 
 def _manifests(spark: SparkSession, place: _Subject) -> DataFrame:
-    layout = place.repository.explain_manifests(snapshot_id=place.session.snapshot_id)
+    layout = place.repository.explain_manifests(place.session.snapshot_id)
     names = _MANIFESTS.names
     rows = [{name: getattr(one, name) for name in names} for one in layout.manifests]
     return _frame(spark, pa.Table.from_pylist(rows, _MANIFESTS))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from zarr_manifests.config.kinds import hyphened, known_as, shown
@@ -37,8 +37,6 @@ LOCATION: Final = "path"
 _CHECKPOINT: Final = "checkpointlocation"
 
 _STORAGE: Final = "storage."
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _text(value: str) -> str:
@@ -116,19 +114,6 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def _moment(value: str) -> datetime:
-    """A time: milliseconds since 1970, or ISO 8601 text, in UTC if it has no offset."""
-    try:
-        if value.isascii() and value.isdigit():
-            return _EPOCH + timedelta(milliseconds=int(value))
-        found = datetime.fromisoformat(value.strip())
-    except (ValueError, OverflowError) as error:
-        raise ValueError(
-            "expected milliseconds since 1970, or a time such as 2024-02-29T12:00:00Z"
-        ) from error
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 def _duration(value: str) -> timedelta:
     found = duration_of(value)
     if not found:
@@ -164,9 +149,6 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "variables": SourceOption("variables", _names),
     "version": SourceOption("version", _text),
     "branch": SourceOption("branch", _text),
-    "tag": SourceOption("tag", _text),
-    "snapshot-id": SourceOption("snapshot_id", _text),
-    "as-of-timestamp": SourceOption("as_of", _moment),
     "start-snapshot-id": SourceOption("start", _text),
     "end-snapshot-id": SourceOption("end", _text),
     "where": SourceOption("where", _text),
@@ -241,13 +223,9 @@ _EITHER: Final = (
     "on-empty",
     "lease",
 )
-_VERSIONS: Final = ("version", "branch", "tag", "snapshot-id")
 # Of each of these, two or more contradict each other.
 _APART: Final[tuple[tuple[str, ...], ...]] = (
-    _VERSIONS,
-    ("as-of-timestamp", "tag"),
-    ("as-of-timestamp", "snapshot-id"),
-    *((change, other) for change in CHANGES for other in (*_VERSIONS, "as-of-timestamp")),
+    *((change, other) for change in CHANGES for other in ("version", "branch")),
     *(("lease", of_stream) for of_stream in STREAM),
 )
 
@@ -255,7 +233,8 @@ _APART: Final[tuple[tuple[str, ...], ...]] = (
 def read_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the location, and the arguments of a read that the options give.
 
-    Options of a write are checked and left out, since a view to insert into has both.
+    Options of a write are checked and left out, since a view to insert into has both. Without a
+    version, the branch is read.
 
     Parameters
     ----------
@@ -273,15 +252,16 @@ def read_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     >>> from zarr_manifests.spark.options import read_options
     >>> read_options({"path": "winds", "variables": "u, v", "Target-Rows": "1000"})
     ('winds', {'variables': ['u', 'v'], 'target_rows': 1000})
-    >>> read_options({"path": "winds", "snapshot_id": "6VKGDDV5DS4"})
+    >>> read_options({"path": "winds", "target_rows": "1000"})
     Traceback (most recent call last):
         ...
-    zarr_manifests.errors.InvalidArgumentError: option 'snapshot_id' is unknown: did you mean \
-snapshot-id?
+    zarr_manifests.errors.InvalidArgumentError: option 'target_rows' is unknown: did you mean \
+target-rows?
     """
     location, arguments, _ = _parsed(given)
     taken(arguments, WRITE)
-    return location, arguments
+    branch = arguments.pop("branch", None)
+    return location, arguments if branch is None else {"version": branch} | arguments
 
 
 def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -363,4 +343,4 @@ def _contradictions(names: Iterable[str]) -> Iterator[str]:
         if len(both) > 1:
             yield f"options {' and '.join(both)} contradict each other: give one of them"
     if "end-snapshot-id" in known and "start-snapshot-id" not in known:
-        yield "option end-snapshot-id needs start-snapshot-id; to read one snapshot, snapshot-id"
+        yield "option end-snapshot-id needs start-snapshot-id; to read one snapshot, version"

@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -57,10 +56,6 @@ class ReadOptions:
     variables: str | Sequence[str] | None = None
     group: str = "/"
     version: str | None = None
-    branch: str | None = None
-    tag: str | None = None
-    snapshot_id: str | None = None
-    as_of: datetime | str | None = None
     ranges: Mapping[str, Any] | None = None
     where: Any = None
     on_empty: str = "empty"
@@ -183,13 +178,7 @@ def plan(
     """Plan a read, as `plan_read` does, and tell how."""
     repository = repository_of(location)
     check_shared(repository.storage)
-    session = repository.readonly_session(
-        options.version,
-        branch=options.branch,
-        tag=options.tag,
-        snapshot_id=options.snapshot_id,
-        as_of=options.as_of,
-    )
+    session = repository.readonly_session(options.version)
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
     dims = _shared_dimensions(source, names, options.broadcast)

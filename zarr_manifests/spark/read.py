@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -36,10 +36,6 @@ def read(
     *,
     group: str = "/",
     version: str | None = None,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | str | None = None,
     ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     on_empty: Literal["empty", "error"] = "empty",
@@ -74,11 +70,8 @@ def read(
         the same dimensions, or see `broadcast`.
     group : str, default "/"
         The group of the variables.
-    version, branch, tag, snapshot_id : str, optional
-        At most one; by default the head of `main` is read.
-    as_of : datetime or str, optional
-        Read the newest snapshot of the branch written at or before that time. Without a time zone
-        it is taken as UTC.
+    version : str, optional
+        As for `Repository.readonly_session`; by default the head of `main` is read.
     ranges : mapping of str to (lo, hi), slice or list, optional
         By dimension, the closed range of coordinate values to read, with None for an open end.
         `lo <= hi` even if the coordinate descends. ISO text stands for the whole period it names:
@@ -157,10 +150,6 @@ def read(
         variables=variables,
         group=group,
         version=version,
-        branch=branch,
-        tag=tag,
-        snapshot_id=snapshot_id,
-        as_of=as_of,
         ranges=ranges,
         where=where,
         on_empty=on_empty,

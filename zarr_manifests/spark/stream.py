@@ -53,6 +53,7 @@ from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches
+from zarr_manifests.versions import HEADS, MAIN
 
 __all__ = ["ChangeStream", "Offset", "StreamOptions", "same_columns"]
 
@@ -204,7 +205,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Raises
     ------
     InvalidArgumentError
-        If the options name one snapshot.
+        If the options name a version that is no branch.
     """
 
     def __init__(
@@ -216,15 +217,16 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema: StructType,
         names: Sequence[str],
     ) -> None:
-        if options.version or options.tag or options.snapshot_id or options.as_of:
+        branch = options.version or MAIN
+        if branch not in repository.list_branches():
             raise InvalidArgumentError(
-                "a stream follows a branch; version, tag, snapshot-id and as-of-timestamp name one "
-                "snapshot. Give branch, and starting-snapshot for where to begin"
+                f"a stream follows a branch, and {branch!r} is none. Give branch, and "
+                "starting-snapshot for where to begin"
             )
         self._repository, self._facts = repository, facts
-        self._branch = options.branch or "main"
+        self._branch = branch
         self._names = names
-        self._options = replace(options, branch=None, variables=names)
+        self._options = replace(options, version=None, variables=names)
         self._stream, self._schema = stream, schema
         self._until: str | None = None
         self._ended = False
@@ -294,7 +296,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset
 
     def _head(self) -> str:
-        return self._repository.readonly_session(branch=self._branch).snapshot_id
+        return self._repository.readonly_session(HEADS + self._branch).snapshot_id
 
     def _since(self, snapshot_id: str) -> list[_Commit]:
         """The commits of the branch after a snapshot, oldest first.
@@ -310,7 +312,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             If the branch was reset to a snapshot that does not come after it.
         """
         found: list[_Commit] = []
-        for info in self._repository.ancestry(branch=self._branch):
+        for info in self._repository.ancestry(HEADS + self._branch):
             if info.snapshot_id == self._until:
                 found.clear()
             if info.snapshot_id == snapshot_id:
@@ -327,7 +329,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "Start the stream with another checkpoint; starting-snapshot says from where it goes on"
         )
         try:
-            lost = next(self._repository.ancestry(snapshot_id=snapshot_id, limit=1))
+            lost = next(self._repository.ancestry(snapshot_id, limit=1))
         except SnapshotExpiredError:
             lost = None
         cut = oldest.parent_id is not None
@@ -379,7 +381,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {
             array.path
             for snapshot_id in snapshots
-            for array in self._repository.totals(snapshot_id=snapshot_id).arrays
+            for array in self._repository.totals(snapshot_id).arrays
         }
         group = self._options.group.strip("/")
         paths = (f"/{group}/{name}" if group else f"/{name}" for name in self._names)

@@ -438,7 +438,7 @@ def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> S
     place = (place_of(storage), containers, snapshot_id)
     if place not in _sessions:
         repository = Repository.open(storage, virtual_containers=dict(containers))
-        _keep(_sessions, place, repository.readonly_session(snapshot_id=snapshot_id))
+        _keep(_sessions, place, repository.readonly_session(snapshot_id))
     return _sessions[place]
 
 

@@ -276,7 +276,7 @@ def landed(
             if options.mode != "append" or attempts > repository.config.commit_attempts:
                 raise
         else:
-            written = next(repository.ancestry(snapshot_id=snapshot_id, limit=1)).written
+            written = next(repository.ancestry(snapshot_id, limit=1)).written
             return WriteReport(
                 snapshot_id=snapshot_id,
                 chunks=written.get("refs-set", 0),

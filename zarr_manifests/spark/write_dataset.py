@@ -22,6 +22,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray import write
 from zarr_manifests.xarray.backend import Location
 
@@ -145,7 +146,7 @@ def _arrays(url: Location, branch: str, group: str | None) -> dict[str, Array[An
     if branch not in url.list_branches():
         return {}
     try:
-        store = url.readonly_session(branch=branch).store
+        store = url.readonly_session(HEADS + branch).store
         return dict(zarr.open_group(store, path=group or "", mode="r").arrays())
     except FileNotFoundError:
         return {}

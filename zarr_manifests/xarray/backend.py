@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from inspect import signature
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -42,10 +41,6 @@ def _options(
     decode_timedelta: Any = None,
     group: str | None = None,
     version: str | None = None,
-    branch: str | None = None,
-    tag: str | None = None,
-    snapshot_id: str | None = None,
-    as_of: datetime | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     virtual_containers: Mapping[str, Any] | None = None,
     authorize: Authorized = (),
@@ -61,9 +56,7 @@ def _options(
         virtual_containers=virtual_containers,
         authorize=authorize,
     )
-    store = repository.readonly_session(
-        version, branch=branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of
-    ).store
+    store = repository.readonly_session(version).store
     decoding = {
         "mask_and_scale": mask_and_scale,
         "decode_times": decode_times,
@@ -97,8 +90,8 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
 
     It takes a path, a URL, a storage or a `Repository`. Besides the usual decoding options it has:
 
-    - `version`, `branch`, `tag`, `snapshot_id`, `as_of`: the version to open, as in
-      `Repository.readonly_session`; by default the head of `main`.
+    - `version`: what to open, as in `Repository.readonly_session`: a branch, a tag, an id,
+      `main~3`, `main@{2026-11-01}`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
     - `tune`: whether arrays are read in bulk, by `BulkCodecPipeline`; by default they are.
     - `task_bytes`: with `chunks={}`, stored chunks that lie beside each other are computed

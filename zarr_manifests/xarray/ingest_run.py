@@ -41,6 +41,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage.url import storage_of
+from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray.ingest_records import FileRecord, add_records, read_records
 from zarr_manifests.xarray.ingest_rows import (
     Template,
@@ -229,7 +230,7 @@ class Ingestion:
         )
 
     def _records(self, repository: Repository) -> dict[str, FileRecord]:
-        return read_records(repository.readonly_session(branch=self.branch).store, self.group)
+        return read_records(repository.readonly_session(HEADS + self.branch).store, self.group)
 
     def _look_at(
         self, urls: Sequence[str], known: Mapping[str, FileRecord]

@@ -378,10 +378,10 @@ class Reader:
         kind = rng.randrange(4)
         tags = sorted(judge.root.tags) if judge.root is not None else []
         if kind == 0 and tags:
-            return process.repository().readonly_session(tag=rng.choice(tags))
+            return process.repository().readonly_session(rng.choice(tags))
         if kind == 1:
             snapshot_id = rng.choice(judge.places())
-            return process.repository().readonly_session(snapshot_id=snapshot_id)
+            return process.repository().readonly_session(snapshot_id)
         return process.read(branch_for(process))
 
 

@@ -229,7 +229,7 @@ class LeaseReader:
                 taken = True  # though a collection may have removed it by now
                 names = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
                 lease_id = lease._held.lease_id
-                session = process.repository().readonly_session(snapshot_id=snapshot_id)
+                session = process.repository().readonly_session(snapshot_id)
                 for _ in range(rng.randrange(2, 8)):
                     process.wait(rng.random() * 0.5)
                     path = rng.choice([p for p, n in state.nodes.items() if n.length])

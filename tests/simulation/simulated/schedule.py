@@ -259,7 +259,7 @@ def _run(world: World, judge: Judge, rng: random.Random, more: Sequence[Actor]) 
 
     def check(known: Known) -> None:
         if world.rng.random() < 0.2:
-            session = repository.readonly_session(snapshot_id=known.snapshot_id)
+            session = repository.readonly_session(known.snapshot_id)
             check_session(session, known.state)
             check_choices(last, session, known.state)
 

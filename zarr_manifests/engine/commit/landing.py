@@ -455,7 +455,7 @@ def _place(
         merged=request.merged if tip.snapshot_id == parent.snapshot.snapshot_id else tip.merged,
         digests=parent.snapshot.digests,
         sequence=sequence,
-        # Never before the tip's time, else `as_of` would find a snapshot too early.
+        # Never before the tip's time, else `main@{time}` would find a snapshot too early.
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, prepared.delta),
         history=history,

@@ -16,7 +16,7 @@ from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.compact.merge_leaves import set_names
 from zarr_manifests.engine.compact.scratch import ScratchStorage
-from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Point, Refs
+from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Refs
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import ref_counts
@@ -39,6 +39,7 @@ from zarr_manifests.reports import (
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import metered, unmetered
+from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["layout_now", "plan_layout", "read_costs"]
@@ -49,15 +50,15 @@ def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     return _layout(context.config, view, view.manifests, _pending_rows(view))
 
 
-def read_costs(context: Context, point: Point) -> ReadCosts:
+def read_costs(context: Context, version: str | None) -> ReadCosts:
     """Measure what a new process fetches to open and to read that snapshot."""
-    return _costs(unmetered(context.storage), context.config, context.runtime, point)
+    return _costs(unmetered(context.storage), context.config, context.runtime, version)
 
 
 def plan_layout(
     context: Context,
     config: RepositoryConfig | Mapping[str, Any],
-    point: Point,
+    version: str | None,
     progress: Progress = ignore,
 ) -> ManifestLayout:
     """Return the layout that a full compaction with that configuration would give the snapshot.
@@ -71,7 +72,7 @@ def plan_layout(
         config = context.config.overlaid(config)
     storage = ScratchStorage(unmetered(context.storage))
     there, refs = _opened(storage, config, context.runtime)
-    found, view = refs.open(point, first=True)
+    found, view = refs.open(version, first=True)
     wanted, branch = view.snapshot_id, found.branch
     if branch is None or not found.moves:
         branch = f"planned-{context.runtime.random_bytes(12).hex()}"
@@ -81,7 +82,7 @@ def plan_layout(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
     compact_branch(there, branch, CompactionMode.FULL, progress=progress)
-    planned = Point(branch=branch)
+    planned = HEADS + branch
     layout = layout_now(there, refs.view(planned))
     return replace(
         layout,
@@ -102,9 +103,11 @@ def _opened(storage: Storage, config: RepositoryConfig, runtime: Runtime) -> tup
     return context, Refs(context, at)
 
 
-def _costs(storage: Storage, config: RepositoryConfig, runtime: Runtime, point: Point) -> ReadCosts:
+def _costs(
+    storage: Storage, config: RepositoryConfig, runtime: Runtime, version: str | None
+) -> ReadCosts:
     context, refs = _opened(storage, config, runtime)
-    view = refs.view(point, first=True)
+    view = refs.view(version, first=True)
     arrays = [node for node in view.nodes.values() if node.array is not None]
     coordinates = [node for node in arrays if node.array and node.array.is_coordinate(node.path)]
     opened = context.meter.read()

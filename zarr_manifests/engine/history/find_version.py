@@ -1,8 +1,9 @@
 """Finding the snapshot that a version names: a branch, a tag, an id or a short id, in this order.
 
-A name that is both a branch and a tag, and a short id that fits several snapshots, is an error that
-lists them all. A short id is first one of a snapshot in history; only if it is none of them, of one
-that was left behind (`left_behind`).
+A full name, such as `refs/tags/v1`, is of one kind only. Another name that is both a branch and a
+tag, and a short id that fits several snapshots, is an error that lists them all. A short id is
+first one of a snapshot in history; only if it is none of them, of one that was left behind
+(`left_behind`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text, near_names
-from zarr_manifests.versions import MAIN, is_short_id, named_by
+from zarr_manifests.versions import HEADS, MAIN, TAGS, VersionName, is_short_id, named_by
 
 __all__ = ["Found", "before", "found_by_name"]
 
@@ -67,15 +68,18 @@ def found_by_name(context: Context, root: Root, name: str) -> Found:
     """
     if is_snapshot_id(name):  # no branch or tag is called so, unless it was made long ago
         return Found(Branch(snapshot_ref(context, name), None))
-    if name == MAIN:  # never in a page, and tags may be
-        return Found(root.branches[name], name, moves=True)
+    if name.startswith(TAGS):
+        return Found(Branch(context.roots.tag(root, name.removeprefix(TAGS)), None))
+    if name == MAIN or name.startswith(HEADS):
+        name = name.removeprefix(HEADS)
+        return Found(context.roots.branch(root, name), name, moves=True)
     root = context.roots.with_ref(root, name)
     branch, tag = root.branches.get(name), root.tags.get(name)
     if branch is not None and tag is not None:
         raise InvalidArgumentError(
             f"{name!r} is ambiguous: it is branch {name!r} at {snapshot_id_of(branch.head.key)}, "
-            f"and tag {name!r} at {snapshot_id_of(tag.key)}; give branch={name!r}, tag={name!r} or "
-            "the id"
+            f"and tag {name!r} at {snapshot_id_of(tag.key)}; give '{HEADS}{name}', "
+            f"'{TAGS}{name}' or the id"
         )
     if branch is not None:
         return Found(branch, name, moves=True)
@@ -86,10 +90,8 @@ def found_by_name(context: Context, root: Root, name: str) -> Found:
     raise _unknown(context, root, name)
 
 
-def before(
-    context: Context, root: Root, found: Found, shown: str, *, until_ms: int | None, back: int
-) -> Found:
-    """The snapshot of the branch at that time, or so many before it; `shown` is for errors.
+def before(context: Context, root: Root, found: Found, shown: str, version: VersionName) -> Found:
+    """The snapshot of the branch at the version's time, or so many before; `shown` is for errors.
 
     Raises
     ------
@@ -98,10 +100,11 @@ def before(
     NotFoundError
         If the history does not go back so far.
     """
-    if until_ms is not None:
+    if version.at_ms is not None:
         if not found.moves:
             raise InvalidArgumentError(f"{shown!r}: only a branch has a time; a tag or id is fixed")
-        found = _until(context, found, shown, until_ms)
+        found = _until(context, found, shown, version.at_ms)
+    back = version.back
     if not back:
         return found
     head, floor = found.at.head, found.at.floor

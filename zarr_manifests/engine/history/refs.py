@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from itertools import chain, islice, repeat
 from typing import Final
 
@@ -47,11 +46,9 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
-from zarr_manifests.records import dataclass
-from zarr_manifests.times import moment_ms
-from zarr_manifests.versions import HEAD, VersionName
+from zarr_manifests.versions import HEAD, HEADS, VersionName
 
-__all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "BranchMovedError", "Point", "Refs"]
+__all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "BranchMovedError", "Refs"]
 
 DEFAULT_BRANCH: Final = "main"
 REF_ATTEMPTS: Final = 100
@@ -60,53 +57,6 @@ _FRESH_S: Final = 0.1
 
 class BranchMovedError(ConflictError):
     """The branch has moved since a merge was planned; the merge is planned again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A snapshot as the caller names it; by default the head of `main`.
-
-    Parameters
-    ----------
-    version : str, optional
-        Any name of a version (`versions.VersionName`), looked up as branch, tag, id, short id.
-    branch, tag, snapshot_id : str, optional
-        At most one of these and `version`.
-    as_of : datetime or str, optional
-        The newest snapshot of the branch written at or before that time.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If more than one is given, or `as_of` with a tag or a snapshot, or `as_of` is no time.
-    """
-
-    version: str | None = None
-    branch: str | None = None
-    tag: str | None = None
-    snapshot_id: str | None = None
-    as_of: datetime | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.as_of is not None:
-            moment_ms(self.as_of, "as_of")
-        named = (
-            VersionName(DEFAULT_BRANCH) if self.version is None else VersionName.parse(self.version)
-        )
-        fixed = self.tag is not None or self.snapshot_id is not None or named.is_fixed
-        names = self.version, self.branch, self.tag, self.snapshot_id
-        for name in names:
-            if name is not None and not isinstance(name, str):
-                raise InvalidArgumentError(f"{name!r} is no name of a version: give a text")
-        if sum(name is not None for name in names) > 1 or (fixed and self.as_of is not None):
-            raise InvalidArgumentError(
-                "give one of version, branch, tag and snapshot_id; as_of goes with a branch only"
-            )
-
-    @property
-    def until_ms(self) -> int | None:
-        """`as_of` in ms since 1970."""
-        return None if self.as_of is None else moment_ms(self.as_of, "as_of")
 
 
 class Refs:
@@ -132,20 +82,20 @@ class Refs:
 
     # --- finding snapshots -------------------------------------------------------------------
 
-    def view(self, point: Point, *, first: bool = False) -> SnapshotView:
-        """The snapshot, opened; with `first`, the root that `open` has read may be used.
+    def view(self, version: str | None, *, first: bool = False) -> SnapshotView:
+        """The version, opened; with `first`, the root that `open` has read may be used.
 
         Raises
         ------
         NotFoundError
-            If there is no such branch or tag, or no snapshot as old as `as_of`.
+            If there is no such branch or tag, or no snapshot as old as that.
         SnapshotExpiredError
             If there is no snapshot of that id.
         """
-        return self.open(point, first=first)[1]
+        return self.open(version, first=first)[1]
 
     def open(
-        self, point: Point, *, first: bool = False, follow: bool = False
+        self, version: str | None, *, first: bool = False, follow: bool = False
     ) -> tuple[Found, SnapshotView]:
         """Like `view`, with how the snapshot was found; to `follow` it, it must be a head.
 
@@ -156,15 +106,15 @@ class Refs:
         """
 
         def attempt() -> tuple[Found, SnapshotView]:
-            found = self.resolve(point, first=first)
+            found = self.resolve(version, first=first)
             if follow and not found.moves:
                 raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
             return found, self._context.open_branch(found.at)
 
         return opened(attempt)
 
-    def resolve(self, point: Point, *, first: bool = False) -> Found:
-        """The snapshot that the caller names.
+    def resolve(self, version: str | None, *, first: bool = False) -> Found:
+        """The snapshot that the caller names; by default the head of `main`.
 
         Raises
         ------
@@ -175,12 +125,9 @@ class Refs:
         SnapshotExpiredError
             If there is no snapshot of that id.
         """
-        alone = point.snapshot_id
-        if alone is None and point.version is not None and is_snapshot_id(point.version):
-            alone = point.version
-        if alone is not None:
-            return Found(Branch(snapshot_ref(self._context, alone), None))
-        return self._in(self._first_root() if first else self._root(), point)
+        if version is not None and is_snapshot_id(VersionName.checked(version)):
+            return Found(Branch(snapshot_ref(self._context, version), None))
+        return self._in(self._first_root() if first else self._root(), version)
 
     def begin(
         self, branch: str, *, claim: bool = False, fresh: bool = True
@@ -221,16 +168,16 @@ class Refs:
         """
 
         def at_head() -> dict[str, int]:
-            head = self.resolve(Point(branch=branch)).at.head
+            head = self.resolve(HEADS + branch).at.head
             return marks_of(self._context, self._context.objects.load(head, Snapshot))
 
         return dict(sorted(opened(at_head).items()))
 
     def named(self, *names: str) -> list[Branch]:
         """The snapshot that each version names, as the head of a branch; see `resolve`."""
-        points = [Point(VersionName.checked(name)) for name in names]
-        root = None if all(map(is_snapshot_id, names)) else self._root()
-        return [(self.resolve(p) if root is None else self._in(root, p)).at for p in points]
+        versions = [VersionName.checked(name) for name in names]
+        root = None if all(map(is_snapshot_id, versions)) else self._root()
+        return [(self.resolve(v) if root is None else self._in(root, v)).at for v in versions]
 
     def range(self, start: str | None, end: str | None) -> tuple[str | None, Branch]:
         """The id of the snapshot named `start`, and the one named `end`, or else `main`'s head.
@@ -251,14 +198,16 @@ class Refs:
             raise HistoryExpiredError(str(error)) from error
         return (snapshot_id_of(found[0].head.key) if found else start), last
 
-    def history(self, point: Point, limit: int | None) -> Iterator[tuple[HistoryEntries, int]]:
+    def history(
+        self, version: str | None, limit: int | None
+    ) -> Iterator[tuple[HistoryEntries, int]]:
         """The snapshot and its ancestors that are still in history, newest first.
 
         At most `limit` of them; all if it is None. Each is a position among entries.
         """
         most = _check_limit(limit)
         context, root = self._context, self._first_root()
-        found_at = self._in(root, point)
+        found_at = self._in(root, version)
         start, floor = found_at.at, found_at.at.floor
         if found_at.branch is None:
             floor = floor_below(context, root, start.head)
@@ -272,24 +221,14 @@ class Refs:
         version = VersionName.checked(version)
         if is_snapshot_id(version):
             return version
-        return opened(lambda: self.resolve(Point(version)).snapshot_id)
+        return opened(lambda: self.resolve(version).snapshot_id)
 
-    def _in(self, root: Root, point: Point) -> Found:
+    def _in(self, root: Root, version: str | None) -> Found:
         """The snapshot that the caller names, as of this root."""
-        context, roots = self._context, self._context.roots
-        if point.snapshot_id is not None:
-            return Found(Branch(snapshot_ref(context, point.snapshot_id), None))
-        if point.tag is not None:
-            return Found(Branch(roots.tag(root, point.tag), None))
-        if point.version is None:
-            name = DEFAULT_BRANCH if point.branch is None else point.branch
-            found, back = Found(roots.branch(root, name), name, moves=True), 0
-            until_ms, shown = point.until_ms, name
-        else:
-            version, shown = VersionName.parse(point.version), point.version
-            found, back = found_by_name(context, root, version.name), version.back
-            until_ms = point.until_ms if version.at_ms is None else version.at_ms
-        return before(context, root, found, shown, until_ms=until_ms, back=back)
+        shown = DEFAULT_BRANCH if version is None else version
+        parsed = VersionName.parse(shown)
+        found = found_by_name(self._context, root, parsed.name)
+        return before(self._context, root, found, shown, parsed)
 
     def _root(self) -> Root:
         return self._context.roots.read().root
@@ -468,8 +407,8 @@ def _check_limit(limit: object) -> int:
 
 
 def _check_new_name(name: object) -> None:
-    if check_ref_name(name) == HEAD or is_snapshot_id(str(name)):
-        raise InvalidArgumentError(
-            f"no branch or tag can be called {name!r}: "
-            + ("it stands for the head of main" if name == HEAD else "it is the id of a snapshot")
-        )
+    why = "it stands for the head of main" if check_ref_name(name) == HEAD else ""
+    why = "it is the id of a snapshot" if is_snapshot_id(str(name)) else why
+    why = "full names of branches and tags begin so" if str(name).startswith("refs/") else why
+    if why:
+        raise InvalidArgumentError(f"no branch or tag can be called {name!r}: {why}")
