@@ -17,17 +17,16 @@ from zarr.core.buffer import cpu
 from effort import examples
 from zarr_manifests import ChunkKind, Repository, ResolvedChunks, Session
 from zarr_manifests.engine.edit.bulk_chunks import _are_sound
+from zarr_manifests.error_cases import FencedError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     MissingChunkError,
     NotFoundError,
     SnapshotExpiredError,
     StorageError,
     VirtualContainerError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.storage import MemoryStorage

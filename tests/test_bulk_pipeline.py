@@ -33,12 +33,12 @@ import zarr_manifests as zm
 from effort import examples
 from zarr_manifests.bulk import BulkCodecPipeline, chunk_locks, here, reading, use_bulk, writing
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
+from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
     SessionClosedError,
     SnapshotExpiredError,
-    StorageFullError,
 )
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.store import contents_of

@@ -13,12 +13,8 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests.bulk import use_bulk
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    MissingChunkError,
-    StorageError,
-    VirtualSourceChangedError,
-)
+from zarr_manifests.error_cases import VirtualSourceChangedError
+from zarr_manifests.errors import CorruptObjectError, MissingChunkError, StorageError
 
 VALUES = np.random.default_rng(0).random(40)
 READERS: dict[str, Callable[[Any], Any]] = {

@@ -27,7 +27,8 @@ from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, mea
 from zarr_manifests.demo.map_picture import draw
 from zarr_manifests.demo.place import MARKER
 from zarr_manifests.demo.steps import FIRST_MONTHS, FIRST_TAG, compare_means
-from zarr_manifests.errors import AlreadyExistsError, JavaNotFoundError, StorageError
+from zarr_manifests.error_cases import JavaNotFoundError
+from zarr_manifests.errors import AlreadyExistsError, StorageError
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.testing import CountingStorage
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from zarr_manifests import errors
+from zarr_manifests import error_cases, errors
+from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
-    ConfigError,
     Conflict,
     ConflictError,
     ConflictKind,
@@ -25,7 +25,7 @@ from zarr_manifests.errors import (
 
 ALL = [
     kind
-    for kind in vars(errors).values()
+    for kind in {**vars(errors), **vars(error_cases)}.values()
     if inspect.isclass(kind) and issubclass(kind, BaseException) and not issubclass(kind, Warning)
 ]
 BUILT_IN = {
@@ -69,15 +69,17 @@ def test_the_tree_is_as_documented() -> None:
     assert documented == {kind.__name__: {b.__name__ for b in kind.__bases__} for kind in ALL}
 
 
-def test_there_is_one_root_and_everything_is_public() -> None:
+def test_a_case_is_caught_as_an_error_that_callers_know() -> None:
     assert all(issubclass(kind, ManifestsError) for kind in ALL)
-    assert {kind.__name__ for kind in ALL} <= set(errors.__all__)
-    assert len(ALL) > 15
+    known = {getattr(errors, name) for name in errors.__all__} - {ManifestsError}
+    apart = {kind.__name__ for kind in ALL if not known.intersection(kind.__mro__)}
+    assert apart == {"ManifestsError", "JavaNotFoundError"}
+    assert len({kind.__new__(kind).kind for kind in ALL}) == len(ALL) > 15
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_each_is_the_built_in_a_caller_would_expect(name: str) -> None:
-    assert issubclass(getattr(errors, name), BUILT_IN[name])
+    assert issubclass({kind.__name__: kind for kind in ALL}[name], BUILT_IN[name])
 
 
 @pytest.mark.parametrize("kind", [CorruptObjectError, MissingChunkError, SnapshotExpiredError])

@@ -30,7 +30,8 @@ import zarr_manifests as zm
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.config.cache_options import CacheOptions
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
-from zarr_manifests.errors import NotARepositoryError, SessionClosedError
+from zarr_manifests.error_cases import NotARepositoryError
+from zarr_manifests.errors import SessionClosedError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.storage.locks import exclusive

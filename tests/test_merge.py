@@ -11,10 +11,10 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests import Repository, merges
+from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
-    HistoryExpiredError,
     InvalidArgumentError,
     NotFoundError,
     SnapshotExpiredError,

@@ -22,7 +22,8 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository
 from zarr_manifests import metrics as metrics_module
-from zarr_manifests.errors import ConflictError, ObjectNotFoundError
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import ConflictError
 from zarr_manifests.metrics import Meter, Metrics, process_totals
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage, Storage

@@ -18,19 +18,21 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, RepositoryConfig
-from zarr_manifests.errors import (
-    AlreadyExistsError,
+from zarr_manifests.error_cases import (
     ConfigError,
-    ConflictError,
     FencedError,
-    InvalidArgumentError,
     NotARepositoryError,
-    NotFoundError,
     ObjectNotFoundError,
-    ReadOnlyError,
-    SnapshotExpiredError,
     UnmergedForksError,
     UnsupportedStorageError,
+)
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReadOnlyError,
+    SnapshotExpiredError,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage

@@ -15,7 +15,8 @@ import zarr
 import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.root import METADATA
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage

@@ -18,13 +18,12 @@ from zarr.core.buffer import cpu
 
 from inside import context_of, root_of
 from zarr_manifests import Fork, ManifestStore, Repository, Session
+from zarr_manifests.error_cases import FencedError, UnmergedForksError
 from zarr_manifests.errors import (
     ConflictError,
-    FencedError,
     InvalidArgumentError,
     NotFoundError,
     SessionClosedError,
-    UnmergedForksError,
 )
 from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.format.snapshot import Snapshot

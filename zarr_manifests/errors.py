@@ -1,16 +1,15 @@
-"""All errors of the package, grouped by what a caller can do.
+"""The errors that callers catch, grouped by what they can do.
 
-- *Correct the call*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`, `ConfigError`,
-  `WhereError`, `VirtualContainerError`.
-- *Resolve, then commit again*: `ConflictError`, `UnmergedForksError`.
-- *Open a new session*: `SnapshotExpiredError`, `HistoryExpiredError`, `FencedError`,
-  `LeaseError`, `SessionClosedError`.
+- *Correct the call*: `NotFoundError`, `AlreadyExistsError`, `InvalidArgumentError`,
+  `ReadOnlyError`, `VirtualContainerError`.
+- *Resolve, then commit again*: `ConflictError`.
+- *Open a new session*: `SnapshotExpiredError`, `SessionClosedError`.
 - *Check before doing anything else*: `CommitOutcomeUnknownError`, `TransactionGapError`.
 - *Go on, it is done*: `TransactionAlreadyCommitted`.
-- *Repair damage*: `CorruptObjectError`, `VirtualSourceChangedError`, `MissingChunkError`,
-  `UnsupportedFormatError`.
-- *Fix the storage*: `StorageError` and its subclasses.
-- *Install something*: `JavaNotFoundError`.
+- *Repair damage*: `CorruptObjectError`, `MissingChunkError`, `UnsupportedFormatError`.
+- *Fix the storage*: `StorageError`.
+
+`kind` tells finer cases apart, which `error_cases` has.
 
 Each also inherits a matching built-in exception. `MissingChunkError` and `CorruptObjectError` do
 not inherit `KeyError` or `FileNotFoundError`: Zarr takes those for an absent chunk and returns the
@@ -19,6 +18,7 @@ fill value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -28,35 +28,23 @@ from zarr_manifests.records import dataclass
 __all__ = [
     "AlreadyExistsError",
     "CommitOutcomeUnknownError",
-    "ConfigError",
     "Conflict",
     "ConflictError",
     "ConflictKind",
     "CorruptObjectError",
-    "FencedError",
-    "HistoryExpiredError",
     "InvalidArgumentError",
-    "JavaNotFoundError",
-    "LeaseError",
     "ManifestsError",
     "MissingChunkError",
-    "NotARepositoryError",
     "NotFoundError",
-    "ObjectNotFoundError",
     "PickledStoreWarning",
     "ReadOnlyError",
     "SessionClosedError",
     "SnapshotExpiredError",
     "StorageError",
-    "StorageFullError",
     "TransactionAlreadyCommitted",
     "TransactionGapError",
-    "UnmergedForksError",
     "UnsupportedFormatError",
-    "UnsupportedStorageError",
     "VirtualContainerError",
-    "VirtualSourceChangedError",
-    "WhereError",
 ]
 
 
@@ -64,7 +52,22 @@ class ManifestsError(Exception):
     """Base class of all errors of this package.
 
     `str` escapes control characters; `args` has the original text.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> try:
+    ...     zm.Repository.open("memory://nowhere")
+    ... except zm.errors.NotFoundError as error:
+    ...     error.kind
+    'not-a-repository'
     """
+
+    @property
+    def kind(self) -> str:
+        """The case, as a word for programs, such as `history-expired` or `storage-full`."""
+        name = type(self).__name__.removesuffix("Error")
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
 
     def __str__(self) -> str:
         # Not `super().__str__()`: `KeyError` returns the repr of the message.
@@ -76,12 +79,6 @@ class ManifestsError(Exception):
 
 class NotFoundError(ManifestsError, KeyError):
     """There is no branch, tag, snapshot, path or variable of that name."""
-
-
-class NotARepositoryError(FileNotFoundError, NotFoundError):
-    """There is no repository at that location."""
-
-    __str__ = ManifestsError.__str__  # `FileNotFoundError` comes before it
 
 
 class AlreadyExistsError(ManifestsError, FileExistsError):
@@ -101,53 +98,6 @@ class ReadOnlyError(ManifestsError, PermissionError, ValueError):
 
 class VirtualContainerError(ManifestsError, PermissionError):
     """A virtual chunk is outside the containers authorised at open; nothing was read."""
-
-
-class ConfigError(InvalidArgumentError):
-    """The configuration is invalid; `problems` lists every problem with its place.
-
-    Parameters
-    ----------
-    problems : sequence of str
-        One line for each problem, starting with its place (`max-delta-count: ...`).
-    """
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(self.problems))
-
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
-        return ConfigError, (self.problems,)
-
-
-class WhereError(InvalidArgumentError):
-    """The text of a where cannot be read; the message shows the place and the grammar.
-
-    Parameters
-    ----------
-    reason : str
-        What is wrong.
-    text : str
-        The text of the where.
-    position : int
-        Where in the text, in characters from 0 on.
-    grammar : str
-        What may stand there.
-    """
-
-    def __init__(self, reason: str, text: str = "", position: int = 0, grammar: str = "") -> None:
-        self.reason, self.text, self.position, self.grammar = reason, text, position, grammar
-        super().__init__(reason)
-
-    def __str__(self) -> str:
-        if not self.grammar:
-            return super().__str__()
-        before = plain_text(self.text[: self.position])
-        shown = before + plain_text(self.text[self.position :])
-        return f"{plain_text(self.reason)}\n  {shown}\n  {' ' * len(before)}^\n{self.grammar}"
-
-    def __reduce__(self) -> tuple[type[WhereError], tuple[str, str, int, str]]:
-        return WhereError, (self.reason, self.text, self.position, self.grammar)
 
 
 # --- resolve, then commit again --------------------------------------------------------------
@@ -230,10 +180,6 @@ class ConflictError(ManifestsError, RuntimeError):
         return ConflictError, (self.message, self.conflicts)
 
 
-class UnmergedForksError(ManifestsError, RuntimeError):
-    """Writable copies of the session's store were pickled, and none was merged back."""
-
-
 class PickledStoreWarning(UserWarning):
     """A writable store was pickled: its writes are not committed unless it is merged."""
 
@@ -245,25 +191,6 @@ class SnapshotExpiredError(ManifestsError, LookupError):
     """The snapshot is not, or no longer, in the history of the repository.
 
     A `LookupError` and not a `KeyError`, which Zarr takes for an absent chunk.
-    """
-
-
-class HistoryExpiredError(SnapshotExpiredError):
-    """A part of the requested history has expired; nothing was returned."""
-
-
-class FencedError(ManifestsError, PermissionError):
-    """The session or maintenance task may no longer commit.
-
-    It began before the repository's fence and holds no lease, or somebody else has since claimed
-    the branch or the task.
-    """
-
-
-class LeaseError(ManifestsError, RuntimeError):
-    """A lease was not renewed in time, or cannot be renewed in the background.
-
-    The lease may still be valid, but do not rely on it.
     """
 
 
@@ -347,10 +274,6 @@ class CorruptObjectError(ManifestsError, OSError):
     """An object does not match its pointer, its checksum or the format."""
 
 
-class VirtualSourceChangedError(CorruptObjectError):
-    """The file of a virtual chunk has changed since it was referenced."""
-
-
 class MissingChunkError(ManifestsError, OSError):
     """The bytes of a referenced chunk are missing; this never reads as an absent chunk.
 
@@ -377,20 +300,4 @@ class StorageError(ManifestsError, OSError):
     """The storage failed; the operation may be retried."""
 
 
-class ObjectNotFoundError(StorageError, FileNotFoundError):
-    """The storage has no object under that key."""
-
-
-class StorageFullError(StorageError):
-    """The storage is full."""
-
-
-class UnsupportedStorageError(StorageError, ValueError):
-    """The storage lacks an operation that is needed, such as compare-and-swap."""
-
-
 # --- install something -----------------------------------------------------------------------
-
-
-class JavaNotFoundError(ManifestsError, RuntimeError):
-    """Spark needs Java, and none was found on this machine or in a package."""

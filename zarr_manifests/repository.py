@@ -40,9 +40,9 @@ from zarr_manifests.engine.snapshot.opening import (
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
+from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
     AlreadyExistsError,
-    HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
     SnapshotExpiredError,
@@ -585,7 +585,7 @@ class Repository:
         >>> session = repo.writable_session(exclusive=True)
         >>> before.commit("make a group")
         Traceback (most recent call last):
-        zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
+        zarr_manifests.error_cases.FencedError: ... another writer has claimed branch 'main' ...
         """
         lease_ms = _checked_writer(isolation, copies, lease)
         start, view = self._refs.begin(branch, claim=exclusive)
@@ -630,7 +630,7 @@ class Repository:
         >>> _ = one.commit("make a group")
         >>> other.commit("make a group")
         Traceback (most recent call last):
-        zarr_manifests.errors.FencedError: ... resumed more than once: ...
+        zarr_manifests.error_cases.FencedError: ... resumed more than once: ...
         """
         from zarr_manifests.commits import SessionCommits
 
@@ -1806,7 +1806,7 @@ class Repository:
         >>> repo = zm.Repository.create("memory://from-icechunk")
         >>> repo.import_icechunk("memory://nothing-there")
         Traceback (most recent call last):
-        zarr_manifests.errors.NotARepositoryError: there is no icechunk repository at ...
+        zarr_manifests.error_cases.NotARepositoryError: there is no icechunk repository at ...
         """
         from zarr_manifests.importing import import_icechunk
 

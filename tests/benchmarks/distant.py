@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from zarr_manifests.errors import ObjectNotFoundError
+from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.storage import Capabilities, LocalStorage, ObjectInfo, Tagged
 from zarr_manifests.testing import WrappedStorage
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.config.repository_config import config_of_root
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 
 WRONG = """
 max-delta-count: 0

@@ -20,7 +20,8 @@ from zarr_manifests.config import (
     Split,
 )
 from zarr_manifests.config.path_regex import PathSet
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
 
 LAST = ManifestSet("default", 1_000_000, None, None, None)
 

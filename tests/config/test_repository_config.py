@@ -19,7 +19,8 @@ from zarr_manifests.config import (
     Preload,
     Rule,
 )
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
 
 
 @given(

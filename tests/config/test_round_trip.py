@@ -27,7 +27,7 @@ from zarr_manifests.config import (
 )
 from zarr_manifests.config import yaml_text as text_module
 from zarr_manifests.config.repository_config import config_of_root
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

@@ -9,7 +9,8 @@ import zarr
 
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.config import Snapshots
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 
 

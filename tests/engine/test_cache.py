@@ -22,7 +22,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
 from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
 from zarr_manifests.format.counts import Count

@@ -19,7 +19,8 @@ from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
-from zarr_manifests.errors import ConfigError, CorruptObjectError, VirtualSourceChangedError
+from zarr_manifests.error_cases import ConfigError, VirtualSourceChangedError
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import SYSTEM

@@ -17,19 +17,17 @@ import zarr
 from effort import some_or_all
 from inside import change_root, context_of, root_of, short_pages
 from zarr_manifests import Repository
+from zarr_manifests.error_cases import FencedError, NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     ManifestsError,
     MissingChunkError,
-    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
     StorageError,
-    UnsupportedStorageError,
 )
 from zarr_manifests.format.root import CLONING_KEY
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage

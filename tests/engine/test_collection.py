@@ -26,11 +26,10 @@ from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.history.ancestry import ages
 from zarr_manifests.engine.history.leases import renew_all, take
 from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.error_cases import FencedError, HistoryExpiredError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
-    FencedError,
-    HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
     MissingChunkError,

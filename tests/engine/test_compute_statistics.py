@@ -18,7 +18,8 @@ from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.compact import compute_statistics as module
 from zarr_manifests.engine.snapshot.index_directory import index_directory
-from zarr_manifests.errors import FencedError, NotFoundError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.root import ZONE_MAPS
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

@@ -19,10 +19,10 @@ from effort import some_or_all
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
-    NotARepositoryError,
     SnapshotExpiredError,
     UnsupportedFormatError,
 )

@@ -24,17 +24,16 @@ from effort import swept
 from inside import context_of, root_of
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.history.leases import renew_all
+from zarr_manifests.error_cases import FencedError, UnmergedForksError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     ManifestsError,
     ReadOnlyError,
     SessionClosedError,
     SnapshotExpiredError,
     TransactionAlreadyCommitted,
-    UnmergedForksError,
 )
 from zarr_manifests.format import envelope
 from zarr_manifests.format.chunk_table import NativeRef, RefKind

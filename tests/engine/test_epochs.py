@@ -13,7 +13,8 @@ from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.root.epochs import claim_compaction
-from zarr_manifests.errors import ConflictError, FencedError, NotFoundError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import ConflictError, NotFoundError
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.store import contents_of

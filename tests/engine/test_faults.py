@@ -28,17 +28,15 @@ from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.leases import give_up, renew_all, take
 from zarr_manifests.engine.root.heartbeat import Held
+from zarr_manifests.error_cases import FencedError, NotARepositoryError, StorageFullError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
-    FencedError,
     InvalidArgumentError,
     ManifestsError,
-    NotARepositoryError,
     NotFoundError,
     SessionClosedError,
     StorageError,
-    StorageFullError,
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.format.root import Root

@@ -20,7 +20,8 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.commit import carry_zones
 from zarr_manifests.engine.edit import forks as forks_module
 from zarr_manifests.engine.objects.spill import Spilled
-from zarr_manifests.errors import ConflictError, FencedError, InvalidArgumentError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, VirtualRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import in_box, in_c_order

@@ -15,11 +15,8 @@ import zarr
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.history import follow as following
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    FencedError,
-    ObjectNotFoundError,
-)
+from zarr_manifests.error_cases import FencedError, ObjectNotFoundError
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order

@@ -15,13 +15,8 @@ import zarr
 from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.history import leases
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    FencedError,
-    LeaseError,
-    ManifestsError,
-    StorageError,
-)
+from zarr_manifests.error_cases import FencedError, LeaseError
+from zarr_manifests.errors import CorruptObjectError, ManifestsError, StorageError
 from zarr_manifests.format.root import Lease
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import in_order

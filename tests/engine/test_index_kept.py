@@ -16,7 +16,7 @@ from zarr.core.buffer import cpu
 from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.presence_index import Presence
-from zarr_manifests.errors import FencedError
+from zarr_manifests.error_cases import FencedError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of

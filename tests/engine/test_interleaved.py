@@ -25,7 +25,8 @@ from zarr.core.buffer import cpu
 
 from effort import examples
 from zarr_manifests import Repository, Session
-from zarr_manifests.errors import ConflictError, FencedError, SnapshotExpiredError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import ConflictError, SnapshotExpiredError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 

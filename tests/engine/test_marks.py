@@ -17,16 +17,15 @@ import zarr
 import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository, Session
+from zarr_manifests.error_cases import FencedError, UnmergedForksError
 from zarr_manifests.errors import (
     ConflictError,
-    FencedError,
     InvalidArgumentError,
     NotFoundError,
     SessionClosedError,
     StorageError,
     TransactionAlreadyCommitted,
     TransactionGapError,
-    UnmergedForksError,
 )
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT
 from zarr_manifests.format.root import MARKS_PAGE

@@ -9,7 +9,8 @@ import zarr
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Fork, ManifestStore, Repository, Session
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
+from zarr_manifests.error_cases import UnmergedForksError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 
 

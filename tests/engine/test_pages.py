@@ -16,7 +16,8 @@ from zarr.core.buffer import cpu
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.errors import AlreadyExistsError, FencedError, NotFoundError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import AlreadyExistsError, NotFoundError
 from zarr_manifests.format.root import LOG_TAIL, Lease, LogEntry, Root
 from zarr_manifests.ids import new_session_id, snapshot_id_of
 from zarr_manifests.planning.upkeep.paging import PAGES_MOST, ROOT_BYTES

@@ -14,7 +14,8 @@ import zarr
 from dask.base import tokenize
 
 from zarr_manifests import ManifestStore, Repository, Session
-from zarr_manifests.errors import MissingChunkError, PickledStoreWarning, UnmergedForksError
+from zarr_manifests.error_cases import UnmergedForksError
+from zarr_manifests.errors import MissingChunkError, PickledStoreWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:a writable store was pickled")
 

@@ -20,7 +20,7 @@ from zarr.core.buffer import cpu
 from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.objects.metadata import Objects
-from zarr_manifests.errors import UnmergedForksError
+from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.ids import session_of

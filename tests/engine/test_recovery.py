@@ -13,13 +13,8 @@ import zarr
 
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    FencedError,
-    InvalidArgumentError,
-    NotARepositoryError,
-    SnapshotExpiredError,
-)
+from zarr_manifests.error_cases import FencedError, NotARepositoryError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage

@@ -11,7 +11,8 @@ import pytest
 import zarr
 
 from zarr_manifests import Repository, RepositoryConfig
-from zarr_manifests.errors import ConflictError, FencedError, ManifestsError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.root import WRITE_ID_BYTES, LogEntry, Root, archive_key
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.upkeep.collection import unended_since

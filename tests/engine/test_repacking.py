@@ -17,9 +17,9 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import repack_chunks as repacking
+from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,

@@ -17,16 +17,15 @@ from zarr.core.buffer import cpu
 
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.edit import reporting_copies as reports
+from zarr_manifests.error_cases import FencedError, UnsupportedStorageError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     ManifestsError,
     ReadOnlyError,
     SessionClosedError,
     StorageError,
-    UnsupportedStorageError,
 )
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of, workspace_of

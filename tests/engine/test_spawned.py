@@ -16,7 +16,8 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ManifestsError, UnmergedForksError
+from zarr_manifests.error_cases import UnmergedForksError
+from zarr_manifests.errors import ManifestsError
 
 N = 12
 PICKLED = pytest.mark.filterwarnings("ignore::zarr_manifests.errors.PickledStoreWarning")

@@ -7,7 +7,8 @@ import pytest
 import xarray as xr
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ConfigError, InvalidArgumentError, StorageError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.storage import MemoryStorage
 
 DS = xr.Dataset({"t": ("x", [1.0, 2.0])})

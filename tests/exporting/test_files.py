@@ -19,13 +19,12 @@ from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from exported import ODD, bytes_in, odd_repository, same_bytes, values_in
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    InvalidArgumentError,
+from zarr_manifests.error_cases import (
     StorageFullError,
     UnsupportedStorageError,
     VirtualSourceChangedError,
 )
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.exporting import places
 from zarr_manifests.storage import MemoryStorage
 

@@ -16,14 +16,13 @@ import zarr.storage
 
 import zarr_manifests as zm
 from exported import ODD, bytes_in, odd_repository, put, same_bytes, values_in
+from zarr_manifests.error_cases import StorageFullError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
     ReadOnlyError,
     SnapshotExpiredError,
-    StorageFullError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.exporting import places
 from zarr_manifests.keys import DOCUMENTS

@@ -15,12 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    SnapshotExpiredError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.spark import changes, read, register
 
 type Row = tuple[Any, ...]

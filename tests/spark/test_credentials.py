@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 import accounts
 import zarr_manifests as zm
 from zarr_manifests import spark as zms
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import maintenance
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.storage import MemoryStorage

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 import zarr_manifests as zm
 from grids import found, hours, made
 from zarr_manifests import Repository
-from zarr_manifests.errors import FencedError
+from zarr_manifests.error_cases import FencedError
 from zarr_manifests.spark import register
 from zarr_manifests.spark.data_sink import Sink
 

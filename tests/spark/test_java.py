@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from zarr_manifests.errors import InvalidArgumentError, JavaNotFoundError
+from zarr_manifests.error_cases import JavaNotFoundError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import java as java_module
 from zarr_manifests.spark.java import JavaHome, find_java, spark_java_home
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests.engine.compact import compute_statistics
-from zarr_manifests.errors import UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.spark import maintenance
 from zarr_manifests.store import contents_of

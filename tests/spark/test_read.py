@@ -24,13 +24,12 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests import Repository
+from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
-    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
-    UnsupportedStorageError,
 )
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.session import Session

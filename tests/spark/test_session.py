@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext
 
-from zarr_manifests.errors import JavaNotFoundError
+from zarr_manifests.error_cases import JavaNotFoundError
 from zarr_manifests.spark import java as java_module
 from zarr_manifests.spark import session
 

@@ -26,7 +26,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from effort import examples
 from inside import root_of
 from zarr_manifests import Repository
-from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, SnapshotExpiredError
+from zarr_manifests.error_cases import HistoryExpiredError
+from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.spark import read, register
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.stream import ChangeStream, Offset, StreamOptions
@@ -571,7 +572,7 @@ def test_a_where_selects_among_the_cells_that_were_added(plain: Repository) -> N
 def test_a_place_that_cannot_be_written_is_streamed_without_lease(
     plain: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zarr_manifests.errors import UnsupportedStorageError
+    from zarr_manifests.error_cases import UnsupportedStorageError
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise UnsupportedStorageError("read only")

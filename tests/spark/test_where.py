@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository
-from zarr_manifests.errors import InvalidArgumentError, WhereError
+from zarr_manifests.error_cases import WhereError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import Moment, Where, parse_where
 from zarr_manifests.session import Session

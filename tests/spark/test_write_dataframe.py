@@ -15,13 +15,12 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
+from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
     MissingChunkError,
-    NotARepositoryError,
-    UnsupportedStorageError,
 )
 from zarr_manifests.spark import WriteReport, read, write_dataframe
 from zarr_manifests.spark import write_dataframe as module_of_it

@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.storage import (
     LocalStorage,
     MemoryStorage,

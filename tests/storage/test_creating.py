@@ -16,7 +16,8 @@ import pytest
 
 import zarr_manifests as zm
 from small_store import Answer, Request
-from zarr_manifests.errors import AlreadyExistsError, StorageError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import AlreadyExistsError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_proof import Proof

@@ -26,12 +26,8 @@ import zarr
 
 import accounts
 import zarr_manifests as zm
-from zarr_manifests.errors import (
-    ConfigError,
-    InvalidArgumentError,
-    StorageError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.storage import ObjectStorage, from_url
 from zarr_manifests.storage.metered import metered, place_of
 

@@ -21,7 +21,8 @@ import zarr
 
 import zarr_manifests as zm
 from inside import open_handles
-from zarr_manifests.errors import ConfigError, ManifestsError, StorageError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.storage import LocalStorage, Storage, files, from_url, handles
 
 # --- not a regular file ----------------------------------------------------------------------

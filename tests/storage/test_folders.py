@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from zarr_manifests.errors import ObjectNotFoundError, StorageError
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import StorageError
 from zarr_manifests.storage import LocalStorage, Storage
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.testing import CrashDisk, SimulatedCrash

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inside import open_handles
-from zarr_manifests.errors import ObjectNotFoundError
+from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.storage import LocalStorage, handles, local
 
 type Clock = list[float]

@@ -20,14 +20,13 @@ from typing import Any
 import pytest
 
 from zarr_manifests import Repository
-from zarr_manifests.errors import (
-    InvalidArgumentError,
+from zarr_manifests.error_cases import (
     NotARepositoryError,
     ObjectNotFoundError,
-    StorageError,
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.storage import LocalStorage, Storage, from_url
 from zarr_manifests.storage import disk as disk_module
 from zarr_manifests.storage.disk import PosixDisk, Temp, filesystem_type, is_remote_filesystem

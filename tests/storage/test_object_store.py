@@ -24,14 +24,13 @@ from typing import Any
 import pytest
 
 import zarr_manifests as zm
-from zarr_manifests.errors import (
+from zarr_manifests.error_cases import (
     ConfigError,
-    InvalidArgumentError,
     ObjectNotFoundError,
-    StorageError,
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.storage import ObjectStorage, from_url, object_clients

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from missing import missing
-from zarr_manifests.errors import ConfigError, StorageError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import StorageError
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_redirects import confined
 

@@ -18,15 +18,17 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.errors import (
+from zarr_manifests.error_cases import (
     ConfigError,
+    UnsupportedStorageError,
+    VirtualSourceChangedError,
+)
+from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     MissingChunkError,
     StorageError,
-    UnsupportedStorageError,
     VirtualContainerError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.ids import crc32c

@@ -18,13 +18,8 @@ from obstore.store import S3Store
 
 import zarr_manifests as zm
 from s3_server import ObjectServer
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    MissingChunkError,
-    NotFoundError,
-    UnsupportedStorageError,
-    VirtualSourceChangedError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
+from zarr_manifests.errors import InvalidArgumentError, MissingChunkError, NotFoundError
 from zarr_manifests.storage import MemoryStorage
 
 GOLDEN = Path(__file__).parents[1] / "virtual/icechunk_golden/format-2"

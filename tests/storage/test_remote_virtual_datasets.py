@@ -17,7 +17,7 @@ from virtualizarr.parsers import HDFParser, NetCDF3Parser
 
 import zarr_manifests as zm
 from s3_server import ObjectServer
-from zarr_manifests.errors import VirtualSourceChangedError
+from zarr_manifests.error_cases import VirtualSourceChangedError
 from zarr_manifests.storage import MemoryStorage
 
 PLACES = ["file", "http", "s3"]

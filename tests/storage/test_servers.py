@@ -21,13 +21,8 @@ from typer.testing import CliRunner
 import zarr_manifests as zm
 from servers import SERVERS, Server
 from zarr_manifests.cli import app
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    MissingChunkError,
-    UnsupportedStorageError,
-    VirtualContainerError,
-    VirtualSourceChangedError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
+from zarr_manifests.errors import CorruptObjectError, MissingChunkError, VirtualContainerError
 from zarr_manifests.storage import Storage, from_url
 
 pytestmark = pytest.mark.servers

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import accounts
-from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, ObjectStorage, from_url
 from zarr_manifests.storage.url import environment_mark, parse_options
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from zarr_manifests.errors import InvalidArgumentError, StorageError, StorageFullError
+from zarr_manifests.error_cases import StorageFullError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
 from zarr_manifests.testing import (

@@ -25,15 +25,14 @@ import zstandard
 import zarr_manifests as zm
 from hearing import Hearing
 from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
+from zarr_manifests.error_cases import NotARepositoryError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
     MissingChunkError,
-    NotARepositoryError,
     NotFoundError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

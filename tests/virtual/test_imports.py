@@ -16,14 +16,13 @@ import zstandard
 from zarr.storage import LocalStore
 
 import zarr_manifests as zm
+from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
     UnsupportedFormatError,
-    UnsupportedStorageError,
     VirtualContainerError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of

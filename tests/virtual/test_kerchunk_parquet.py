@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from effort import examples
 from hearing import Hearing
+from zarr_manifests.error_cases import VirtualSourceChangedError
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,
     UnsupportedFormatError,
     VirtualContainerError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.store import contents_of
 from zarr_manifests.virtual.containers import Containers

@@ -15,6 +15,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -23,9 +24,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     ReadOnlyError,
     StorageError,
-    UnsupportedStorageError,
     VirtualContainerError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import MemoryStorage

@@ -18,12 +18,12 @@ from virtualizarr.manifests import ChunkManifest, ManifestArray
 from virtualizarr.parsers import HDFParser, NetCDF3Parser
 
 import zarr_manifests as zm
+from zarr_manifests.error_cases import VirtualSourceChangedError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
     VirtualContainerError,
-    VirtualSourceChangedError,
 )
 
 HOURS = 4

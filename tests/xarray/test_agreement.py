@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests.errors import InvalidArgumentError, NotARepositoryError
+from zarr_manifests.error_cases import NotARepositoryError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 
 

@@ -16,7 +16,8 @@ from distributed import Client, LocalCluster, worker_client
 
 import zarr_manifests as zm
 from effort import swept
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, UnmergedForksError
+from zarr_manifests.error_cases import UnmergedForksError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError
 
 ENGINE = "zarr_manifests"
 

@@ -11,12 +11,12 @@ import pytest
 import xarray as xr
 
 import zarr_manifests as zm
+from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
     InvalidArgumentError,
     ManifestsError,
-    StorageFullError,
 )
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import Fault, FaultKind, FaultyStorage, SimulatedCrash

@@ -17,12 +17,8 @@ import zarr
 import zarr_manifests as zm
 from tasks_here import Tasks, run_here
 from zarr_manifests.engine.root.deferred_create import Unmade
-from zarr_manifests.errors import (
-    ConflictError,
-    InvalidArgumentError,
-    StorageError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, StorageError
 from zarr_manifests.reports import IngestProgress
 from zarr_manifests.spark import ingest
 from zarr_manifests.storage import MemoryStorage

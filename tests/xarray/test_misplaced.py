@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 import zarr_manifests as zm
 from zarr_manifests.cli.app import app
-from zarr_manifests.errors import AlreadyExistsError, NotARepositoryError
+from zarr_manifests.error_cases import NotARepositoryError
+from zarr_manifests.errors import AlreadyExistsError
 from zarr_manifests.storage import LocalStorage, MemoryStorage
 
 DS = xr.Dataset({"t": ("x", np.arange(3.0))})

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -25,7 +26,6 @@ from zarr_manifests.errors import (
     NotFoundError,
     ReadOnlyError,
     SessionClosedError,
-    UnmergedForksError,
 )
 from zarr_manifests.storage import MemoryStorage
 

@@ -18,11 +18,11 @@ from hypothesis.extra import numpy as npst
 
 import zarr_manifests as zm
 from effort import examples
+from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
-    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
 )

@@ -13,7 +13,7 @@ from zarr_manifests.cli.as_json import plain, print_json
 from zarr_manifests.cli.console import columns, console
 from zarr_manifests.cli.diff import change_lines, change_record
 from zarr_manifests.cli.log import entry, snapshot_record
-from zarr_manifests.errors import HistoryExpiredError
+from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.versions import refs_by_snapshot, short_ids
 

@@ -32,7 +32,7 @@ from zarr_manifests.config.kinds import (
 )
 from zarr_manifests.config.path_regex import PathSet, Regex, matches_path
 from zarr_manifests.config.sections import Nested, check_options, plain_values, saved_values
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.records import dataclass
 
 __all__ = [

@@ -49,7 +49,7 @@ from zarr_manifests.config.manifest_sets import (
     manifest_set,
 )
 from zarr_manifests.config.sections import Nested, Option, Section, options_of, plain_values
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 
 __all__ = ["json_schema", "parse"]
 

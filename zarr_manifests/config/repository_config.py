@@ -37,7 +37,7 @@ from zarr_manifests.config.sections import (
 )
 from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.config.yaml_text import dump_yaml, load_yaml_lines, with_line
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.records import dataclass
 
 __all__ = [

@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_type_hints
 
 from zarr_manifests.config.kinds import Kind, Word, shown, spelled, under
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 
 __all__ = [
     "Nested",

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from zarr_manifests.config.kinds import shown, spelled
-from zarr_manifests.errors import ConfigError
+from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.plain import plain_text
 
 __all__ = ["MAX_TEXT_BYTES", "dump_yaml", "load_yaml", "load_yaml_lines", "with_line"]

@@ -19,12 +19,12 @@ from itertools import groupby
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     StorageError,
     UnsupportedFormatError,
-    UnsupportedStorageError,
 )
 from zarr_manifests.exporting.export_request import ExportCount, ExportRequest
 from zarr_manifests.exporting.placed_chunks import (

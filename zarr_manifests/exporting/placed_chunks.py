@@ -14,12 +14,8 @@ from typing import Final, NamedTuple
 
 from zarr_manifests.engine.history.refs import Refs
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    ReadOnlyError,
-    UnsupportedStorageError,
-    VirtualContainerError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import AlreadyExistsError, ReadOnlyError, VirtualContainerError
 from zarr_manifests.exporting.snapshot_source import SnapshotSource
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import Node

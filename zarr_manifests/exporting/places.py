@@ -22,14 +22,13 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
+from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     ManifestsError,
-    ObjectNotFoundError,
     ReadOnlyError,
     StorageError,
-    UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import LocalStorage, ObjectStorage, Storage

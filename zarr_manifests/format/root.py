@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.config.repository_config import config_of_root
+from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import (
-    ConfigError,
     CorruptObjectError,
     InvalidArgumentError,
     NotFoundError,

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
-    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
     StorageError,

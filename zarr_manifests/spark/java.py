@@ -24,7 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from zarr_manifests.errors import InvalidArgumentError, JavaNotFoundError
+from zarr_manifests.error_cases import JavaNotFoundError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 
 __all__ = ["MINIMUM_VERSION", "JavaHome", "find_java", "spark_java_home"]

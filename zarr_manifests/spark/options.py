@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from zarr_manifests.config.kinds import hyphened, known_as, shown
 from zarr_manifests.config.snapshots import duration_of
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.url import parse_options
 

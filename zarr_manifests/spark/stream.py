@@ -39,12 +39,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from zarr_manifests.errors import (
-    HistoryExpiredError,
-    InvalidArgumentError,
-    SnapshotExpiredError,
-    StorageError,
-)
+from zarr_manifests.error_cases import HistoryExpiredError
+from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, StorageError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo

@@ -16,12 +16,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    ManifestsError,
-    ObjectNotFoundError,
-    StorageError,
-)
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
 from zarr_manifests.storage.protocol import ObjectInfo
 from zarr_manifests.storage.secrets import has_secrets
 

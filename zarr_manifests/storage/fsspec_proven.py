@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
-from zarr_manifests.errors import StorageError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import StorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.protocol import Tagged, Token

@@ -18,11 +18,8 @@ from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal
 
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    StorageError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.fsspec_files import FsspecFiles

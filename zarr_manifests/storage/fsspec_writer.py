@@ -19,7 +19,8 @@ import os
 import threading
 from typing import Any, Final
 
-from zarr_manifests.errors import ObjectNotFoundError, StorageError
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.fsspec_files import FsspecFiles

@@ -39,11 +39,8 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import batched
 
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    StorageError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.storage.disk import Disk, PosixDisk, Temp, is_remote_filesystem
 from zarr_manifests.storage.files import (
     check_folders,

@@ -7,7 +7,8 @@ import errno
 import os
 from collections.abc import Iterator
 
-from zarr_manifests.errors import ObjectNotFoundError, StorageError, StorageFullError
+from zarr_manifests.error_cases import ObjectNotFoundError, StorageFullError
+from zarr_manifests.errors import StorageError
 from zarr_manifests.storage.files import explained
 
 # Paths are plain strings here, since pathlib costs as much as the system calls:

@@ -18,7 +18,8 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.protocol import (

@@ -32,7 +32,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.object_credentials import (

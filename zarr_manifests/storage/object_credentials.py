@@ -20,7 +20,8 @@ from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.runtime import start_thread
 
 __all__ = [

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from zarr_manifests.errors import (
+from zarr_manifests.error_cases import (
     ObjectNotFoundError,
-    StorageError,
     StorageFullError,
     UnsupportedStorageError,
 )
+from zarr_manifests.errors import StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.object_credentials import FAILED, FAULTS
 

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,

@@ -30,12 +30,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    ObjectNotFoundError,
-    StorageError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.object_clients import Endpoint, library
 from zarr_manifests.storage.object_errors import Failure, storage_error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from zarr_manifests.errors import UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Capabilities, ObjectInfo, Storage, Tagged, Token
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles, TakesTurns, Turn

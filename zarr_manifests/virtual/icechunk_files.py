@@ -24,13 +24,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import zstandard
 
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    InvalidArgumentError,
-    NotARepositoryError,
-    ObjectNotFoundError,
-    UnsupportedFormatError,
-)
+from zarr_manifests.error_cases import NotARepositoryError, ObjectNotFoundError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.envelope import unpack

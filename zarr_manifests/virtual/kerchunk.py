@@ -36,10 +36,10 @@ from typing import Any, Final
 import numpy as np
 import zstandard
 
+from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import (
     InvalidArgumentError,
     NotFoundError,
-    ObjectNotFoundError,
     StorageError,
     UnsupportedFormatError,
 )

@@ -17,7 +17,8 @@ import re
 import urllib.parse
 from typing import Final
 
-from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import check_key

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 
 import xarray as xr
 
-from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.reports import IngestProgress, IngestReport
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from simulated.world import World
-from zarr_manifests.errors import ObjectNotFoundError, StorageError
+from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import StorageError
 from zarr_manifests.storage import Capabilities, ObjectInfo, Tagged, Token, check_key
 from zarr_manifests.testing import SimulatedCrash
 

@@ -15,7 +15,8 @@ from simulated.model import Change, SetChunk, State
 from simulated.process import Process
 from zarr_manifests import Txn
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.errors import ConflictError, FencedError, ManifestsError, SnapshotExpiredError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import ConflictError, ManifestsError, SnapshotExpiredError
 from zarr_manifests.format.detached import Detached
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of

@@ -25,7 +25,8 @@ from zarr_manifests.engine.objects.spill import Rows, Spilled
 from zarr_manifests.engine.root.epochs import check_fence
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import FencedError, InvalidArgumentError, ManifestsError
+from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable, StoredRef
 from zarr_manifests.format.detached import (
     Detached,

@@ -27,15 +27,8 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import (
-    Conflict,
-    ConflictError,
-    ConflictKind,
-    FencedError,
-    InvalidArgumentError,
-    ObjectNotFoundError,
-    UnmergedForksError,
-)
+from zarr_manifests.error_cases import FencedError, ObjectNotFoundError, UnmergedForksError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords

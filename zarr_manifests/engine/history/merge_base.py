@@ -13,12 +13,12 @@ from dataclasses import field
 from zarr_manifests.engine.history.ancestry import ancestors, floor_below, is_missing
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
     ConflictKind,
     CorruptObjectError,
-    HistoryExpiredError,
     MissingChunkError,
     SnapshotExpiredError,
 )

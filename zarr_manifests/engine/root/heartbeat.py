@@ -16,7 +16,8 @@ import os
 from collections.abc import Callable
 from dataclasses import field
 
-from zarr_manifests.errors import LeaseError, ManifestsError
+from zarr_manifests.error_cases import LeaseError
+from zarr_manifests.errors import ManifestsError
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.errors import InvalidArgumentError, WhereError
+from zarr_manifests.error_cases import WhereError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.records import dataclass
 
 __all__ = ["GRAMMAR", "Comparison", "Literal", "Moment", "Where", "parse_where"]
