@@ -51,10 +51,10 @@ bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fuse
 	$(PIP) --group bench
 	.venv/bin/python tests/benchmarks $(ARGS)
 
-nightly: $(NIGHTLY)  ## run everything that make test leaves out, part by part; each can be run alone
+nightly: $(NIGHTLY)  ## run what make test leaves out on this commit, part by part
 
-sweep: setup  ## nightly: all cases, examples, crashes and faults
-	$(PYTEST) -m "$(HERE)" --ignore tests/simulation $(ALL) -n auto --dist worksteal
+sweep: setup  ## nightly: the cases and slow tests that make test leaves out, and more examples
+	$(PYTEST) -m "$(HERE)" --cases 3 --rest --ignore tests/simulation $(ALL) -n auto --dist worksteal
 
 seeds: setup  ## nightly: the simulation with 2,000 seeds, and all faults that are planted
 	$(PYTEST) -n auto --dist worksteal tests/simulation

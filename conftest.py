@@ -41,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases", type=int, help="of a test with many cases run so many (default: all)"
     )
     parser.addoption("--commit", default="", help="choose the cases that this commit has chosen")
+    parser.addoption(
+        "--rest", action="store_true", help="run what --cases leaves out, and what tries examples"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,12 +60,18 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)  # of the cases that the marks leave
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep `--cases` of a test with twice as many or more, and a part of what is slow."""
+    """Keep `--cases` of a test with twice as many or more, and a part of what is slow.
+
+    With `--rest`, keep all others, and of those that are run anyway the ones that try examples.
+    """
     most, commit = config.option.cases, config.option.commit
     if most is None:
         return
     groups: defaultdict[object, list[pytest.Item]] = defaultdict(list)
+    sweeps = {item for item in items if item.get_closest_marker("sweep") is not None}
     for item in items:
+        if config.option.rest and item in sweeps:
+            continue
         slow = item.get_closest_marker("slow") is not None
         groups["slow" if slow else getattr(item, "function", item)].append(item)
     left_out = set[pytest.Item]()
@@ -72,9 +81,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.update(cases[len(cases) // _SLOW :])
         elif len(cases) >= 2 * most:
             left_out.update(cases[most:])
+    if config.option.rest:
+        left_out = {item for item in items if item not in left_out | sweeps and not _tries(item)}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def _tries(item: pytest.Item) -> bool:
+    """Whether it tries examples, of which there are more by night."""
+    function = getattr(item, "function", None)
+    by_examples = getattr(function, "is_hypothesis_test", False)
+    return by_examples or item.path.is_relative_to(Path(__file__).parent / "tests/entrances")
 
 
 def pytest_collection_finish() -> None:

@@ -187,7 +187,7 @@ class Many(NamedTuple):
         return self.arrays // IN_A_GROUP
 
 
-@pytest.fixture(scope="module", params=[10_000, pytest.param(100_000, marks=pytest.mark.sweep)])
+@pytest.fixture(scope="module", params=[10_000, pytest.param(30_000, marks=pytest.mark.sweep)])
 def many(request: pytest.FixtureRequest) -> Many:
     storage = MemoryStorage()
     found = Many(storage, request.param)

@@ -212,8 +212,8 @@ _AS_USUAL = {"compaction": {"mode": "auto"}}
 
 @pytest.mark.parametrize(
     ("appends", "config"),
-    [(120, _OFTEN), pytest.param(10_000, _AS_USUAL, marks=pytest.mark.sweep)],
-    ids=["120", "10000"],
+    [(120, _OFTEN), pytest.param(3_000, _AS_USUAL, marks=pytest.mark.sweep)],
+    ids=["120", "3000"],
 )
 def test_after_many_appends_entries_are_found_in_three_rounds(
     appends: int, config: dict[str, Any]
