@@ -143,7 +143,7 @@ def test_errors_with_names_are_shown_harmless(hostile: zm.Repository, tmp_path: 
         lambda: hostile.changes(NAME),
         lambda: hostile.writable_session().move(f"{NAME}3", "x"),
         lambda: hostile.writable_session().chunk_refs(f"{NAME}3"),
-        lambda: hostile.import_zarr(tmp_path / f"{NAME}3"),
+        lambda: zm.virtual.import_zarr(hostile, tmp_path / f"{NAME}3"),
         lambda: zm.Repository.open(tmp_path / f"{NAME}3"),
         lambda: zm.Repository.open(f"memory://{NAME}"),
         lambda: zm.Repository.open(hostile.storage, virtual_containers={NAME: "x"}),

@@ -113,14 +113,14 @@ def test_an_expiry_that_keeps_everything_tells_of_all(repo: zm.Repository) -> No
 
 def test_a_clone_tells_of_every_object(repo: zm.Repository) -> None:
     place = MemoryStorage()
-    hearing = heard(lambda told: repo.clone(place, progress=told))
+    hearing = heard(lambda told: zm.clone(repo, place, progress=told))
     metadata, chunks = kinds(repo, *METADATA), kinds(repo, "chunks")
     assert hearing.done["metadata"] == hearing.totals["metadata"] == metadata
     assert hearing.done["chunks"] == hearing.totals["chunks"] == chunks == COMMITS
     assert {COMMITS + 2, COMMITS - 8} <= {*hearing.runs["following the history"]}
     with repo.transaction(message="one more") as store:
         zarr.open_array(store, path="t")[:2] = 7
-    again = heard(lambda told: repo.clone(place, progress=told))
+    again = heard(lambda told: zm.clone(repo, place, progress=told))
     assert again.done["looking at the clone"] == again.totals["looking at the clone"] > COMMITS
     assert again.runs["looking at what is there"] == [metadata, chunks]
     assert again.done["chunks"] == again.totals["chunks"] == 1
@@ -183,7 +183,7 @@ def test_an_import_of_references_tells_of_references_and_chunks(
 ) -> None:
     repo = zm.Repository.open(repo.storage, virtual_containers={"here": tmp_path})
     given = references(tmp_path, 30)
-    hearing = heard(lambda told: repo.import_kerchunk(given, "/in", progress=told))
+    hearing = heard(lambda told: zm.virtual.import_kerchunk(repo, given, "/in", progress=told))
     assert hearing.done == hearing.totals == {"reading references": 32, "chunks": 30}
 
 
@@ -191,12 +191,14 @@ def test_an_import_of_references_tells_of_references_and_chunks(
 def test_an_import_of_a_zarr_store_tells_of_files_and_chunks(
     repo: zm.Repository, tmp_path: Path, copy: bool
 ) -> None:
-    repo.readonly_session().export(tmp_path / "plain")
+    zm.export(repo.readonly_session(), tmp_path / "plain")
     files = sum(path.is_file() for path in (tmp_path / "plain").rglob("*"))
     target = zm.Repository.create(
         tmp_path / "target", virtual_containers={"plain": tmp_path / "plain"}
     )
-    hearing = heard(lambda told: target.import_zarr(tmp_path / "plain", "/in", copy, progress=told))
+    hearing = heard(
+        lambda told: zm.virtual.import_zarr(target, tmp_path / "plain", "/in", copy, progress=told)
+    )
     assert hearing.done == {"looking for files": files, "chunks": COMMITS}
     assert hearing.totals == {"chunks": COMMITS}  # a folder says what it holds when it is listed
 
@@ -208,7 +210,7 @@ def test_an_export_tells_of_all_chunks(repo: zm.Repository, tmp_path: Path, name
     session = repo.readonly_session()
     copy = name != "kerchunk"
     hearing = heard(
-        lambda told: session.export(tmp_path / "out", name, copy, progress=told), Hearing()
+        lambda told: zm.export(session, tmp_path / "out", name, copy, progress=told), Hearing()
     )
     assert hearing.done == hearing.totals == {"chunks": COMMITS}
 

@@ -139,7 +139,10 @@ def test_open_says_what_is_missing(tmp_path: Path) -> None:
     [
         ("winds.nc", r"a netCDF file lies there, and no repository: `zm\.virtual\.write` refers"),
         ("WINDS.H5", r"a netCDF file lies there"),
-        ("winds.grib2", r"a GRIB file lies there, .*`repo\.import_kerchunk` refers.*`zm\.write`"),
+        (
+            "winds.grib2",
+            r"a GRIB file.*`zm\.virtual\.import_kerchunk` refers.*`zm\.write`",
+        ),
         ("winds.csv", r"make one with Repository\.create, or check the path"),
     ],
 )

@@ -55,7 +55,7 @@ def test_it_is_set_replaced_and_updated() -> None:
 
 
 def cloned(repo: Repository) -> Repository:
-    repo.clone("memory://metadata-of-a-clone")
+    zm.clone(repo, "memory://metadata-of-a-clone")
     return Repository.open("memory://metadata-of-a-clone")
 
 
@@ -95,15 +95,15 @@ def test_it_survives_all_that_is_done_later(what: str) -> None:
 
 def test_a_clone_takes_over_what_is_set_later(tmp_path: Path) -> None:
     repo = Repository.create(MemoryStorage())
-    repo.clone(tmp_path / "clone")
+    zm.clone(repo, tmp_path / "clone")
     clone = Repository.open(tmp_path / "clone")
     assert METADATA not in root_of(clone).features
     clone.set_metadata({"here": 1})
     repo.set_metadata(ABOUT)
-    repo.clone(tmp_path / "clone")
+    zm.clone(repo, tmp_path / "clone")
     assert clone.metadata == {"here": 1, **ABOUT}
     version = root_of(clone).version
-    repo.clone(tmp_path / "clone")  # nothing is new
+    zm.clone(repo, tmp_path / "clone")  # nothing is new
     assert root_of(clone).version == version
 
 

@@ -19,6 +19,7 @@ import zarr
 from zarr.core.buffer import cpu
 from zarr.storage import LocalStore
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import NodeKind
@@ -84,7 +85,7 @@ def same(store: Any, judge: Path, name: str, path: str) -> None:
 
 def write_unless_virtual(repository: Repository, place: str, encoding: str, judge: Path) -> None:
     if place == "virtual":
-        repository.import_zarr(judge)
+        zm.virtual.import_zarr(repository, judge)
         return
     with repository.transaction(message="fill") as store:
         fill(store, ENCODINGS[encoding])

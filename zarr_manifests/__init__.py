@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zarr_manifests.config import RepositoryConfig
     from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
     from zarr_manifests.engine.history.leases import HeldLease
+    from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
     from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
     from zarr_manifests.reports import (
@@ -114,7 +115,9 @@ __all__ = [
     "ValueChanges",
     "VerifyReport",
     "VirtualContainer",
+    "clone",
     "errors",
+    "export",
     "ingest",
     "rewrite_chunks",
     "to_session",
@@ -137,6 +140,8 @@ _HOMES: Final = {
     "Session": "session",
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
+    "clone": "moving",
+    "export": "moving",
     "rewrite_chunks": "rewriting",
     "ingest": "xarray.ingest_files",
     "to_session": "xarray",

@@ -41,7 +41,7 @@ from zarr_manifests.virtual.budget import check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
 
-__all__ = ["import_icechunk"]
+__all__ = ["import_history"]
 
 _NAME: Final = "icechunk-snapshot"
 _TIME: Final = "icechunk-time"
@@ -49,7 +49,7 @@ _BY: Final = "icechunk-import"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def import_icechunk(
+def import_history(
     context: Context,
     storage: Storage,
     max_bytes: int,

@@ -12,18 +12,14 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
-from zarr.abc.store import Store
-
-from zarr_manifests import virtual
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, history, upkeep
-from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
 from zarr_manifests.engine.history.follow import opened
@@ -47,7 +43,6 @@ from zarr_manifests.errors import (
     ManifestsError,
     SnapshotExpiredError,
 )
-from zarr_manifests.keys import directory
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
@@ -59,7 +54,6 @@ from zarr_manifests.reports import (
     CellChanges,
     Change,
     CleanReport,
-    CloneReport,
     CollectionReport,
     CompactionReport,
     Diff,
@@ -87,7 +81,6 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot
-from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:
@@ -96,9 +89,8 @@ if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.lanes import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
-    from zarr_manifests.virtual.references import References
 
-__all__ = ["Repository", "graph_of", "repository_of"]
+__all__ = ["Repository", "context_of", "graph_of", "repository_of"]
 
 _SHOWN_REFS: Final = 20
 _DRAWN_ROWS: Final = 40
@@ -1553,381 +1545,6 @@ class Repository:
         """
         return upkeep.recover.operations(self._context)
 
-    # --- imports -----------------------------------------------------------------------------
-
-    def import_zarr(
-        self,
-        url: str | os.PathLike[str] | Storage | Store,
-        path: str = "/",
-        copy: bool = False,
-        *,
-        message: str | None = None,
-        branch: str = DEFAULT_BRANCH,
-        max_bytes: int = MAX_BYTES,
-        storage_options: Mapping[str, object] | None = None,
-        progress: Progress | None = None,
-    ) -> str:
-        """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
-
-        The store's files must stay as they are: each is noted with its size and time of
-        modification, and reading one that has changed is an error.
-
-        Parameters
-        ----------
-        url : str, path, Storage or Zarr store
-            Path or URL (`file://`, `memory://`, `s3://`, `gs://`, `az://`) of the store, or the
-            store itself. Refs need a place: of a Zarr store in memory or in a ZIP file, chunks can
-            only be copied.
-        path : str
-            Where to; nothing may be there. Groups above it are made.
-        copy : bool
-            Copy the chunks instead, so that the store is not needed any more.
-        message : str, optional
-            Of the commit.
-        branch : str
-            What to commit to.
-        max_bytes : int
-            Bytes that all metadata documents together, and each chunk that is copied, may have.
-        storage_options : mapping, optional
-            Options of `zarr_manifests.storage.from_url` for the URL.
-        progress : callable, optional
-            Called with `"chunks"` and the number of chunks taken in so far.
-
-        Returns
-        -------
-        str
-            The new snapshot's id.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no Zarr store at the URL.
-        AlreadyExistsError
-            If there is something at the path.
-        InvalidArgumentError
-            If there is more than `max_bytes`, consolidated metadata knows of documents that are
-            not there, a folder in the store is a symbolic link, a file is one that leads out of
-            the store, or the store is at no place and its chunks are not copied.
-        UnsupportedStorageError
-            If it is on a web server, which has no listing.
-        UnsupportedFormatError
-            If the store has metadata that is not understood, or is a file, such as a ZIP.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> from zarr_manifests.storage import MemoryStorage
-        >>> plain = MemoryStorage("plain-zarr")
-        >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
-        >>> repo = zm.Repository.create("memory://import-example")
-        >>> snapshot_id = repo.import_zarr("memory://plain-zarr", message="take it in")
-        >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
-        []
-        """
-        location, references = virtual.references.list_zarr(
-            url,
-            max_bytes=max_bytes,
-            storage_options=storage_options,
-            copy=copy,
-            parallel=self._context.runtime.parallel,
-            progress=progress or ignore,
-        )
-        trusted = Containers.of({"source": location} if references.fetch is None else {})
-        return self._import(
-            references,
-            path,
-            trusted,
-            message or f"import {location}",
-            branch,
-            copy,
-            max_bytes,
-            progress=progress or ignore,
-        )
-
-    def import_kerchunk(
-        self,
-        references: str | os.PathLike[str] | Mapping[str, Any],
-        path: str = "/",
-        *,
-        message: str | None = None,
-        branch: str = DEFAULT_BRANCH,
-        max_bytes: int = MAX_BYTES,
-        max_references: int = MAX_REFERENCES,
-        mode: Literal["w-", "w"] = "w-",
-        append_dim: str | None = None,
-        remote_protocol: str | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        progress: Progress | None = None,
-    ) -> str:
-        """Take kerchunk references in, in one commit: metadata, and refs to chunks.
-
-        Parameters
-        ----------
-        references : str, path or mapping
-            A JSON file, which may be compressed with gzip or zstd and lie at any URL, or what is in
-            one, or a folder of parquet files, local or in an object store (this needs pyarrow). Of
-            files that lie below a container, size and time of modification are noted, and reading
-            one that has changed is an error.
-        path, message, branch
-            As for `import_zarr`; so is what is returned.
-        max_bytes : int
-            Bytes that may be read and made: files, what templates become, locations, inline
-            chunks, and some 32 for each reference in parquet files.
-        max_references : int
-            References that `gen` may generate.
-        mode : {"w-", "w"}
-            Whether there must be nothing at the path, or what is there is replaced.
-        append_dim : str, optional
-            Append to the arrays at the path along this dimension; if nothing is there, they are
-            made. Arrays must end with a whole chunk, and those without the dimension stay as they
-            are.
-        remote_protocol : str, optional
-            The scheme of locations without one, such as `s3`.
-        storage_options : mapping, optional
-            Options of `zarr_manifests.storage.from_url` for the URL of the references.
-        progress : callable, optional
-            Called with what is being done, and with how many references, files or chunks.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such file.
-        AlreadyExistsError
-            If there is something at the path.
-        InvalidArgumentError
-            If a reference is malformed, is no chunk of an array, or names a relative path or one
-            with a user or a password in it; or there is more than `max_bytes` or `max_references`.
-        UnsupportedFormatError
-            If there is a template or metadata that is not understood.
-        UnsupportedStorageError
-            If the scheme of a location is not supported.
-        VirtualContainerError
-            If a chunk is a whole file that lies below no container, so that its size is not known.
-        ImportError
-            If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
-        """
-        if mode not in ("w-", "w") or (append_dim is not None and mode == "w"):
-            raise InvalidArgumentError(
-                f"mode={mode!r}: give 'w-' or 'w'; append_dim and mode='w' exclude each other"
-            )
-        trusted, message = self._context.containers, message or "import kerchunk references"
-        found = virtual.kerchunk.read_kerchunk(
-            references,
-            trusted,
-            max_bytes=max_bytes,
-            max_references=max_references,
-            remote_protocol=remote_protocol,
-            storage_options=storage_options,
-            progress=progress or ignore,
-        )
-        return self._import(
-            found,
-            path,
-            trusted,
-            message,
-            branch,
-            False,
-            max_bytes,
-            only_chunks=True,
-            progress=progress or ignore,
-            replace=mode == "w",
-            append_dim=append_dim,
-        )
-
-    def import_icechunk(
-        self,
-        location: str | os.PathLike[str] | Storage,
-        history: Literal["all", "heads"] = "all",
-        branches: Iterable[str] | None = None,
-        authorize: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        *,
-        storage_options: Mapping[str, object] | None = None,
-        max_bytes: int = MAX_BYTES,
-        progress: Progress | None = None,
-    ) -> dict[str, str]:
-        """Take an icechunk repository in without copying: its branches, tags and snapshots.
-
-        Each snapshot becomes a commit, with its message and metadata. The commit's metadata also
-        say which snapshot it was (`icechunk-snapshot`), when that was written (`icechunk-time`),
-        and by which session it was imported (`icechunk-import`). Chunks become refs to the objects
-        of the icechunk repository, which are noted with size and time of modification; refs to
-        files elsewhere stay as they are; inline chunks are copied. What was imported before is not
-        imported again, so that calling this once more continues after an interruption, or with
-        what is new there.
-
-        The icechunk repository must stay where it is. An object that is deleted there, such as by
-        its garbage collection, is an error when it is read.
-
-        Parameters
-        ----------
-        location : str, path or Storage
-            The icechunk repository, of format 1 or 2.
-        history : {"all", "heads"}
-            Which snapshots: all, or only those that branches and tags name.
-        branches : iterable of str, optional
-            Which branches; by default all, and all tags. Otherwise those tags come along that
-            name an imported snapshot.
-        authorize : mapping of str to VirtualContainer, str or path, optional
-            Places elsewhere whose files may be inspected, beside the containers that this
-            repository was opened with: a file without an etag or a time is noted with its present
-            size and time.
-        storage_options : mapping, optional
-            Options of `zarr_manifests.storage.from_url` for the location.
-        max_bytes : int
-            Bytes that a file of metadata may have, unpacked.
-        progress : callable, optional
-            Called with `"snapshots"` and the number of snapshots imported so far.
-
-        Returns
-        -------
-        dict of str to str
-            The id of the commit here, by the id of the icechunk snapshot.
-
-        Raises
-        ------
-        NotARepositoryError
-            If there is no icechunk repository.
-        NotFoundError
-            If it has no such branch.
-        ConflictError
-            If a branch or tag here is not that of the icechunk repository.
-        CorruptObjectError
-            If one of its files is missing or damaged.
-        MissingChunkError
-            If an object of a chunk is missing.
-        UnsupportedFormatError
-            If its format, or the metadata of an array, is not understood.
-        InvalidArgumentError
-            If a name or a location is refused, or a file exceeds `max_bytes`.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://from-icechunk")
-        >>> repo.import_icechunk("memory://nothing-there")
-        Traceback (most recent call last):
-        zarr_manifests.error_cases.NotARepositoryError: there is no icechunk repository at ...
-        """
-        from zarr_manifests.importing import import_icechunk
-
-        storage = storage_of(location, storage_options)
-        given = history, branches, authorize, progress or ignore
-        return import_icechunk(self._context, storage, max_bytes, *given)
-
-    def _import(
-        self,
-        references: References,
-        path: str,
-        trusted: Containers,
-        message: str,
-        branch: str,
-        copy: bool,
-        max_bytes: int,
-        *,
-        only_chunks: bool = False,
-        progress: Progress = ignore,
-        replace: bool = False,
-        append_dim: str | None = None,
-    ) -> str:
-        from zarr_manifests.engine.edit.import_references import import_references
-
-        commits = self._commits(branch)
-        if replace:
-            commits.writer.workspace.delete_below(directory(node_path(path)))
-        import_references(
-            commits.writer.workspace,
-            path,
-            references,
-            trusted,
-            copy=copy,
-            max_bytes=max_bytes,
-            only_chunks=only_chunks,
-            progress=progress,
-            append_dim=append_dim,
-        )
-        return commits.commit(message)
-
-    # --- taking data out ---------------------------------------------------------------------
-
-    def clone(
-        self,
-        dest: str | os.PathLike[str] | Storage,
-        history: Literal["all", "head"] | None = None,
-        branches: Iterable[str] | None = None,
-        *,
-        storage_options: Mapping[str, object] | None = None,
-        progress: Progress | None = None,
-    ) -> CloneReport:
-        """Copy the repository to another place: its branches, tags and snapshots, with their ids.
-
-        Every object is checked before it is written, and the clone opens once all are there. After
-        an interruption, the same call continues and copies nothing twice. Called later, it brings
-        what is new: the commits since, and new branches and tags. Snapshots that have expired here
-        expire in the clone. It never moves a branch of the clone back, and overwrites no commit
-        there.
-
-        Others may write, expire and collect here meanwhile. The clone has the repository as it was
-        at the beginning of the call. It has the same configuration and the same id, but no leases
-        and claims, and sessions of one cannot commit to the other.
-
-        Chunks in files elsewhere are not copied: the clone refers to the same files. Saved
-        containers come along with the configuration.
-
-        Parameters
-        ----------
-        dest : str, path or Storage
-            Where to: an empty place, or a clone of this repository, finished or not.
-        history : {"all", "head"}, optional
-            How much history a branch gets that the clone does not have yet: all of it, the default,
-            or only the head, as if the snapshots before had expired. A branch that the clone has
-            gets all commits since. Commits before are never added: `"all"` is an error if the
-            branch begins later there than here.
-        branches : iterable of str, optional
-            Which branches, `main` among them; by default all, and all tags. Otherwise those tags
-            come along that are in the history of these branches.
-        storage_options : mapping, optional
-            Options of `zarr_manifests.storage.from_url` for the other place.
-        progress : callable, optional
-            Called with `"metadata"` or `"chunks"`, and the number of objects done.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-        AlreadyExistsError
-            If there is anything else at the other place.
-        ConflictError
-            If a branch or a tag of the clone is not where it was here at any time, or others
-            change the clone meanwhile. If `history="all"` and the clone has a branch without its
-            older snapshots.
-        CorruptObjectError
-            If an object is missing or damaged; it names the object.
-        MissingChunkError
-            If an object with chunks is missing.
-        InvalidArgumentError
-            If the other place lies in this repository or around it, or `main` is not among the
-            branches.
-        UnsupportedStorageError
-            If the other storage cannot put-if-absent and compare-and-swap.
-
-        Examples
-        --------
-        >>> import numpy as np, zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://cloned-example")
-        >>> with repo.transaction(message="two values") as store:
-        ...     _ = zarr.create_array(store, name="a", data=np.array([1, 2]))
-        >>> report = repo.clone("memory://clone-example")
-        >>> report.snapshots, repo.clone("memory://clone-example").snapshots
-        (2, 0)
-        >>> copy = zm.Repository.open("memory://clone-example")
-        >>> copy.list_branches() == repo.list_branches()
-        True
-        """
-        storage = storage_of(dest, storage_options)
-        return upkeep.clone_repository.clone(
-            self._context, storage, history, branches, progress or ignore
-        )
-
     # --- maintenance -------------------------------------------------------------------------
 
     def compact(
@@ -2393,6 +2010,11 @@ def repository_of(
         authorize=authorize,
         storage_options=storage_options,
     )
+
+
+def context_of(repository: Repository) -> Context:
+    """The roots, objects and caches of a repository, for the rest of the package."""
+    return repository._context
 
 
 def graph_of(

@@ -8,17 +8,15 @@ their changes back.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from zarr.abc.store import Store
 
-from zarr_manifests import exporting, selecting
+from zarr_manifests import selecting
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
@@ -47,13 +45,11 @@ from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     ArrayUsage,
     ChunkSelection,
-    ExportReport,
     PreloadReport,
     Status,
     Totals,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 
 if TYPE_CHECKING:
@@ -743,96 +739,6 @@ class Session:
         array([5, 6, 3, 4, 1, 2], dtype=int32)
         """
         reindex_chunks(self._changeable(), path, places)
-
-    # --- exports -----------------------------------------------------------------------------
-
-    def export(
-        self,
-        dest: str | os.PathLike[str] | Storage | Store,
-        format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the usual name
-        copy: bool = True,
-        *,
-        path: str = "/",
-        overwrite: bool = False,
-        tag: str | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        progress: Progress | None = None,
-    ) -> ExportReport:
-        """Write the session's snapshot in a format that other software reads.
-
-        Parameters
-        ----------
-        dest : str, path, Storage or Zarr store
-            Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or a store of
-            Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file,
-            `"icechunk"` that of a folder, or a `Storage` of icechunk.
-        format : {"zarr", "zip", "kerchunk", "icechunk"}
-            What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
-            consolidated metadata in each group. If it is interrupted, the same call goes on.
-            `"zip"` is the same in one ZIP file. `"kerchunk"` is a JSON file of references.
-            `"icechunk"` is a new icechunk repository with one commit.
-        copy : bool
-            Whether chunks are copied, and not referred to where they are. It must be False for
-            `"kerchunk"`, and may be for `"icechunk"`.
-        path : str
-            The group or array that becomes the root.
-        overwrite : bool
-            Replace the Zarr store or the file that is at the destination.
-        tag : str, optional
-            The name of the tag that keeps chunks which are not copied; by default `export-` and the
-            id of the snapshot. It may exist already.
-        storage_options : mapping, optional
-            Options of `zarr_manifests.storage.from_url` for the destination.
-        progress : callable, optional
-            Called with `"chunks"` and the number of chunks written so far.
-
-        Returns
-        -------
-        ExportReport
-            What was written.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the session has uncommitted changes, the destination is in the repository or holds
-            it, or an argument is invalid.
-        AlreadyExistsError
-            If there is something at the destination, or the tag is of another snapshot.
-        NotFoundError
-            If there is nothing at the path.
-        ReadOnlyError
-            If the destination is read-only, or a tag is needed and the repository is.
-        UnsupportedStorageError
-            If nothing outside of this process can read chunks that are not copied.
-        UnsupportedFormatError
-            If icechunk does not take a node, such as one of Zarr v2.
-        ImportError
-            If the package of icechunk is due and not installed.
-        MissingChunkError, CorruptObjectError, VirtualSourceChangedError
-            If a chunk is missing, damaged, or in a file that has changed. Nobody can open what was
-            written so far.
-        SnapshotExpiredError
-            If the snapshot has expired, and chunks of it are gone.
-        StorageError
-            If the destination cannot be written, such as a full disk.
-
-        Examples
-        --------
-        >>> import numpy as np, xarray as xr, zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://export-example")
-        >>> ds = xr.Dataset({"t": ("x", np.arange(4.0))}).chunk(x=2)
-        >>> _ = zm.write(ds, repo, message="values")
-        >>> plain = zarr.storage.MemoryStore()
-        >>> report = repo.readonly_session().export(plain)
-        >>> report.arrays, report.chunks
-        (1, 2)
-        >>> xr.open_zarr(plain).t.values
-        array([0., 1., 2., 3.])
-        """
-        request = exporting.ExportRequest(
-            format, copy, path, overwrite, tag, storage_options, progress
-        )
-        return exporting.export(self._contents, dest, request)
 
     # --- contents ----------------------------------------------------------------------------
 

@@ -180,15 +180,15 @@ VERBS: dict[str, tuple[list[str], list[str], list[str]]] = {
 def places(url: Path) -> dict[str, str]:
     """Places for `VERBS`: a repository, what was made from it, and where nothing is yet."""
     repo, elsewhere = zm.Repository.open(url), url.parent
-    repo.clone(elsewhere / "clone")
+    zm.clone(repo, elsewhere / "clone")
     repo.create_branch("gone")
     for branch in ("main", "main", "gone"):
         with repo.transaction(branch=branch, message="write") as store:
             zarr.open_array(store, path="t")[:2] = 5
     repo.delete_branch("gone")
     session = repo.readonly_session()
-    session.export(elsewhere / "plain")
-    session.export(elsewhere / "references", "kerchunk", copy=False, tag="kept")
+    zm.export(session, elsewhere / "plain")
+    zm.export(session, elsewhere / "references", "kerchunk", copy=False, tag="kept")
     shutil.copytree(ICECHUNK, elsewhere / "icechunk")
     shutil.copytree(url, elsewhere / "lost")
     (elsewhere / "lost" / "current").unlink()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from effort import some_or_all
 from inside import change_root, context_of, root_of, short_pages
 from zarr_manifests import Repository
@@ -139,7 +140,7 @@ def test_a_clone_has_every_snapshot(whole: MemoryStorage, expired: bool) -> None
         source.expire_snapshots(keep_last=4)
         source.garbage_collect(NOW)
     told: list[tuple[str, int]] = []
-    report = source.clone(place, progress=lambda stage, done: told.append((stage, done)))
+    report = zm.clone(source, place, progress=lambda stage, done: told.append((stage, done)))
     clone = opened(place)
     assert_equal(source, clone)
     assert report.branches == source.list_branches()
@@ -167,7 +168,7 @@ def test_a_clone_has_every_snapshot(whole: MemoryStorage, expired: bool) -> None
 
 def test_a_clone_on_disk_is_another_copy(tmp_path: Path) -> None:
     source = make(LocalStorage(tmp_path / "source"), 3)
-    source.clone(tmp_path / "clone")
+    zm.clone(source, tmp_path / "clone")
     clone = Repository.open(tmp_path / "clone")
     assert_equal(source, clone)
     inodes = {path.stat().st_ino for path in (tmp_path / "source").rglob("*") if path.is_file()}
@@ -180,14 +181,14 @@ def test_a_clone_on_disk_is_another_copy(tmp_path: Path) -> None:
 def test_a_later_call_brings_what_is_new(whole: MemoryStorage) -> None:
     storage, place = copy_of(whole), MemoryStorage()
     source = opened(storage)
-    source.clone(place)
-    assert source.clone(place).objects == 0
+    zm.clone(source, place)
+    assert zm.clone(source, place).objects == 0
     fill(source, 21)
     source.create_branch("third")
     fill(source, 22, "third")
     source.create_tag("later", line(source, "main")[2])
     before = {info.key for info in place.list()}
-    report = source.clone(place)
+    report = zm.clone(source, place)
     assert_equal(source, opened(place))
     assert (report.snapshots, report.tags) == (2, {"later": source.list_tags()["later"]})
     assert report.objects < 12
@@ -199,11 +200,11 @@ def test_a_later_call_brings_what_is_new(whole: MemoryStorage) -> None:
     clone = opened(place)
     oldest = line(clone, "main")[-1]
     with clone.lease(oldest) as lease:
-        source.clone(place)
+        zm.clone(source, place)
         assert line(clone, "main")[-1] == oldest
         lease.check()
     fill(source, 24)
-    source.clone(place)
+    zm.clone(source, place)
     assert_equal(source, clone)
     clone.garbage_collect(NOW)
     assert_equal(source, clone)
@@ -211,7 +212,7 @@ def test_a_later_call_brings_what_is_new(whole: MemoryStorage) -> None:
 
 def test_only_the_heads(whole: MemoryStorage) -> None:
     source, place = opened(copy_of(whole)), MemoryStorage()
-    report = source.clone(place, "head")
+    report = zm.clone(source, place, "head")
     clone = opened(place)
     assert clone.verify().problems == ()
     assert line(clone, "main") == line(source, "main")[:1]
@@ -224,36 +225,36 @@ def test_only_the_heads(whole: MemoryStorage) -> None:
     fill(source, 24)
     fill(source, 25)
     source.create_branch("fourth")
-    source.clone(place, "head")
+    zm.clone(source, place, "head")
     assert line(clone, "main") == line(source, "main")[:3]
     assert line(clone, "fourth") == line(source, "main")[:1]
     clone.garbage_collect(NOW)
     assert clone.verify().problems == ()
     begins = line(source, "main")[2]
     with pytest.raises(ConflictError, match=f"'main' of .* begins at {begins}, .* older snapshots"):
-        source.clone(place, "all", ["main"])
+        zm.clone(source, place, "all", ["main"])
     fill(source, 26)
-    assert source.clone(place).snapshots == 1
+    assert zm.clone(source, place).snapshots == 1
     assert line(clone, "main") == line(source, "main")[:4]
 
 
 def test_some_branches(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
     source.create_tag("of-other", source.list_branches()["other"])
-    source.clone(place, branches=["main"])
+    zm.clone(source, place, branches=["main"])
     clone = opened(place)
     assert (list(clone.list_branches()), list(clone.list_tags())) == (["main"], ["t"])
-    source.clone(place)
+    zm.clone(source, place)
     assert_equal(source, clone)
 
 
 def test_a_first_expiry_in_between(small: MemoryStorage) -> None:
     """What has expired in the source expires in the clone, where every branch gets a floor."""
     source, place = opened(copy_of(small)), MemoryStorage()
-    source.clone(place, branches=["main"])
+    zm.clone(source, place, branches=["main"])
     fill(source, 30)
     source.expire_snapshots(keep_last=2)
-    source.clone(place)
+    zm.clone(source, place)
     clone = opened(place)
     assert clone.verify().problems == ()
     assert_equal(source, clone)
@@ -266,29 +267,29 @@ def test_a_first_expiry_in_between(small: MemoryStorage) -> None:
 
 def test_commits_of_a_clone_are_kept(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
-    source.clone(place)
+    zm.clone(source, place)
     clone = opened(place)
     fill(clone, 31)
     mine = clone.list_branches()
     for _ in range(2):  # also if the source has nothing new
         with pytest.raises(ConflictError, match="branch 'main' of memory:"):
-            source.clone(place)
+            zm.clone(source, place)
         fill(source, 32)
     assert clone.list_branches() == mine
     assert clone.verify().problems == ()
     source.delete_tag("t")
     clone.reset_branch("main", line(clone, "main")[1], force=True)
-    source.clone(place)
+    zm.clone(source, place)
     assert list(clone.list_tags()) == ["t"]  # nothing is taken away
     clone.create_tag("v", line(clone, "main")[0])
     source.create_tag("v", line(source, "main")[1])
     with pytest.raises(ConflictError, match="tag 'v'"):
-        source.clone(place)
+        zm.clone(source, place)
 
 
 def test_sessions_stay_with_their_copy(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
-    source.clone(place)
+    zm.clone(source, place)
     clone = opened(place)
     for mine, other, error in ((source, clone, FencedError), (clone, source, InvalidArgumentError)):
         session = mine.writable_session()
@@ -303,7 +304,7 @@ def test_leases_and_claims_are_not_cloned(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
     with source.lease(source.list_branches()["main"], owner="a reader"):
         source.writable_session(exclusive=True)
-        source.clone(place)
+        zm.clone(source, place)
         assert [lease.owner for lease in root_of(source).leases] == ["a reader"]
     root = root_of(opened(place))
     assert root.leases == ()
@@ -317,13 +318,13 @@ def test_leases_and_claims_are_not_cloned(small: MemoryStorage) -> None:
 def test_a_chunk_cut_short_at_the_place_is_named(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
     with pytest.raises(StorageError):
-        source.clone(FaultyStorage(place, [Fault("fail_before", op="create", skip=3)]))
+        zm.clone(source, FaultyStorage(place, [Fault("fail_before", op="create", skip=3)]))
     key = next(info.key for info in small.list("chunks/"))
     place.put(key, b"")
     with pytest.raises(CorruptObjectError, match=f"{key} .* clone again"):
-        source.clone(place)
+        zm.clone(source, place)
     place.delete_many([key])
-    assert source.clone(place).branches == source.list_branches()
+    assert zm.clone(source, place).branches == source.list_branches()
 
 
 def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
@@ -334,12 +335,12 @@ def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
     taken.put("something", b"1")
     for place in (other, taken):
         with pytest.raises(AlreadyExistsError):
-            source.clone(place)
+            zm.clone(source, place)
     unfinished = MemoryStorage()
     with pytest.raises(StorageError):
-        source.clone(FaultyStorage(unfinished, [Fault("fail_before", op="create", skip=3)]))
+        zm.clone(source, FaultyStorage(unfinished, [Fault("fail_before", op="create", skip=3)]))
     with pytest.raises(AlreadyExistsError, match="unfinished clone of another"):
-        opened(other).clone(unfinished)
+        zm.clone(opened(other), unfinished)
     with pytest.raises(AlreadyExistsError, match="clone again"):
         Repository.create(unfinished)
     with pytest.raises(NotARepositoryError, match="clone again"):
@@ -348,15 +349,15 @@ def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "here")
     for path in (tmp_path / "here", tmp_path / "here" / "within", tmp_path, tmp_path / "link"):
         with pytest.raises(InvalidArgumentError, match="overlap"):
-            here.clone(path)
+            zm.clone(here, path)
     assert not (tmp_path / "here" / "within").exists()
     with pytest.raises(InvalidArgumentError, match="history='heads'"):
-        source.clone(MemoryStorage(), "heads")  # type: ignore[arg-type]
+        zm.clone(source, MemoryStorage(), "heads")  # type: ignore[arg-type]
     for branches in ("main", ["other"], ["main", 3], ["main", ["other"]]):
         with pytest.raises(InvalidArgumentError):
-            source.clone(MemoryStorage(), branches=branches)  # type: ignore[arg-type]
+            zm.clone(source, MemoryStorage(), branches=branches)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError):
-        source.clone(MemoryStorage(), branches=["main", "absent"])
+        zm.clone(source, MemoryStorage(), branches=["main", "absent"])
 
 
 def test_damage_is_named(small: MemoryStorage) -> None:
@@ -368,13 +369,13 @@ def test_damage_is_named(small: MemoryStorage) -> None:
         data[-1] ^= 1
         storage.put(info.key, bytes(data))
         with pytest.raises(CorruptObjectError, match=info.key):
-            source.clone(place)
+            zm.clone(source, place)
         storage.delete_many([info.key])
         with pytest.raises((CorruptObjectError, MissingChunkError), match=info.key):
-            opened(storage).clone(place)
+            zm.clone(opened(storage), place)
         assert not Repository.exists(place)
         storage.put(info.key, small.get(info.key))
-        opened(storage).clone(place)  # once it is repaired
+        zm.clone(opened(storage), place)  # once it is repaired
         assert_equal(opened(storage), opened(place))
 
 
@@ -398,8 +399,8 @@ def test_a_clone_continues_wherever_it_was_interrupted(
         first, second = FaultyStorage(place), FaultyStorage(place)
         first.fail_at(number, kind)  # type: ignore[arg-type]
         with contextlib.suppress(StorageError, SimulatedCrash):
-            source.clone(first)
-        report = source.clone(second)
+            zm.clone(source, first)
+        report = zm.clone(source, second)
         assert_equal(source, opened(place))
         assert CLONING_KEY not in {info.key for info in place.list()}
         sent = copied([first, second])
@@ -421,9 +422,9 @@ def test_what_fails_in_the_source(small: MemoryStorage, kind: str, every: int) -
             repository = opened(source)
             source.fail_at(len(source.calls) + number, kind)  # type: ignore[arg-type]
             begun = len(source.calls)
-            repository.clone(place)
+            zm.clone(repository, place)
         done = len(source.calls) - begun < number
-        opened(below).clone(place)
+        zm.clone(opened(below), place)
         assert_equal(opened(below), opened(place))
         number += every
     assert number > 20
@@ -468,7 +469,7 @@ def test_others_work_in_the_source_meanwhile(small: MemoryStorage, name: str, ev
         racing = InterruptingStorage(below, lambda: WORK[name](others))  # noqa: B023
         repository = opened(racing)
         racing.arm(number)
-        repository.clone(place)
+        zm.clone(repository, place)
         done = len(racing.ops) < number
         clone = opened(place)
         assert clone.verify().problems == ()
@@ -481,7 +482,7 @@ def test_others_work_in_the_source_meanwhile(small: MemoryStorage, name: str, ev
 def orphans(source: Repository, place: Storage) -> None:
     """Leave objects at the place that no ref names yet."""
     with pytest.raises(StorageError):
-        source.clone(FaultyStorage(place, [Fault("fail_before", op="cas", count=None)]))
+        zm.clone(source, FaultyStorage(place, [Fault("fail_before", op="cas", count=None)]))
 
 
 @pytest.mark.slow
@@ -489,7 +490,7 @@ def orphans(source: Repository, place: Storage) -> None:
 def test_others_work_in_the_clone_meanwhile(small: MemoryStorage, name: str) -> None:
     source = opened(copy_of(small))
     begun = MemoryStorage()
-    source.clone(begun)
+    zm.clone(source, begun)
     fill(opened(begun), 43, "other")
     opened(begun).reset_branch("other", source.list_branches()["other"], force=True)
     fill(source, 44)
@@ -498,7 +499,7 @@ def test_others_work_in_the_clone_meanwhile(small: MemoryStorage, name: str) -> 
     work: dict[str, Callable[[Repository], object]] = {
         "collection": lambda clone: clone.garbage_collect(NOW),
         "commit": lambda clone: fill(clone, 46),
-        "clone": lambda clone: source.clone(clone.storage),
+        "clone": lambda clone: zm.clone(source, clone.storage),
     }
     number, done, refused = 1, False, 0
     while not done:
@@ -506,12 +507,12 @@ def test_others_work_in_the_clone_meanwhile(small: MemoryStorage, name: str) -> 
         others = opened(place)
         racing = InterruptingStorage(place, lambda: work[name](others), number)  # noqa: B023
         try:
-            source.clone(racing)
+            zm.clone(source, racing)
         except ConflictError:
             refused += 1
             assert opened(place).verify().problems == ()
             if name == "collection":
-                source.clone(place)
+                zm.clone(source, place)
         done = len(racing.ops) < number
         assert opened(place).verify().problems == ()
         if name == "collection":
@@ -522,16 +523,16 @@ def test_others_work_in_the_clone_meanwhile(small: MemoryStorage, name: str) -> 
 
 def test_an_unended_collection_of_the_clone_is_waited_for(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
-    source.clone(place)
+    zm.clone(source, place)
     fill(opened(place), 47, "other")
     opened(place).reset_branch("other", source.list_branches()["other"], force=True)
     with pytest.raises(StorageError):
         opened(FaultyStorage(place, [Fault("fail_before", op="delete_many")])).garbage_collect(NOW)
     fill(source, 48)
     with pytest.raises(ConflictError, match="has begun and not ended"):
-        source.clone(place)
+        zm.clone(source, place)
     opened(place).garbage_collect(NOW)
-    source.clone(place)
+    zm.clone(source, place)
     assert_equal(source, opened(place))
 
 
@@ -540,7 +541,7 @@ def test_a_source_that_cannot_be_written(small: MemoryStorage, every: int) -> No
     """No lease can be taken; what is collected meanwhile makes the clone begin again."""
     place = MemoryStorage()
     refused = Fault("fail_before", op="cas", count=None, error=UnsupportedStorageError)
-    opened(FaultyStorage(small, [refused])).clone(place)
+    zm.clone(opened(FaultyStorage(small, [refused])), place)
     assert_equal(opened(small), opened(place))
     number, done = 1, False
     while not done:
@@ -549,7 +550,7 @@ def test_a_source_that_cannot_be_written(small: MemoryStorage, every: int) -> No
         racing = InterruptingStorage(below, lambda: collect(others))  # noqa: B023
         repository = opened(FaultyStorage(racing, [refused]))
         racing.arm(number)
-        repository.clone(place)
+        zm.clone(repository, place)
         done = len(racing.ops) < number
         assert opened(place).verify().problems == ()
         number += every
@@ -557,5 +558,5 @@ def test_a_source_that_cannot_be_written(small: MemoryStorage, every: int) -> No
 
 def test_the_place_must_swap(small: MemoryStorage) -> None:
     with pytest.raises((UnsupportedStorageError, ManifestsError)):
-        opened(small).clone("http://127.0.0.1:9/nowhere")
+        zm.clone(opened(small), "http://127.0.0.1:9/nowhere")
     assert context_of(opened(small)).roots.read().root.leases == ()

@@ -13,6 +13,7 @@ import zarr
 from zarr.core.buffer import cpu
 from zarr.storage import LocalStore
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import UnsupportedFormatError
 from zarr_manifests.storage import MemoryStorage
@@ -101,8 +102,10 @@ def test_imports_are_refused(tmp_path: Path) -> None:
     repository = Repository.create(MemoryStorage(), virtual_containers={"here": str(tmp_path)})
     before = next(repository.ancestry()).snapshot_id
     with pytest.raises(UnsupportedFormatError, match="'/new/a' has the chunk grid 'rectilinear'"):
-        repository.import_zarr(tmp_path / "plain", "/new", message="take it in")
+        zm.virtual.import_zarr(repository, tmp_path / "plain", "/new", message="take it in")
     refs = {"a/zarr.json": document(**UNKNOWN["the chunk grid 'rectilinear'"]).decode()}
     with pytest.raises(UnsupportedFormatError, match="rectilinear"):
-        repository.import_kerchunk({"version": 1, "refs": refs}, "/new", message="take it in")
+        zm.virtual.import_kerchunk(
+            repository, {"version": 1, "refs": refs}, "/new", message="take it in"
+        )
     assert next(repository.ancestry()).snapshot_id == before

@@ -314,6 +314,19 @@ BY_ENTRANCE = {
         NAMES["location"].extreme,
         NAMES["location"].wrong,
     ),
+    ("export", "source"): Values(
+        (Made("the repository", lambda w: w.repository), *SESSIONS),
+        NAMES["location"].extreme,
+        (None, 5, object()),
+    ),
+    **{
+        (call, "repo"): Values(
+            (Made("the repository", lambda w: w.repository),),
+            NAMES["location"].extreme,
+            (None, 5, object()),
+        )
+        for call in ("clone", "import_zarr", "import_kerchunk", "import_icechunk")
+    },
     ("export", "dest"): Values(
         (Made("a new place", lambda w: w.path()),), NAMES["location"].extreme, (None, 5, object())
     ),

@@ -39,7 +39,7 @@ def repo(tmp_path: Path) -> zm.Repository:
 
 def test_a_zip_has_every_byte(repo: zm.Repository, tmp_path: Path) -> None:
     session = repo.readonly_session()
-    report = session.export(tmp_path / "out" / "plain.zip", "zip")
+    report = zm.export(session, tmp_path / "out" / "plain.zip", "zip")
     assert report.dest == str(tmp_path / "out" / "plain.zip")
     with zipfile.ZipFile(tmp_path / "out" / "plain.zip") as archive:
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
@@ -50,7 +50,7 @@ def test_a_zip_has_every_byte(repo: zm.Repository, tmp_path: Path) -> None:
     found = xr.open_zarr(store, group=ODD, consolidated=True)
     np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
     before = (tmp_path / "out" / "plain.zip").read_bytes()
-    session.export((tmp_path / "again.zip").as_uri(), "zip")
+    zm.export(session, (tmp_path / "again.zip").as_uri(), "zip")
     assert (tmp_path / "again.zip").read_bytes() == before
 
 
@@ -62,20 +62,20 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     dest.write_bytes(b"of somebody else")
     for format_, copy in (("zip", True), ("kerchunk", False)):
         with pytest.raises(AlreadyExistsError, match="overwrite=True"):
-            session.export(dest, format_, copy)  # type: ignore[arg-type]
+            zm.export(session, dest, format_, copy)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError):
-            session.export(dest, format_, not copy, overwrite=True)  # type: ignore[arg-type]
+            zm.export(session, dest, format_, not copy, overwrite=True)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="local file"):
-            session.export("s3://bucket/x", format_, copy)  # type: ignore[arg-type]
+            zm.export(session, "s3://bucket/x", format_, copy)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="a folder"):
-            session.export(tmp_path, format_, copy)  # type: ignore[arg-type]
+            zm.export(session, tmp_path, format_, copy)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="in the repository"):
-            session.export(tmp_path / "repository" / "x", format_, copy)  # type: ignore[arg-type]
+            zm.export(session, tmp_path / "repository" / "x", format_, copy)  # type: ignore[arg-type]
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(InvalidArgumentError, match="a pipe"):
-        session.export(pipe, "zip", overwrite=True)
+        zm.export(session, pipe, "zip", overwrite=True)
     assert pipe.is_fifo()
 
     def full(fd: int) -> None:
@@ -84,21 +84,21 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr(places._DISK, "fsync_file", full)
         with pytest.raises(StorageFullError):
-            session.export(dest, "zip", overwrite=True)
+            zm.export(session, dest, "zip", overwrite=True)
     raw = tmp_path / "raw files" / "day 1.nc"
     kept = raw.read_bytes()
     raw.write_bytes(kept + b"more")
     with pytest.raises(VirtualSourceChangedError):
-        session.export(dest, "zip", overwrite=True)
+        zm.export(session, dest, "zip", overwrite=True)
     raw.write_bytes(kept)
     assert dest.read_bytes() == b"of somebody else"
     assert [path.name for path in dest.parent.iterdir()] == ["plain.zip"]
-    session.export(dest, "zip", overwrite=True)
+    zm.export(session, dest, "zip", overwrite=True)
     assert zipfile.is_zipfile(dest)
     late = tmp_path / "late.zip"
     with pytest.raises(AlreadyExistsError):
-        session.export(
-            late, "zip", progress=lambda *_: late.write_bytes(b"of somebody else") and None
+        zm.export(
+            session, late, "zip", progress=lambda *_: late.write_bytes(b"of somebody else") and None
         )
     assert late.read_bytes() == b"of somebody else"
 
@@ -114,7 +114,7 @@ def opened(path: Path) -> Any:
 
 def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) -> None:
     session, dest = repo.readonly_session(), tmp_path / "refs.json"
-    report = session.export(dest, "kerchunk", copy=False)
+    report = zm.export(session, dest, "kerchunk", copy=False)
     assert report.tag == f"export-{session.snapshot_id}"
     assert repo.list_tags() == {report.tag: session.snapshot_id}
     assert 0 < report.referenced < report.chunks
@@ -129,22 +129,26 @@ def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) 
     np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
     # Back into a repository.
     back = zm.Repository.create(tmp_path / "back", virtual_containers={"all": tmp_path})
-    again = session.export(tmp_path / "odd.json", "kerchunk", copy=False, path=ODD)
+    again = zm.export(session, tmp_path / "odd.json", "kerchunk", copy=False, path=ODD)
     assert again.tag == report.tag
-    back.import_kerchunk(tmp_path / "odd.json")
+    zm.virtual.import_kerchunk(back, tmp_path / "odd.json")
     assert values_in(back.readonly_session().store) == values_in(session.store, ODD)
 
 
 def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Path) -> None:
     session = repo.readonly_session()
-    session.export(tmp_path / "refs.json", "kerchunk", copy=False, tag="for-the-web")
+    zm.export(session, tmp_path / "refs.json", "kerchunk", copy=False, tag="for-the-web")
     due = values_in(session.store)
     with repo.transaction(message="delete everything") as store:
         sync(store.clear())
         zarr.create_group(store)
     with pytest.raises(AlreadyExistsError, match="another snapshot"):
-        repo.readonly_session().export(
-            tmp_path / "new.json", "kerchunk", copy=False, tag="for-the-web"
+        zm.export(
+            repo.readonly_session(),
+            tmp_path / "new.json",
+            "kerchunk",
+            copy=False,
+            tag="for-the-web",
         )
     assert not (tmp_path / "new.json").exists()
     repo.compact(mode="full")
@@ -157,5 +161,5 @@ def test_chunks_in_memory_cannot_be_referred_to(tmp_path: Path) -> None:
     repo = zm.Repository.create(MemoryStorage())
     zm.write(xr.Dataset({"t": ("x", np.arange(3.0))}), repo, message="values")
     with pytest.raises(UnsupportedStorageError, match="copy=True"):
-        repo.readonly_session().export(tmp_path / "refs.json", "kerchunk", copy=False)
+        zm.export(repo.readonly_session(), tmp_path / "refs.json", "kerchunk", copy=False)
     assert repo.list_tags() == {}

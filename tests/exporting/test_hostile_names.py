@@ -32,7 +32,8 @@ each_name = pytest.mark.parametrize("name", NAMES)
 def export(folder: Path, format_: str) -> None:
     """Export three folders down, so that there is room to climb."""
     dest = folder / "u" / "v" / "w" / "out"
-    zm.Repository.open(folder / "repository").readonly_session().export(
+    zm.export(
+        zm.Repository.open(folder / "repository").readonly_session(),
         dest,
         format_,  # type: ignore[arg-type]
         FORMATS[format_],
@@ -94,7 +95,7 @@ def test_an_export_that_goes_on_follows_no_link(tmp_path: Path, link: str) -> No
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
     session = repo.readonly_session()
-    session.export(tmp_path / "whole", "zarr")
+    zm.export(session, tmp_path / "whole", "zarr")
     outside, dest = tmp_path / "outside", tmp_path / "dest"
     outside.mkdir()
     (outside / "zarr.json").write_text("precious")
@@ -107,7 +108,7 @@ def test_an_export_that_goes_on_follows_no_link(tmp_path: Path, link: str) -> No
     (dest / link).symlink_to(outside if link == "a" else outside / "zarr.json")
     (dest / "__zarr_manifests_export.json").write_text(json.dumps(mark))
     with pytest.raises(InvalidArgumentError, match="is a link"):
-        session.export(dest, "zarr")
+        zm.export(session, dest, "zarr")
     assert [path.name for path in outside.iterdir()] == ["zarr.json"]
     assert (outside / "zarr.json").read_text() == "precious"
 
@@ -118,7 +119,7 @@ def test_a_document_in_a_kerchunk_file_is_the_stored_one(tmp_path: Path, data: b
     with repo.transaction(message="a group") as store:
         for key, value in ((".zgroup", b'{"zarr_format": 2}'), (".zattrs", data)):
             store.set_sync(key, Buffer.from_bytes(value))
-    repo.readonly_session().export(tmp_path / "refs.json", "kerchunk", copy=False)
+    zm.export(repo.readonly_session(), tmp_path / "refs.json", "kerchunk", copy=False)
     refs = json.loads((tmp_path / "refs.json").read_text())["refs"]
     kind, _, text = refs[".zattrs"].partition(":")
     assert (kind, base64.b64decode(text)) == ("base64", data)
@@ -141,7 +142,7 @@ def test_an_export_refers_to_nothing_that_may_not_be_read(
         store.set_virtual_refs("a", locations=[there.as_uri()], **at)
     repo = zm.Repository.open(tmp_path / "repository", virtual_containers={"raw": inside})
     with pytest.raises(VirtualContainerError):
-        repo.readonly_session().export(tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]
+        zm.export(repo.readonly_session(), tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
@@ -157,7 +158,7 @@ def test_a_mark_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
     else:
         mark.symlink_to("/dev/zero")
     with pytest.raises(StorageError, match="not a regular file"):
-        repo.readonly_session().export(mark.parent, "zarr")
+        zm.export(repo.readonly_session(), mark.parent, "zarr")
 
 
 def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
         zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
         store.set_sync("__zarr_manifests_export.json", Buffer.from_bytes(b"mine"))
     with pytest.raises(InvalidArgumentError, match="name of the mark"):
-        repo.readonly_session().export(tmp_path / "out", "zarr")
+        zm.export(repo.readonly_session(), tmp_path / "out", "zarr")
     assert not (tmp_path / "out").exists()
 
 
@@ -181,4 +182,4 @@ def test_an_export_refers_to_no_chunk_that_is_a_link(tmp_path: Path, format_: st
     chunk.unlink()
     chunk.symlink_to(tmp_path / "secret")
     with pytest.raises(StorageError, match="is a symbolic link"):
-        repo.readonly_session().export(tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]
+        zm.export(repo.readonly_session(), tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def test_every_byte_is_exported(session: zm.Session, tmp_path: Path, into: str) 
         "zip store": zarr.storage.ZipStore(tmp_path / "plain.zip", mode="w"),
     }[into]
     told: list[tuple[str, int]] = []
-    report = session.export(dest, progress=lambda *what: told.append(what))
+    report = zm.export(session, dest, progress=lambda *what: told.append(what))
     if into == "zip store":
         dest.close()
         dest = zarr.storage.ZipStore(tmp_path / "plain.zip", mode="r")
@@ -65,7 +65,7 @@ def test_every_byte_is_exported(session: zm.Session, tmp_path: Path, into: str) 
 
 
 def test_xarray_opens_it_by_consolidated_metadata(session: zm.Session, tmp_path: Path) -> None:
-    session.export(tmp_path / "plain.zarr")
+    zm.export(session, tmp_path / "plain.zarr")
     tree = xr.open_datatree(tmp_path / "plain.zarr", engine="zarr", consolidated=True)
     np.testing.assert_array_equal(tree[f"{ODD}/u"], np.arange(48.0).reshape(8, 6))
     assert tree[f"{ODD}/inner/deep"].attrs == {"level": 3}
@@ -80,10 +80,10 @@ def test_xarray_opens_it_by_consolidated_metadata(session: zm.Session, tmp_path:
 def test_a_path_becomes_the_root(session: zm.Session, tmp_path: Path, path: str) -> None:
     if path == "notes":
         with pytest.raises(NotFoundError, match="'/notes'"):
-            session.export(tmp_path / "plain.zarr", path=path)
+            zm.export(session, tmp_path / "plain.zarr", path=path)
         assert not (tmp_path / "plain.zarr").exists()
         return
-    report = session.export(tmp_path / "plain.zarr", path=path)
+    report = zm.export(session, tmp_path / "plain.zarr", path=path)
     assert report.path == "/" + path.strip("/")
     found = bytes_in(zarr.storage.LocalStore(tmp_path / "plain.zarr"))
     same_bytes(found, bytes_in(session.store, path.strip("/") + "/"))
@@ -95,10 +95,10 @@ def test_what_is_there_is_not_lost(session: zm.Session, tmp_path: Path) -> None:
     (dest / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(AlreadyExistsError):
-            session.export(dest, overwrite=overwrite)
+            zm.export(session, dest, overwrite=overwrite)
     assert [path.name for path in dest.iterdir()] == ["thesis.tex"]
     (dest / "thesis.tex").unlink()
-    session.export(dest)
+    zm.export(session, dest)
     before = bytes_in(zarr.storage.LocalStore(dest))
     for wrong in (
         {},
@@ -109,38 +109,38 @@ def test_what_is_there_is_not_lost(session: zm.Session, tmp_path: Path) -> None:
         {"overwrite": True, "storage_options": {"regoin": "x"}},
     ):
         with pytest.raises((AlreadyExistsError, InvalidArgumentError, NotFoundError)):
-            session.export(dest, **wrong)  # type: ignore[arg-type]
+            zm.export(session, dest, **wrong)  # type: ignore[arg-type]
         assert bytes_in(zarr.storage.LocalStore(dest)) == before
-    session.export(dest, path="old", overwrite=True)
+    zm.export(session, dest, path="old", overwrite=True)
     same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store, "old/"))
 
 
 def test_wrong_destinations(session: zm.Session, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="'zar' is unknown: did you mean zarr"):
-        session.export(tmp_path / "x", format="zar")  # type: ignore[arg-type]
+        zm.export(session, tmp_path / "x", format="zar")  # type: ignore[arg-type]
     for inside in (tmp_path / "repository", tmp_path / "repository/chunks/x", tmp_path):
         with pytest.raises(InvalidArgumentError, match="in the repository, or holds it"):
-            session.export(inside, overwrite=True)
+            zm.export(session, inside, overwrite=True)
     (tmp_path / "link").symlink_to(tmp_path / "repository")
     with pytest.raises(InvalidArgumentError, match="in the repository"):
-        session.export(tmp_path / "link" / "x")
+        zm.export(session, tmp_path / "link" / "x")
     (tmp_path / "file").write_text("a file")
     with pytest.raises(InvalidArgumentError, match="is a file"):
-        session.export(tmp_path / "file", overwrite=True)
+        zm.export(session, tmp_path / "file", overwrite=True)
     with pytest.raises(InvalidArgumentError, match="MemoryStore"):
-        session.export(MemoryStorage())
+        zm.export(session, MemoryStorage())
     with pytest.raises(InvalidArgumentError, match="give a path"):
-        session.export(7)  # type: ignore[arg-type]
+        zm.export(session, 7)  # type: ignore[arg-type]
     with pytest.raises(ReadOnlyError):
-        session.export(zarr.storage.MemoryStore(read_only=True))
+        zm.export(session, zarr.storage.MemoryStore(read_only=True))
     repo = zm.Repository.open(tmp_path / "repository")
     writing = repo.writable_session()
     zarr.create_group(writing.store, path="new")
     with pytest.raises(InvalidArgumentError, match="uncommitted changes"):
-        writing.export(tmp_path / "x")
+        zm.export(writing, tmp_path / "x")
     empty = zm.Repository.create(MemoryStorage())
     with pytest.raises(NotFoundError):
-        empty.readonly_session().export(tmp_path / "x")
+        zm.export(empty.readonly_session(), tmp_path / "x")
 
 
 @pytest.mark.usefixtures("session")
@@ -162,14 +162,14 @@ def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(places._DISK, "write", full)
         with pytest.raises(StorageFullError):
-            session.export(dest)
+            zm.export(session, dest)
     with pytest.raises(FileNotFoundError):
         zarr.open_group(dest, mode="r")
     with pytest.raises(AlreadyExistsError, match="unfinished export of another"):
-        session.export(dest, path="old")
+        zm.export(session, dest, path="old")
     (dest / "large/c/0/0").unlink()
     (dest / "large/c/0/1").write_bytes(b"cut off")
-    report = session.export(dest)
+    report = zm.export(session, dest)
     assert report.reused == report.chunks - 2
     same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store))
 
@@ -181,7 +181,7 @@ def test_every_snapshot_of_golden_repositories(tmp_path: Path, name: str) -> Non
     for info in [*repo.ancestry()][:-1]:
         session = repo.readonly_session(info.snapshot_id)
         store = zarr.storage.MemoryStore()
-        session.export(store)
+        zm.export(session, store)
         same_bytes(bytes_in(store), bytes_in(session.store))
 
 
@@ -196,7 +196,7 @@ def test_a_snapshot_that_has_expired(tmp_path: Path) -> None:
     repo.expire_snapshots(keep_last=1)
     repo.garbage_collect(timedelta(0))
     with pytest.raises(SnapshotExpiredError):
-        session.export(tmp_path / "plain.zarr")
+        zm.export(session, tmp_path / "plain.zarr")
     assert not (tmp_path / "plain.zarr/zarr.json").exists()
 
 
@@ -204,7 +204,7 @@ def test_what_was_cleared_halfway_is_not_taken_for_an_export(
     session: zm.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = tmp_path / "plain.zarr"
-    session.export(dest)
+    zm.export(session, dest)
 
     def killed(self: Any, kept: str) -> None:
         raise KeyboardInterrupt
@@ -212,12 +212,12 @@ def test_what_was_cleared_halfway_is_not_taken_for_an_export(
     with monkeypatch.context() as patch:
         patch.setattr(places.Folder, "clear", killed)
         with pytest.raises(KeyboardInterrupt):
-            session.export(dest, overwrite=True)
+            zm.export(session, dest, overwrite=True)
     with pytest.raises(FileNotFoundError):
         zarr.open_group(dest, mode="r")
     with pytest.raises(AlreadyExistsError, match="unfinished"):
-        session.export(dest)
-    assert session.export(dest, overwrite=True).reused == 0
+        zm.export(session, dest)
+    assert zm.export(session, dest, overwrite=True).reused == 0
     same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store))
 
 
@@ -225,7 +225,7 @@ def test_a_source_that_changed_is_an_error(session: zm.Session, tmp_path: Path) 
     raw = tmp_path / "raw files" / "day 1.nc"
     raw.write_bytes(raw.read_bytes() + b"more")
     with pytest.raises(VirtualSourceChangedError):
-        session.export(tmp_path / "plain.zarr")
+        zm.export(session, tmp_path / "plain.zarr")
     assert not (tmp_path / "plain.zarr" / "zarr.json").exists()
 
 
@@ -243,5 +243,5 @@ def test_chunks_of_arrays_in_each_other_stay_apart(tmp_path: Path) -> None:
             put(store, "a/0/.zarray", json.dumps(changed).encode())
     session = repo.readonly_session()
     due = bytes_in(session.store)
-    session.export(tmp_path / "plain.zarr")
+    zm.export(session, tmp_path / "plain.zarr")
     same_bytes(bytes_in(zarr.storage.LocalStore(tmp_path / "plain.zarr")), due)

@@ -38,14 +38,14 @@ def opened(path: Path) -> Any:
     containers = (config and config.virtual_chunk_containers) or {}
     access: Any = dict.fromkeys(containers, icechunk.credentials.LocalFileSystemAccess)
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
-    assert len([*repository.ancestry("main")]) == 2
+    assert len([*repository.ancestry(branch="main")]) == 2
     return repository.readonly_session("main").store
 
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path, copy: bool) -> None:
     session = repo.readonly_session()
-    report = session.export(tmp_path / "out" / "ice", "icechunk", copy)
+    report = zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
     store = opened(tmp_path / "out" / "ice")
     assert values_in(store) == values_in(session.store)
     found = xr.open_zarr(store, group=ODD, consolidated=False)
@@ -55,30 +55,30 @@ def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path, copy: bool
     sizes = sum(p.stat().st_size for p in (tmp_path / "out/ice/chunks").rglob("*") if p.is_file())
     assert (sizes > 10_000) is copy
     with pytest.raises(AlreadyExistsError, match="with commits"):
-        session.export(tmp_path / "out" / "ice", "icechunk", copy)
+        zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
 
 
 def test_what_icechunk_does_not_take(tmp_path: Path) -> None:
     session, dest = odd_repository(tmp_path).readonly_session(), tmp_path / "ice"
     with pytest.raises(UnsupportedFormatError, match=r"/notes/readme.txt is neither|has NaN"):
-        session.export(dest, "icechunk")
+        zm.export(session, dest, "icechunk")
     with pytest.raises(
         UnsupportedFormatError, match=r"/old is of Zarr v2|/old/.zmetadata is neither"
     ):
-        session.export(dest, "icechunk", path="old")
+        zm.export(session, dest, "icechunk", path="old")
     with pytest.raises(InvalidArgumentError, match="overwrite"):
-        session.export(dest, "icechunk", path=ODD, overwrite=True)
+        zm.export(session, dest, "icechunk", path=ODD, overwrite=True)
     with pytest.raises(InvalidArgumentError, match=r"icechunk.s3_storage"):
-        session.export("s3://bucket/ice", "icechunk", path=ODD)
+        zm.export(session, "s3://bucket/ice", "icechunk", path=ODD)
     with pytest.raises(InvalidArgumentError, match="in the repository"):
-        session.export(tmp_path / "repository" / "x", "icechunk", path=ODD)
+        zm.export(session, tmp_path / "repository" / "x", "icechunk", path=ODD)
     assert not dest.exists()
     dest.mkdir()
     (dest / "thesis.tex").write_text("years of work")
     with pytest.raises(AlreadyExistsError, match="holds data"):
-        session.export(dest, "icechunk", path=ODD)
+        zm.export(session, dest, "icechunk", path=ODD)
     storage = icechunk.in_memory_storage()
-    session.export(storage, "icechunk", path=ODD)
+    zm.export(session, storage, "icechunk", path=ODD)
     store = icechunk.Repository.open(storage).readonly_session("main").store
     assert values_in(store) == values_in(session.store, ODD)
 
@@ -89,11 +89,11 @@ def test_an_export_that_fails_has_no_commit_and_can_be_repeated(tmp_path: Path) 
     kept = raw.read_bytes()
     raw.write_bytes(kept + b"more")
     with pytest.raises(VirtualSourceChangedError):
-        session.export(dest, "icechunk", path=ODD)
+        zm.export(session, dest, "icechunk", path=ODD)
     storage = icechunk.local_filesystem_storage(str(dest))
     assert len([*icechunk.Repository.open(storage).ancestry(branch="main")]) == 1
     raw.write_bytes(kept)
-    session.export(dest, "icechunk", path=ODD)
+    zm.export(session, dest, "icechunk", path=ODD)
     assert values_in(opened(dest)) == values_in(session.store, ODD)
 
 
@@ -105,7 +105,7 @@ def test_links_in_an_empty_repository_are_not_followed(repo: zm.Repository, tmp_
     (dest / "snapshots").symlink_to(outside)
     before = {path.name for path in outside.iterdir()}
     with pytest.raises(InvalidArgumentError, match="is a link, which an export does not follow"):
-        repo.readonly_session().export(dest, "icechunk")
+        zm.export(repo.readonly_session(), dest, "icechunk")
     assert {path.name for path in outside.iterdir()} == before
 
 
@@ -113,4 +113,4 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     session = odd_repository(tmp_path).readonly_session()
     monkeypatch.setitem(sys.modules, "icechunk", None)
     with pytest.raises(ImportError, match=r"zarr-manifests\[icechunk\]"):
-        session.export(tmp_path / "ice", "icechunk", path=ODD)
+        zm.export(session, tmp_path / "ice", "icechunk", path=ODD)

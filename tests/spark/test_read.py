@@ -23,6 +23,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
@@ -790,7 +791,7 @@ def test_chunks_elsewhere_are_read_with_the_containers_of_the_repository(
     ds = xr.Dataset({"a": (("y", "x"), np.arange(12.0).reshape(3, 4))})
     ds.to_zarr(tmp_path / "plain", consolidated=False, zarr_format=2)
     repo = Repository.create(tmp_path / "repo", virtual_containers={"plain": tmp_path / "plain"})
-    repo.import_zarr(tmp_path / "plain")
+    zm.virtual.import_zarr(repo, tmp_path / "plain")
     rows = read(spark, repo, "a").collect()
     assert {(row.y, row.x): row.a for row in rows} == {
         (y, x): 4.0 * y + x for y in range(3) for x in range(4)

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as sql
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.errors import VirtualContainerError
@@ -181,7 +182,7 @@ def test_a_task_reads_elsewhere_with_the_containers_of_its_own_job(tmp_path: Pat
     ds.to_zarr(tmp_path / "plain", consolidated=False, zarr_format=3)
     storage = LocalStorage(tmp_path / "repo")
     opened = Repository.create(storage, virtual_containers={"plain": tmp_path / "plain"})
-    opened.import_zarr(tmp_path / "plain")
+    zm.virtual.import_zarr(opened, tmp_path / "plain")
     axes = [Axis(7, np.array([[0, 7]])), Axis(10, np.array([[0, 10]]))]
     job = job_of(opened, axes)
     assert job.containers == (("plain", VirtualContainer(tmp_path / "plain")),)

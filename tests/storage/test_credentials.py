@@ -83,7 +83,7 @@ def test_a_repository_is_cloned_from_one_account_to_another(
         zarr.open_array(store, path="a")[2:4] = 9
     theirs.create_tag("release", theirs.list_branches()["main"])
     mine = {"credentials": accounts.bob}
-    report = theirs.clone("s3://bucket/ours", storage_options=mine)
+    report = zm.clone(theirs, "s3://bucket/ours", storage_options=mine)
     assert report.chunks > 0
     ours = zm.Repository.open("s3://bucket/ours", storage_options=mine)
     array = zarr.open_array(ours.readonly_session("release").store, path="a", mode="r")

@@ -35,8 +35,8 @@ def commit_and_export(folder: Path) -> None:
         zarr.create_array(store, name="a", data=np.arange(4))
     session = repo.readonly_session()
     assert zarr.open_array(session.store, path="a")[2] == 2
-    session.export(folder / "copy.zarr")
-    session.export(folder / "copy.zip")
+    zm.export(session, folder / "copy.zarr")
+    zm.export(session, folder / "copy.zip")
 
 
 class Descriptors:

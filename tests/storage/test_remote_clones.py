@@ -43,16 +43,16 @@ def assert_equal(source: zm.Repository, clone: zm.Repository) -> None:
 def test_from_a_disk_to_a_bucket_and_back(object_server: ObjectServer, tmp_path: Path) -> None:
     source = make(tmp_path / "source")
     there = f"s3://{object_server.bucket}/clones/{tmp_path.name}"
-    report = source.clone(there)
+    report = zm.clone(source, there)
     clone = zm.Repository.open(there)
     assert_equal(source, clone)
     assert report.within_store == 0
-    back = clone.clone(tmp_path / "back")
+    back = zm.clone(clone, tmp_path / "back")
     assert back.objects == report.objects
     assert_equal(source, zm.Repository.open(tmp_path / "back"))
     with source.transaction(message="later") as store:
         zarr.open_array(store, path="large")[30:60] = 8
-    assert source.clone(there).snapshots == 1
+    assert zm.clone(source, there).snapshots == 1
     assert_equal(source, clone)
 
 
@@ -69,11 +69,11 @@ def test_within_a_bucket(
     at = f"s3://{object_server.bucket}/within/{tmp_path.name}"
     source = make(f"{at}/source")
     chunks = sum(1 for _ in source.storage.list("chunks/"))
-    report = source.clone(f"{at}/clone")
+    report = zm.clone(source, f"{at}/clone")
     assert report.within_store == chunks
     assert_equal(source, zm.Repository.open(f"{at}/clone"))
-    assert source.clone(f"{at}/clone").objects == 0
-    report = source.clone(f"{at}/other", storage_options={"credentials": other_account})
+    assert zm.clone(source, f"{at}/clone").objects == 0
+    report = zm.clone(source, f"{at}/other", storage_options={"credentials": other_account})
     assert report.within_store == 0
     assert_equal(source, zm.Repository.open(f"{at}/other"))
 
@@ -84,7 +84,7 @@ def test_within_a_bucket(
         return copy
 
     monkeypatch.setattr("zarr_manifests.engine.upkeep.clone_repository.copier_within", refuse)
-    assert source.clone(f"{at}/sent").within_store == 0
+    assert zm.clone(source, f"{at}/sent").within_store == 0
     assert_equal(source, zm.Repository.open(f"{at}/sent"))
 
 
@@ -96,6 +96,6 @@ def test_damage_is_not_copied_within_a_bucket(object_server: ObjectServer, tmp_p
     data[0] ^= 1
     source.storage.put(key, bytes(data))
     with pytest.raises(CorruptObjectError, match=key):
-        source.clone(f"{at}/clone")
+        zm.clone(source, f"{at}/clone")
     copied = {info.key for info in from_url(f"{at}/clone").list()}
     assert not {key, "current"} & copied

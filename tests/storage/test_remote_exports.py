@@ -48,14 +48,14 @@ def test_a_bucket_has_every_byte(
     with monkeypatch.context() as patch:
         patch.setattr(ObjectStorage, "put_file", failing)
         with pytest.raises(StorageError, match="lost"):
-            session.export(dest)
-    assert session.export(dest).reused == 5  # and the mark
+            zm.export(session, dest)
+    assert zm.export(session, dest).reused == 5  # and the mark
     due = bytes_in(session.store)
     same_bytes(bytes_in(store), due)
     assert values_in(store) == values_in(session.store)
     with pytest.raises(AlreadyExistsError):
-        session.export(dest)
-    session.export(dest, path="large", overwrite=True)
+        zm.export(session, dest)
+    zm.export(session, dest, path="large", overwrite=True)
     same_bytes(bytes_in(store), bytes_in(session.store, "large/"))
     assert bytes(obstore.get(bucket, "outer.txt").bytes()) == b"of somebody else"
 
@@ -67,8 +67,8 @@ def test_not_into_the_repository(bucket: Any, tmp_path: Path) -> None:
     session = repo.readonly_session()
     for dest in ("s3://tests/r/repo", "s3://tests/r/repo/x", "s3://tests/r", "s3://tests"):
         with pytest.raises(InvalidArgumentError, match="in the repository, or holds it"):
-            session.export(dest, overwrite=True)
-    session.export("s3://tests/r/repository-2")
+            zm.export(session, dest, overwrite=True)
+    zm.export(session, "s3://tests/r/repository-2")
     assert session.snapshot_id == zm.Repository.open("s3://tests/r/repo").list_branches()["main"]
 
 
@@ -80,7 +80,7 @@ def test_icechunk_refers_to_objects_in_a_bucket(
     values = np.random.default_rng(1).random((40, 40))
     with repo.transaction(message="native chunks") as store:
         zarr.create_array(store, name="a", data=values, chunks=(20, 20))
-    report = repo.readonly_session().export(tmp_path / "ice", "icechunk", copy=False)
+    report = zm.export(repo.readonly_session(), tmp_path / "ice", "icechunk", copy=False)
     assert (report.referenced, list(repo.list_tags())) == (4, [report.tag])
     storage = icechunk.local_filesystem_storage(str(tmp_path / "ice"))
     config = icechunk.Repository.fetch_config(storage)

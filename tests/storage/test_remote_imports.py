@@ -53,9 +53,11 @@ def test_a_zarr_store_in_a_bucket(bucket: Any, zarr_format: int, copy: bool) -> 
     plain(store, zarr_format)
     told: list[int] = []
     repo = repository(bucket)
-    repo.import_zarr("s3://tests/in/plain.zarr", copy=copy, progress=lambda _, n: told.append(n))
+    zm.virtual.import_zarr(
+        repo, "s3://tests/in/plain.zarr", copy=copy, progress=lambda _, n: told.append(n)
+    )
     assert told[-1] == 4
-    repo.import_zarr(store, "again", copy=copy)
+    zm.virtual.import_zarr(repo, store, "again", copy=copy)
     for path in ("", "again"):
         group = zarr.open_group(
             repo.readonly_session().store, path=path, mode="r", zarr_format=zarr_format
@@ -85,14 +87,14 @@ def test_stores_that_are_at_no_place_are_copied(tmp_path: Path) -> None:
         plain(store, 3)
     plain(memory, 2)
     with pytest.raises(InvalidArgumentError, match="pass copy=True"):
-        repo.import_zarr(memory)
+        zm.virtual.import_zarr(repo, memory)
     with pytest.raises(NotFoundError, match="no Zarr metadata"):
-        repo.import_zarr(zarr.storage.MemoryStore(), copy=True)
-    repo.import_zarr(memory, "memory", copy=True)
+        zm.virtual.import_zarr(repo, zarr.storage.MemoryStore(), copy=True)
+    zm.virtual.import_zarr(repo, memory, "memory", copy=True)
     with zarr.storage.ZipStore(zipped, mode="r") as store:
-        repo.import_zarr(store, "zip", copy=True)
+        zm.virtual.import_zarr(repo, store, "zip", copy=True)
     plain(zarr.storage.LocalStore(tmp_path / "folder"), 3)
-    repo.import_zarr(zarr.storage.LocalStore(tmp_path / "folder"), "folder")
+    zm.virtual.import_zarr(repo, zarr.storage.LocalStore(tmp_path / "folder"), "folder")
     session = repo.readonly_session()
     np.testing.assert_array_equal(zarr.open_array(session.store, path="memory/u")[:], DATA[0])
     np.testing.assert_array_equal(zarr.open_array(session.store, path="zip/a/t")[:], DATA)
@@ -104,11 +106,11 @@ def test_an_icechunk_repository_in_a_bucket(bucket: Any) -> None:
         if path.is_file():
             obstore.put(bucket, f"ice/{path.relative_to(GOLDEN).as_posix()}", path.read_bytes())
     repo = repository(bucket)
-    ours = repo.import_icechunk("s3://tests/ice")
-    assert repo.import_icechunk("s3://tests/ice") == ours
+    ours = zm.virtual.import_icechunk(repo, "s3://tests/ice")
+    assert zm.virtual.import_icechunk(repo, "s3://tests/ice") == ours
     array = zarr.open_array(repo.readonly_session("made").store, path="air/p", mode="r")
     local = zm.Repository.create(MemoryStorage(), virtual_containers={"golden": GOLDEN})
-    local.import_icechunk(GOLDEN)
+    zm.virtual.import_icechunk(local, GOLDEN)
     same = zarr.open_array(local.readonly_session("made").store, path="air/p", mode="r")
     np.testing.assert_array_equal(array[:], same[:])
     refs = array.store.get_virtual_refs("air/p")
@@ -134,20 +136,20 @@ def test_references_that_are_compressed_and_remote(bucket: Any, tmp_path: Path) 
         obstore.put(bucket, name, data)
         (tmp_path / name).write_bytes(data)
         for place in (f"s3://tests/{name}", tmp_path / name):
-            repo.import_kerchunk(place, remote_protocol="s3", mode="w")
+            zm.virtual.import_kerchunk(repo, place, remote_protocol="s3", mode="w")
             store = repo.readonly_session().store
             found = zarr.open_array(store, path="t", mode="r", zarr_format=2)
             np.testing.assert_array_equal(found[:], DATA)
             assert store.get_virtual_refs("t").guarded.all()
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 10**6))
     with pytest.raises(InvalidArgumentError, match="more than 2000 bytes"):
-        repo.import_kerchunk(tmp_path / "bomb.json.gz", max_bytes=2000)
+        zm.virtual.import_kerchunk(repo, tmp_path / "bomb.json.gz", max_bytes=2000)
     with pytest.raises(NotFoundError, match="no file s3://tests/nothing"):
-        repo.import_kerchunk("s3://tests/nothing.json", mode="w")
+        zm.virtual.import_kerchunk(repo, "s3://tests/nothing.json", mode="w")
     with pytest.raises(UnsupportedStorageError, match="ftp:// locations"):
-        repo.import_kerchunk(keys, mode="w", remote_protocol="ftp")
+        zm.virtual.import_kerchunk(repo, keys, mode="w", remote_protocol="ftp")
     with pytest.raises(InvalidArgumentError, match="'w-' or 'w'"):
-        repo.import_kerchunk(keys, remote_protocol="s3", mode="a")  # type: ignore[arg-type]
+        zm.virtual.import_kerchunk(repo, keys, remote_protocol="s3", mode="a")  # type: ignore[arg-type]
 
 
 def test_a_folder_of_parquet_references_in_a_bucket(bucket: Any, tmp_path: Path) -> None:
@@ -165,10 +167,10 @@ def test_a_folder_of_parquet_references_in_a_bucket(bucket: Any, tmp_path: Path)
             name = path.relative_to(folder).as_posix()
             obstore.put(bucket, f"refs.parquet/{name}", path.read_bytes())
     repo = repository(bucket)
-    repo.import_kerchunk("s3://tests/refs.parquet")
+    zm.virtual.import_kerchunk(repo, "s3://tests/refs.parquet")
     found = zarr.open_array(repo.readonly_session().store, path="t", mode="r", zarr_format=2)
     np.testing.assert_array_equal(found[:], DATA)
     with pytest.raises(InvalidArgumentError, match="more than 300 bytes"):
-        repo.import_kerchunk("s3://tests/refs.parquet", "again", max_bytes=300)
+        zm.virtual.import_kerchunk(repo, "s3://tests/refs.parquet", "again", max_bytes=300)
     with pytest.raises(NotFoundError, match=r"no file s3://tests/absent\.parquet"):
-        repo.import_kerchunk("s3://tests/absent.parquet", "again")
+        zm.virtual.import_kerchunk(repo, "s3://tests/absent.parquet", "again")

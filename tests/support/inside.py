@@ -13,16 +13,11 @@ import pytest
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep import history_rolls
+from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, handles
-
-
-def context_of(repository: Repository) -> Context:
-    """The roots, objects and caches of a repository."""
-    return repository._context
 
 
 def root_of(place: Repository | Storage) -> Root:

@@ -53,7 +53,7 @@ def test_links_that_leave_a_store_are_refused(
     (plain / name).unlink(missing_ok=True)
     (plain / name).symlink_to(tmp_path / "credentials")
     with pytest.raises(InvalidArgumentError, match=f"'{name}'.*leads out of the store") as caught:
-        repo.import_zarr(plain, copy=copy)
+        zm.virtual.import_zarr(repo, plain, copy=copy)
     assert "secret" not in str(caught.value)
     assert commits(repo) == 1
     assert not any(
@@ -68,7 +68,7 @@ def test_links_within_a_store_are_followed(
         (plain / name).rename(plain / f"{name}-kept")
         (plain / name).symlink_to(plain / f"{name}-kept")
     (tmp_path / "link").symlink_to(plain)  # and the store itself may be one
-    repo.import_zarr(tmp_path / "link", copy=True)
+    zm.virtual.import_zarr(repo, tmp_path / "link", copy=True)
     group = zarr.open_group(repo.readonly_session().store, mode="r")
     assert group.attrs["title"] == "winds"
     assert list(group["t"][:]) == [1, 2, 3, 4]
@@ -83,7 +83,7 @@ def test_files_of_a_store_that_are_none_are_refused_at_once(
     (plain / name).unlink(missing_ok=True)
     odd(plain / name)
     with pytest.raises((StorageError, InvalidArgumentError), match=name):
-        repo.import_zarr(plain, copy=copy)
+        zm.virtual.import_zarr(repo, plain, copy=copy)
     assert commits(repo) == 1
 
 
@@ -94,10 +94,10 @@ def test_references_that_are_no_file_are_refused_at_once(
     (tmp_path / "endless").symlink_to("/dev/zero")
     for name in ("refs.json", "endless"):
         with pytest.raises(StorageError, match="not a regular file"):
-            repo.import_kerchunk(tmp_path / name)
+            zm.virtual.import_kerchunk(repo, tmp_path / name)
     (tmp_path / "true.json").write_text('{".zgroup": {"zarr_format": 2}}')
     (tmp_path / "link.json").symlink_to(tmp_path / "true.json")  # what was asked for
-    repo.import_kerchunk(tmp_path / "link.json")
+    zm.virtual.import_kerchunk(repo, tmp_path / "link.json")
     assert commits(repo) == 2
 
 
@@ -122,7 +122,7 @@ def test_files_of_a_folder_of_references(
     else:
         path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "outside")
     with pytest.raises(ManifestsError, match=name) as caught:
-        repo.import_kerchunk(folder)
+        zm.virtual.import_kerchunk(repo, folder)
     assert "secret" not in str(caught.value)
     assert commits(repo) == 1
 

@@ -25,7 +25,7 @@ def test_messages_are_taken_in_by_reference(
         refs |= {".zgroup": '{"zarr_format": 2}'}
         refs[f"{name}/0.0"] = refs.pop(f"{name}/0.0", None) or refs.pop(f"{name}/0")
         whole = {"version": 1, "templates": {"u": str(place)}, "refs": refs}
-        repo.import_kerchunk(whole, f"message-{at}")
+        zm.virtual.import_kerchunk(repo, whole, f"message-{at}")
         path = f"message-{at}/{name}"
         store = repo.readonly_session().store
         assert len(store.get_virtual_refs(path)) == 1
@@ -33,4 +33,4 @@ def test_messages_are_taken_in_by_reference(
         np.testing.assert_allclose(found.reshape(4, 6), grib_values(1, (4, 6)) + at)
     monkeypatch.setattr(kerchunk, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"'d2m' are GRIB messages.*zarr-manifests\[grib\]"):
-        repo.import_kerchunk(whole, "again")
+        zm.virtual.import_kerchunk(repo, whole, "again")

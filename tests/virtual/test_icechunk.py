@@ -97,11 +97,11 @@ def test_all_snapshots_branches_and_tags_come_along(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
     hearing = Hearing()
-    ours = repo.import_icechunk(source, progress=hearing)
+    ours = zm.virtual.import_icechunk(repo, source, progress=hearing)
     assert ours.keys() == expected["snapshots"].keys()
     assert hearing.done == hearing.totals == {"snapshots": len(ours)}
     again = Hearing()
-    repo.import_icechunk(source, progress=again)
+    zm.virtual.import_icechunk(repo, source, progress=again)
     assert again.done == again.totals == {"snapshots": 1}  # the empty first one, as each time
     check(repo, ours, expected)
     assert repo.list_branches() == {n: ours[s] for n, s in expected["branches"].items()}
@@ -113,7 +113,7 @@ def test_all_snapshots_branches_and_tags_come_along(
 
 
 def test_native_chunks_are_not_copied_and_guarded(repo: zm.Repository, source: Path) -> None:
-    repo.import_icechunk(source)
+    zm.virtual.import_icechunk(repo, source)
     store = repo.readonly_session("made").store
     refs = store.get_virtual_refs("air/p")
     assert [Path(url).parent.name for url in refs.locations] == ["chunks"] * 2
@@ -132,7 +132,7 @@ def test_native_chunks_are_not_copied_and_guarded(repo: zm.Repository, source: P
 def test_virtual_refs_stay_as_they_are(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
-    ours = repo.import_icechunk(source)
+    ours = zm.virtual.import_icechunk(repo, source)
     refs = repo.readonly_session("side").store.get_virtual_refs("v")
     assert refs.locations == tuple(f"s3://zarr-manifests-golden/bytes-{i}.bin" for i in (0, 1, 1))
     assert refs.source.tolist() == [0, 1, 0, 2, 0]
@@ -146,19 +146,19 @@ def test_virtual_refs_stay_as_they_are(
 def test_importing_again_continues_and_adds_nothing_twice(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
-    first = repo.import_icechunk(source, branches=["side"])
+    first = zm.virtual.import_icechunk(repo, source, branches=["side"])
     assert set(repo.list_branches()) == {"main", "side"}
     assert set(repo.list_tags()) == {"made"}
     assert len(list(repo.ancestry("main"))) == 1
-    whole = repo.import_icechunk(source)
+    whole = zm.virtual.import_icechunk(repo, source)
     assert whole.items() >= first.items()
     check(repo, whole, expected)
     before = repo.list_branches(), repo.list_tags(), len(list(repo.ancestry("main")))
     for history in ("all", "heads"):
-        assert repo.import_icechunk(source, history) == whole  # type: ignore[arg-type]
+        assert zm.virtual.import_icechunk(repo, source, history) == whole  # type: ignore[arg-type]
     assert (repo.list_branches(), repo.list_tags(), len(list(repo.ancestry("main")))) == before
     repo.compact()  # the branch is at a rewrite now, which is still the imported commit
-    assert repo.import_icechunk(source) == whole
+    assert zm.virtual.import_icechunk(repo, source) == whole
 
 
 def test_an_import_that_was_interrupted_goes_on(
@@ -174,7 +174,7 @@ def test_an_import_that_was_interrupted_goes_on(
     rounds = 0
     while rounds < 20:
         try:
-            ours = repo.import_icechunk(source, progress=stop)
+            ours = zm.virtual.import_icechunk(repo, source, progress=stop)
         except Stop:
             rounds += 1
         else:
@@ -188,7 +188,7 @@ def test_heads_are_imported_alone(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
     hearing = Hearing()
-    ours = repo.import_icechunk(source, history="heads", progress=hearing)
+    ours = zm.virtual.import_icechunk(repo, source, history="heads", progress=hearing)
     named = {*expected["branches"].values(), *expected["tags"].values()}
     assert ours.keys() == named | {"1CECHNKREP0F1RSTCMT0"}
     assert hearing.done == hearing.totals == {"snapshots": len(named)}
@@ -200,7 +200,7 @@ def test_heads_are_imported_alone(
 
 def test_moved_nodes_keep_their_id(tmp_path: Path) -> None:
     repo = zm.Repository.create(tmp_path / "repo")
-    ours = repo.import_icechunk(GOLDEN / "format-2")
+    ours = zm.virtual.import_icechunk(repo, GOLDEN / "format-2")
     infos = {info.message: info.snapshot_id for info in repo.ancestry()}
     before, after = infos["grow t, and make p anew"], infos["move"]
     diff = repo.diff(before, after)
@@ -244,40 +244,40 @@ def test_what_is_here_already_is_not_mixed_up(repo: zm.Repository, source: Path)
     with repo.transaction(message="mine") as store:
         zarr.create_group(store)
     with pytest.raises(ConflictError, match="branch 'main' has commits"):
-        repo.import_icechunk(source)
+        zm.virtual.import_icechunk(repo, source)
     assert [info.message for info in repo.ancestry()] == ["mine", "create repository"]
     with pytest.raises(NotFoundError, match="no branch 'nope'; it has main, side"):
-        repo.import_icechunk(source, branches=["nope"])
+        zm.virtual.import_icechunk(repo, source, branches=["nope"])
     with pytest.raises(InvalidArgumentError, match="a list of names is due"):
-        repo.import_icechunk(source, branches="main")
+        zm.virtual.import_icechunk(repo, source, branches="main")
     with pytest.raises(InvalidArgumentError, match="'all' or 'heads'"):
-        repo.import_icechunk(source, "some")  # type: ignore[arg-type]
+        zm.virtual.import_icechunk(repo, source, "some")  # type: ignore[arg-type]
     with pytest.raises(NotARepositoryError, match="no icechunk repository at"):
-        repo.import_icechunk(source.parent / "nowhere")
+        zm.virtual.import_icechunk(repo, source.parent / "nowhere")
     for options in ({"history": "some"}, {"authorize": ["a"]}, {"max_bytes": -1}):
         with pytest.raises(InvalidArgumentError):  # before anything is looked for
-            repo.import_icechunk(source.parent / "nowhere", **options)  # type: ignore[arg-type]
+            zm.virtual.import_icechunk(repo, source.parent / "nowhere", **options)  # type: ignore[arg-type]
 
 
 def test_a_commit_that_was_amended_is_not_continued(repo: zm.Repository, source: Path) -> None:
-    repo.import_icechunk(source, branches=["main"])
+    zm.virtual.import_icechunk(repo, source, branches=["main"])
     repo.create_branch("side", repo.list_tags()["made"])
     session = repo.writable_session("side")
     zarr.open_group(session.store, mode="r+").create_group("other")
     session.amend()
     with pytest.raises(ConflictError, match="branch 'side' has commits"):
-        repo.import_icechunk(source, branches=["side"])
+        zm.virtual.import_icechunk(repo, source, branches=["side"])
 
 
 def test_amended_values_are_noticed(repo: zm.Repository, source: Path) -> None:
-    ours = repo.import_icechunk(source, branches=["main"])
+    ours = zm.virtual.import_icechunk(repo, source, branches=["main"])
     session = repo.writable_session("main")
     zarr.open_array(session.store, path="small", mode="r+")[:] = 7
     session.amend()
     with pytest.raises(ConflictError, match="branch 'main' has commits"):
-        repo.import_icechunk(source, branches=["main"])
+        zm.virtual.import_icechunk(repo, source, branches=["main"])
     repo.reset_branch("main", list(ours.values())[-2], force=True)
-    assert repo.import_icechunk(source, branches=["main"]).keys() == ours.keys()
+    assert zm.virtual.import_icechunk(repo, source, branches=["main"]).keys() == ours.keys()
     assert zarr.open_array(repo.readonly_session().store, path="small")[:].tolist() == [0, 1, 2, 3]
 
 
@@ -291,25 +291,25 @@ def test_a_branch_that_went_another_way_is_not_continued(tmp_path: Path) -> None
         shutil.rmtree(source / f"refs/tag.{tag}")
     repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"source": source})
     ref.write_text(json.dumps({"snapshot": lineage[2]}))
-    old = repo.import_icechunk(source, branches=["main"])
+    old = zm.virtual.import_icechunk(repo, source, branches=["main"])
     ref.write_text(json.dumps({"snapshot": lineage[0]}))
-    ours = repo.import_icechunk(source, branches=["main"])
+    ours = zm.virtual.import_icechunk(repo, source, branches=["main"])
     assert ours.items() >= old.items()
     check(repo, ours, expected)
     ref.write_text(json.dumps({"snapshot": lineage[3]}))  # was reset there
     with pytest.raises(ConflictError, match="it was reset or amended there"):
-        repo.import_icechunk(source, branches=["main"])
+        zm.virtual.import_icechunk(repo, source, branches=["main"])
     repo.reset_branch("main", ours[lineage[2]], force=True)
     session = repo.writable_session("main")
     zarr.open_group(session.store, mode="r+").create_group("other")
     session.amend()
     ref.write_text(json.dumps({"snapshot": lineage[0]}))
     with pytest.raises(ConflictError, match="written to here"):
-        repo.import_icechunk(source, branches=["main"])
+        zm.virtual.import_icechunk(repo, source, branches=["main"])
     session = repo.writable_session("main")
     session.amend(metadata={"icechunk-snapshot": lineage[2]})  # as earlier versions have it
     with pytest.raises(ConflictError, match="changed since"):
-        repo.import_icechunk(source, branches=["main"])
+        zm.virtual.import_icechunk(repo, source, branches=["main"])
 
 
 def test_what_has_expired_there_is_named(
@@ -326,10 +326,10 @@ def test_what_has_expired_there_is_named(
         return [first, *others[2:]]
 
     monkeypatch.setattr(IcechunkFiles, "lineage", earlier)
-    repo.import_icechunk(source, branches=["main"])
+    zm.virtual.import_icechunk(repo, source, branches=["main"])
     monkeypatch.setattr(IcechunkFiles, "lineage", left)
     with pytest.raises(ConflictError, match="has expired there"):
-        repo.import_icechunk(source, branches=["main"])
+        zm.virtual.import_icechunk(repo, source, branches=["main"])
 
 
 def test_files_of_containers_are_inspected(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_files_of_containers_are_inspected(tmp_path: Path) -> None:
     nobody = "http://127.0.0.1:1"
     place = zm.VirtualContainer("s3://zarr-manifests-golden", endpoint=nobody, **options)
     with pytest.raises(zm.errors.StorageError, match="zarr-manifests-golden"):
-        repo.import_icechunk(tmp_path / "source", authorize={"data": place})
+        zm.virtual.import_icechunk(repo, tmp_path / "source", authorize={"data": place})
 
 
 def test_an_object_that_is_missing_is_named(repo: zm.Repository, source: Path) -> None:
@@ -351,10 +351,10 @@ def test_an_object_that_is_missing_is_named(repo: zm.Repository, source: Path) -
         (source / folder).rename(aside)
         (source / folder).mkdir()
         with pytest.raises(error, match=f"/{folder}/[0-9A-Z]{{20}}"):
-            repo.import_icechunk(source)
+            zm.virtual.import_icechunk(repo, source)
         (source / folder).rmdir()
         aside.rename(source / folder)
-    repo.import_icechunk(source)
+    zm.virtual.import_icechunk(repo, source)
 
 
 def test_damaged_files_are_errors_and_nothing_else(source: Path) -> None:
@@ -420,15 +420,15 @@ def test_a_tag_that_is_elsewhere_is_not_taken_for_the_imported_one(
 ) -> None:
     repo.create_tag("made", repo.list_branches()["main"])
     with pytest.raises(ConflictError, match="tag 'made' exists"):
-        repo.import_icechunk(source)
+        zm.virtual.import_icechunk(repo, source)
 
 
 def test_the_branch_that_an_interrupted_import_left_is_deleted(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
-    ours = repo.import_icechunk(source)
+    ours = zm.virtual.import_icechunk(repo, source)
     repo.create_branch("icechunk-tag/lost", ours[expected["tags"]["lost"]])
-    repo.import_icechunk(source)
+    zm.virtual.import_icechunk(repo, source)
     assert set(repo.list_branches()) == set(expected["branches"])
 
 
@@ -523,7 +523,7 @@ def test_odd_values_are_named_errors(tmp_path: Path) -> None:
     good = ref.read_text()
     ref.write_text("[" * 200_000)
     with pytest.raises(CorruptObjectError, match=r"ref\.json is damaged"):
-        repo.import_icechunk(source)
+        zm.virtual.import_icechunk(repo, source)
     ref.write_text(good)
     head = IcechunkFiles.open(zm.storage.from_url(source), max_bytes=2**20).branches["main"]
     path = source / "snapshots" / head
@@ -532,16 +532,16 @@ def test_odd_values_are_named_errors(tmp_path: Path) -> None:
     struct.pack_into("<Q", data, 39 + table._field(3), 2**63)
     path.write_bytes(bytes(data))
     with pytest.raises(CorruptObjectError, match=f"{head} is damaged: it was written at no time"):
-        repo.import_icechunk(source)
+        zm.virtual.import_icechunk(repo, source)
 
 
 def test_what_a_file_unpacks_to_is_bounded(repo: zm.Repository, source: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="larger max_bytes="):
-        repo.import_icechunk(source, max_bytes=50)
+        zm.virtual.import_icechunk(repo, source, max_bytes=50)
 
 
 def test_the_second_import_reads_no_manifest(repo: zm.Repository, source: Path) -> None:
-    repo.import_icechunk(source)
+    zm.virtual.import_icechunk(repo, source)
     counting = CountingStorage(zm.storage.from_url(source))
-    repo.import_icechunk(counting)
+    zm.virtual.import_icechunk(repo, counting)
     assert not [one.key for one in counting.log if one.key.startswith(("manifests/", "chunks/"))]

@@ -112,16 +112,16 @@ def test_each_bound_is_an_option(repo: zm.Repository, tmp_path: Path) -> None:
     references["gen"][0] |= {"offset": "0", "length": "1"}
     references["refs"] = {"t/.zarray": array}
     with pytest.raises(InvalidArgumentError, match="max_bytes="):
-        repo.import_kerchunk(references, max_bytes=MIB)
+        zm.virtual.import_kerchunk(repo, references, max_bytes=MIB)
     with pytest.raises(InvalidArgumentError, match="max_references="):
-        repo.import_kerchunk(references, max_references=99)
-    repo.import_kerchunk(references, max_bytes=32 * MIB, max_references=100)
+        zm.virtual.import_kerchunk(repo, references, max_references=99)
+    zm.virtual.import_kerchunk(repo, references, max_bytes=32 * MIB, max_references=100)
     for wrong in (0, -1, True, 1.5, "1", None):
         for name in ("max_bytes", "max_references"):
             with pytest.raises(InvalidArgumentError, match=name):
-                repo.import_kerchunk(references, "b", **{name: wrong})
+                zm.virtual.import_kerchunk(repo, references, "b", **{name: wrong})
         with pytest.raises(InvalidArgumentError, match="max_bytes"):
-            repo.import_zarr(tmp_path, max_bytes=wrong)  # type: ignore[arg-type]
+            zm.virtual.import_zarr(repo, tmp_path, max_bytes=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["refs.json", "refs/.zmetadata"])
@@ -132,7 +132,7 @@ def test_files_are_measured_before_they_are_read(
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, 1 << 40)  # takes no room
     with few_bytes(), pytest.raises(InvalidArgumentError, match=f"{name}.*max_bytes="):
-        repo.import_kerchunk(tmp_path / name.partition("/")[0])
+        zm.virtual.import_kerchunk(repo, tmp_path / name.partition("/")[0])
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -151,7 +151,7 @@ def test_documents_that_are_nested_too_deep(
     else:
         given = {".zattrs": given}
     with pytest.raises(InvalidArgumentError):
-        repo.import_kerchunk(given)
+        zm.virtual.import_kerchunk(repo, given)
 
 
 def test_a_store_is_measured_before_it_is_read(repo: zm.Repository, tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_a_store_is_measured_before_it_is_read(repo: zm.Repository, tmp_path: Pa
     (place / "t" / ".zattrs").touch()
     os.truncate(place / "t" / ".zattrs", 1 << 40)
     with few_bytes(), pytest.raises(InvalidArgumentError, match=r"t/\.zattrs.*max_bytes="):
-        repo.import_zarr(place)
+        zm.virtual.import_zarr(repo, place)
     (place / "t" / ".zattrs").unlink()
     os.truncate(place / "t" / "0", 1 << 40)
     with few_bytes(), pytest.raises(InvalidArgumentError, match=r"t/0 has .*max_bytes="):
-        repo.import_zarr(place, copy=True)
+        zm.virtual.import_zarr(repo, place, copy=True)
 
 
 # --- parquet ---------------------------------------------------------------------------------

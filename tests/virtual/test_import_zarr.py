@@ -102,7 +102,7 @@ def test_xarray_reads_what_it_reads_from_the_source(
     plain = tmp_path / "plain"
     write(plain)
     repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"plain": plain})
-    repo.import_zarr(plain, "in/it", copy=copy)
+    zm.virtual.import_zarr(repo, plain, "in/it", copy=copy)
     expected = {
         group: xr.open_zarr(plain, group=group, consolidated=False).load()
         for group in ("", "more/deep")
@@ -132,7 +132,7 @@ def test_consolidated_metadata_is_not_taken_over(
     """It would say what was there once, after an array is added or changed."""
     write(tmp_path / "plain")
     repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"plain": tmp_path})
-    repo.import_zarr(tmp_path / "plain")
+    zm.virtual.import_zarr(repo, tmp_path / "plain")
     with repo.transaction(message="add") as store:
         zarr.open_group(store)["u"].attrs["new"] = "here"
     store = repo.readonly_session().store
@@ -154,7 +154,7 @@ def test_documents_that_only_consolidated_metadata_knows_are_not_left_out(
         (plain / "flag" / name).unlink(missing_ok=True)
     repo = zm.Repository.create(tmp_path / "repo")
     with pytest.raises(InvalidArgumentError, match=r"'flag/.*consolidate it again"):
-        repo.import_zarr(plain)
+        zm.virtual.import_zarr(repo, plain)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"metadata": 3}', "{}", '{"metadata": [[]]}'])
@@ -163,7 +163,7 @@ def test_consolidated_metadata_that_is_malformed(tmp_path: Path, text: str) -> N
     (tmp_path / "plain" / ".zmetadata").write_text(text)
     repo = zm.Repository.create(tmp_path / "repo")
     with pytest.raises(InvalidArgumentError, match="zmetadata"):
-        repo.import_zarr(tmp_path / "plain")
+        zm.virtual.import_zarr(repo, tmp_path / "plain")
 
 
 def test_files_are_refused(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_files_are_refused(tmp_path: Path) -> None:
             file.write(path, path.relative_to(tmp_path / "plain"))
     repo = zm.Repository.create(tmp_path / "repo")
     with pytest.raises(UnsupportedFormatError, match=r"ZIP file.*unpack it"):
-        repo.import_zarr(tmp_path / "plain.zip")
+        zm.virtual.import_zarr(repo, tmp_path / "plain.zip")
     with pytest.raises(UnsupportedFormatError, match="is a file"):
-        repo.import_zarr(tmp_path / "plain" / "zarr.json")
+        zm.virtual.import_zarr(repo, tmp_path / "plain" / "zarr.json")
 
 
 def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
     (plain / "a" / "c" / "7" / "0").write_bytes(b"off the grid")
     (plain / "a" / "c" / "00").write_bytes(b"not canonical")
     repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"plain": plain})
-    repo.import_zarr(plain)
+    zm.virtual.import_zarr(repo, plain)
     store = repo.readonly_session().store
     assert zarr.open_array(store, path="a", mode="r")[:].tolist() == [
         [0, 1, 2, 3],
@@ -208,7 +208,7 @@ def of_v2(tmp_path: Path, path: str = "/") -> zm.Repository:
     v2(tmp_path / "source")
     containers = {"source": str(tmp_path / "source")}
     repository = zm.Repository.create(tmp_path / "repository", virtual_containers=containers)
-    repository.import_zarr(tmp_path / "source", path)
+    zm.virtual.import_zarr(repository, tmp_path / "source", path)
     return repository
 
 
@@ -257,7 +257,7 @@ def test_what_is_not_seen_from_above_is_told(
     repository = zm.Repository.create(tmp_path / "repository", virtual_containers=containers)
     with repository.transaction(message="newer") as store:
         zarr.create_group(store, path="newer")
-    repository.import_zarr(tmp_path / "source", "/newer/old")
+    zm.virtual.import_zarr(repository, tmp_path / "source", "/newer/old")
     assert "another Zarr format than / and /newer" in caplog.text
     found = xr.open_dataset(repository, engine="zarr_manifests", group="newer/old")
     assert found.level == 850

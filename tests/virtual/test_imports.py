@@ -64,7 +64,7 @@ def chunk_bytes(repo: zm.Repository) -> int:
 
 
 def test_a_zarr_store_is_taken_in_without_its_bytes(repo: zm.Repository, plain: Path) -> None:
-    snapshot_id = repo.import_zarr(plain, message="take it in")
+    snapshot_id = zm.virtual.import_zarr(repo, plain, message="take it in")
     (info, _) = repo.ancestry()
     assert (info.snapshot_id, info.message) == (snapshot_id, "take it in")
     check(repo)
@@ -77,7 +77,7 @@ def test_a_zarr_store_is_taken_in_without_its_bytes(repo: zm.Repository, plain: 
 
 
 def test_a_zarr_store_is_copied(repo: zm.Repository, plain: Path, tmp_path: Path) -> None:
-    repo.import_zarr(plain.as_uri(), "/a/b", copy=True)
+    zm.virtual.import_zarr(repo, plain.as_uri(), "/a/b", copy=True)
     plain.rename(tmp_path / "gone")
     check(zm.Repository.open(tmp_path / "repo"), "a/b")
     assert len(repo.readonly_session().store.get_virtual_refs("a/b/t")) == 0
@@ -87,7 +87,7 @@ def test_a_zarr_store_is_copied(repo: zm.Repository, plain: Path, tmp_path: Path
 def test_what_was_taken_in_is_read_with_its_container_only(
     repo: zm.Repository, plain: Path, tmp_path: Path
 ) -> None:
-    repo.import_zarr(plain)
+    zm.virtual.import_zarr(repo, plain)
     with pytest.raises(VirtualContainerError, match="'here'"):
         check(zm.Repository.open(tmp_path / "repo"))
     file = plain / "t" / "c" / "0" / "0"
@@ -101,27 +101,27 @@ def test_nothing_that_is_there_is_changed(repo: zm.Repository, plain: Path) -> N
         zarr.create_array(store, name="a", shape=(1,), dtype="i1")
     for path in ("/", "a", "/a/"):
         with pytest.raises(AlreadyExistsError, match="exists already"):
-            repo.import_zarr(plain, path)
+            zm.virtual.import_zarr(repo, plain, path)
     with pytest.raises(InvalidArgumentError, match="is an array"):
-        repo.import_zarr(plain, "a/b")
+        zm.virtual.import_zarr(repo, plain, "a/b")
     assert len(list(repo.ancestry())) == 2
-    repo.import_zarr(plain, "b")
+    zm.virtual.import_zarr(repo, plain, "b")
     check(repo, "b")
 
 
 def test_stores_that_are_refused(repo: zm.Repository, plain: Path, tmp_path: Path) -> None:
     for place in (tmp_path / "nothing", plain / "t" / "c"):
         with pytest.raises(NotFoundError):
-            repo.import_zarr(place)
+            zm.virtual.import_zarr(repo, place)
     (plain / "link").symlink_to(plain / "t")
     with pytest.raises(InvalidArgumentError, match="symbolic link"):
-        repo.import_zarr(plain)
+        zm.virtual.import_zarr(repo, plain)
     (plain / "link").unlink()
     (plain / "t" / "zarr.json").write_text("{")
     with pytest.raises(UnsupportedFormatError, match="not understood"):
-        repo.import_zarr(plain)
+        zm.virtual.import_zarr(repo, plain)
     with pytest.raises(UnsupportedStorageError, match="has no listing"):
-        repo.import_zarr("https://example.org/store")
+        zm.virtual.import_zarr(repo, "https://example.org/store")
     assert len(list(repo.ancestry())) == 1
 
 
@@ -133,7 +133,7 @@ def test_a_store_in_memory(plain: Path, tmp_path: Path) -> None:
     repo = zm.Repository.create(
         tmp_path / "repo", virtual_containers={"m": "memory://plain-in-memory"}
     )
-    repo.import_zarr("memory://plain-in-memory/in")
+    zm.virtual.import_zarr(repo, "memory://plain-in-memory/in")
     check(repo)
 
 
@@ -168,10 +168,10 @@ def kerchunk(tmp_path: Path) -> dict[str, Any]:
 
 def test_kerchunk_references(repo: zm.Repository, kerchunk: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text(json.dumps(kerchunk))
-    repo.import_kerchunk(tmp_path / "refs.json", "one")
-    repo.import_kerchunk(kerchunk, "two", message="two")
+    zm.virtual.import_kerchunk(repo, tmp_path / "refs.json", "one")
+    zm.virtual.import_kerchunk(repo, kerchunk, "two", message="two")
     kerchunk["refs"]["t/c/0/0"][0] = str(tmp_path / "all.bin")
-    repo.import_kerchunk(kerchunk["refs"], "three")
+    zm.virtual.import_kerchunk(repo, kerchunk["refs"], "three")
     for name in ("one", "two", "three"):
         root = zarr.open_group(repo.readonly_session().store, mode="r", path=name)
         np.testing.assert_array_equal(root["t"][:], DATA)
@@ -206,7 +206,7 @@ def test_references_that_are_refused(
     repo: zm.Repository, kerchunk: dict[str, Any], change: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        repo.import_kerchunk(kerchunk | change)
+        zm.virtual.import_kerchunk(repo, kerchunk | change)
     assert len(list(repo.ancestry())) == 1
 
 
@@ -221,11 +221,11 @@ def test_a_reference_that_no_array_would_read_is_refused(
     """It was kept as an opaque entry, and Zarr read fill value where its bytes were meant."""
     kerchunk["refs"][key] = "a" if inline else ["{{u}}", 4, 64]
     if inline and key.startswith("elsewhere"):
-        repo.import_kerchunk(kerchunk)  # what is below no array may be anything
+        zm.virtual.import_kerchunk(repo, kerchunk)  # what is below no array may be anything
         assert contents_of(repo.readonly_session().store).find(key) is not None
         return
     with pytest.raises(InvalidArgumentError, match=f"1 of the references.*the first being '{key}'"):
-        repo.import_kerchunk(kerchunk)
+        zm.virtual.import_kerchunk(repo, kerchunk)
     assert len(list(repo.ancestry())) == 1
 
 
@@ -234,15 +234,15 @@ def test_the_first_of_many_such_references_are_named(
 ) -> None:
     kerchunk["refs"] |= {f"t/c/{i}/0": ["{{u}}", 4, 64] for i in range(3, 9)}
     with pytest.raises(InvalidArgumentError, match=r"6 of .*'t/c/3/0', 't/c/4/0', 't/c/5/0':"):
-        repo.import_kerchunk(kerchunk)
+        zm.virtual.import_kerchunk(repo, kerchunk)
 
 
 def test_files_that_hold_no_references(repo: zm.Repository, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        repo.import_kerchunk(tmp_path / "refs.json")
+        zm.virtual.import_kerchunk(repo, tmp_path / "refs.json")
     (tmp_path / "refs.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match="JSON"):
-        repo.import_kerchunk(tmp_path / "refs.json")
+        zm.virtual.import_kerchunk(repo, tmp_path / "refs.json")
 
 
 def test_compressed_references_of_several_parts_are_read_to_their_end(tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_compressed_references_of_several_parts_are_read_to_their_end(tmp_path: 
     for pack in (gzip.compress, zstandard.compress):
         path.write_bytes(pack(text[:30]) + pack(text[30:]))
         repo = zm.Repository.create(tmp_path / pack.__module__)
-        repo.import_kerchunk(path, max_bytes=2**60)
+        zm.virtual.import_kerchunk(repo, path, max_bytes=2**60)
         found = zarr.open_group(repo.readonly_session().store, mode="r", zarr_format=2)
         assert dict(found.attrs) == {"title": "parts"}
     for cut in (gzip.compress(text)[:-3], gzip.compress(text) + b"more"):
         path.write_bytes(cut)
         with pytest.raises(InvalidArgumentError, match="is not JSON"):
-            repo.import_kerchunk(path, mode="w")
+            zm.virtual.import_kerchunk(repo, path, mode="w")

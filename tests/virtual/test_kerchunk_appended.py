@@ -64,7 +64,9 @@ def weather_of(repo: zm.Repository, path: str = "") -> Any:
 def test_references_are_appended_day_by_day(repo: zm.Repository, tmp_path: Path) -> None:
     for number in range(3):
         references = day_references(tmp_path, number)
-        repo.import_kerchunk(references, "w", append_dim="time", message=f"day {number}")
+        zm.virtual.import_kerchunk(
+            repo, references, "w", append_dim="time", message=f"day {number}"
+        )
     assert [info.message for info in repo.ancestry()][:3] == ["day 2", "day 1", "day 0"]
     found = weather_of(repo, "w")
     assert found["time"][:].tolist() == list(range(6))
@@ -86,10 +88,10 @@ def test_parquet_references_are_appended(repo: zm.Repository, tmp_path: Path) ->
         for key, value in references.items():
             made[key] = json.dumps(value).encode() if isinstance(value, dict) else value
         made.flush()
-        repo.import_kerchunk(folder, append_dim="time")
+        zm.virtual.import_kerchunk(repo, folder, append_dim="time")
     one = weather_of(repo)["t"][:]
     for references in days:
-        repo.import_kerchunk(references, "again", append_dim="time")
+        zm.virtual.import_kerchunk(repo, references, "again", append_dim="time")
     np.testing.assert_array_equal(weather_of(repo, "again")["t"][:], one)
     assert one.shape == (4, 6)
 
@@ -109,42 +111,42 @@ def test_parquet_references_are_appended(repo: zm.Repository, tmp_path: Path) ->
 def test_what_cannot_be_appended_is_named(
     repo: zm.Repository, tmp_path: Path, name: str, change: dict[str, Any], said: str
 ) -> None:
-    repo.import_kerchunk(day_references(tmp_path, 0), append_dim="time")
+    zm.virtual.import_kerchunk(repo, day_references(tmp_path, 0), append_dim="time")
     before = repo.list_branches()
     references = day_references(tmp_path, 1)
     references[name] = references[name] | change
     with pytest.raises(InvalidArgumentError, match=said):
-        repo.import_kerchunk(references, append_dim="time")
+        zm.virtual.import_kerchunk(repo, references, append_dim="time")
     assert repo.list_branches() == before
 
 
 def test_another_grid_is_not_appended(repo: zm.Repository, tmp_path: Path) -> None:
-    repo.import_kerchunk(day_references(tmp_path, 0), append_dim="time")
+    zm.virtual.import_kerchunk(repo, day_references(tmp_path, 0), append_dim="time")
     moved = base64.b64encode(np.arange(1, 7).tobytes()).decode()
     with pytest.raises(InvalidArgumentError, match="the chunk x/0 has other bytes than here"):
-        repo.import_kerchunk(
-            day_references(tmp_path, 1, **{"x/0": f"base64:{moved}"}), append_dim="time"
+        zm.virtual.import_kerchunk(
+            repo, day_references(tmp_path, 1, **{"x/0": f"base64:{moved}"}), append_dim="time"
         )
-    repo.import_kerchunk(day_references(tmp_path, 1), append_dim="time")
+    zm.virtual.import_kerchunk(repo, day_references(tmp_path, 1), append_dim="time")
 
 
 def test_appending_needs_whole_chunks_and_known_arrays(repo: zm.Repository, tmp_path: Path) -> None:
     references = day_references(tmp_path, 0)
     odd = references | {"time/.zarray": references["time/.zarray"] | {"chunks": [4]}}
     odd["time/0"] = f"base64:{base64.b64encode(np.arange(4).tobytes()).decode()}"
-    repo.import_kerchunk(odd, append_dim="time")
+    zm.virtual.import_kerchunk(repo, odd, append_dim="time")
     with pytest.raises(InvalidArgumentError, match="/time ends within a chunk"):
-        repo.import_kerchunk(odd, append_dim="time")
-    repo.import_kerchunk(references, mode="w")
+        zm.virtual.import_kerchunk(repo, odd, append_dim="time")
+    zm.virtual.import_kerchunk(repo, references, mode="w")
     more = {"u" + key[1:]: value for key, value in references.items() if key[:2] == "t/"}
     with pytest.raises(InvalidArgumentError, match="no array /u to append to"):
-        repo.import_kerchunk(references | more, append_dim="time")
+        zm.virtual.import_kerchunk(repo, references | more, append_dim="time")
     with pytest.raises(InvalidArgumentError, match="has the dimension 'level'"):
-        repo.import_kerchunk(references, append_dim="level")
+        zm.virtual.import_kerchunk(repo, references, append_dim="level")
     with pytest.raises(InvalidArgumentError, match="no chunk of"):
-        repo.import_kerchunk(references | {"t/a": "data"}, append_dim="time")
+        zm.virtual.import_kerchunk(repo, references | {"t/a": "data"}, append_dim="time")
     broken = references | {"t/.zattrs": "{", "t/.zarray": {"zarr_format": 2}}
     with pytest.raises(InvalidArgumentError, match="no chunk of"):
-        repo.import_kerchunk(broken, append_dim="time")
+        zm.virtual.import_kerchunk(repo, broken, append_dim="time")
     with pytest.raises(InvalidArgumentError, match="exclude each other"):
-        repo.import_kerchunk(references, mode="w", append_dim="time")
+        zm.virtual.import_kerchunk(repo, references, mode="w", append_dim="time")

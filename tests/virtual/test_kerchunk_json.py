@@ -73,7 +73,7 @@ def test_generated_references_are_those_that_fsspec_generates(tmp_path: Path) ->
     assert here == expected
     assert len(here) == 60
     repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
-    repo.import_kerchunk(generated(tmp_path.as_uri()))
+    zm.virtual.import_kerchunk(repo, generated(tmp_path.as_uri()))
     values = zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]
     assert values[:19].tolist() == [[5 + 5 * i + 1000 * j for j in range(3)] for i in range(19)]
     assert values[19].tolist() == [15, 14, 2015]
@@ -236,7 +236,7 @@ def test_keys_take_little_work_each(tmp_path: Path, separator: str) -> None:
 
     sys.setprofile(count)
     try:
-        repo.import_kerchunk(refs)
+        zm.virtual.import_kerchunk(repo, refs)
     finally:
         sys.setprofile(None)
     # One a reference looks its file up.

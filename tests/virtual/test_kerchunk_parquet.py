@@ -88,7 +88,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_an_import_tells_of_files_and_chunks(repo: zm.Repository, folder: Path) -> None:
     hearing = Hearing()
-    repo.import_kerchunk(folder, progress=hearing)
+    zm.virtual.import_kerchunk(repo, folder, progress=hearing)
     files = len([*folder.rglob("*.parq")])
     chunks = len(THERE) - 2  # those in the references themselves are no references
     assert hearing.done == hearing.totals
@@ -103,7 +103,7 @@ def repo(tmp_path: Path) -> zm.Repository:
 def test_what_fsspec_wrote_reads_as_fsspec_reads_it(
     repo: zm.Repository, folder: Path, tmp_path: Path
 ) -> None:
-    repo.import_kerchunk(folder, "in", message="take it in")
+    zm.virtual.import_kerchunk(repo, folder, "in", message="take it in")
     store = repo.readonly_session().store
     mapper = LazyReferenceMapper(str(folder), engine="pyarrow")
     fs = fsspec.filesystem("reference", fo=mapper, remote_protocol="file", skip_instance_cache=True)
@@ -132,7 +132,7 @@ def test_what_fsspec_wrote_reads_as_fsspec_reads_it(
 
 
 def test_xarray_reads_the_same(repo: zm.Repository, folder: Path) -> None:
-    repo.import_kerchunk(folder)
+    zm.virtual.import_kerchunk(repo, folder)
     found = xr.open_zarr(
         repo.readonly_session().store,
         group="g",
@@ -176,7 +176,7 @@ def test_a_million_references_take_no_work_for_each(tmp_path: Path) -> None:
     tracemalloc.start()
     sys.setprofile(count)
     try:
-        repo.import_kerchunk(root)
+        zm.virtual.import_kerchunk(repo, root)
     finally:
         sys.setprofile(None)
         peak = tracemalloc.get_traced_memory()[1]
@@ -229,7 +229,7 @@ def test_columns_that_are_refused(
     repo: zm.Repository, tmp_path: Path, columns: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=match):
-        repo.import_kerchunk(plain(tmp_path / "refs", columns))
+        zm.virtual.import_kerchunk(repo, plain(tmp_path / "refs", columns))
     assert len(list(repo.ancestry())) == 1
 
 
@@ -237,10 +237,10 @@ def test_columns_that_are_refused(
 def test_record_sizes_that_are_refused(repo: zm.Repository, tmp_path: Path, size: object) -> None:
     folder = plain(tmp_path / "refs", GOOD, record_size=size)
     if size == 3:  # as large as the array is what counts
-        repo.import_kerchunk(folder)
+        zm.virtual.import_kerchunk(repo, folder)
         return
     with pytest.raises(InvalidArgumentError, match="record_size"):
-        repo.import_kerchunk(folder)
+        zm.virtual.import_kerchunk(repo, folder)
 
 
 def test_a_wrong_record_size_is_noticed_by_what_does_not_fit(
@@ -249,14 +249,14 @@ def test_a_wrong_record_size_is_noticed_by_what_does_not_fit(
     documents = {"a/.zarray": json.loads(zarray([5], [1]))}
     folder = plain(tmp_path / "refs", GOOD, metadata=documents, record_size=3)
     with pytest.raises(InvalidArgumentError, match="2 rows"):
-        repo.import_kerchunk(folder)
+        zm.virtual.import_kerchunk(repo, folder)
     folder = plain(folder, GOOD, metadata={"a/.zarray": json.loads(zarray([1], [1]))})
-    repo.import_kerchunk(folder, "padded")
+    zm.virtual.import_kerchunk(repo, folder, "padded")
     plain(
         folder, GOOD | {"path": ["/a", "/b"]}, metadata={"a/.zarray": json.loads(zarray([1], [1]))}
     )
     with pytest.raises(InvalidArgumentError, match="beyond the end"):
-        repo.import_kerchunk(folder, "beyond")
+        zm.virtual.import_kerchunk(repo, folder, "beyond")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_folders_that_are_refused(
     folder = plain(tmp_path / "refs", GOOD)
     break_it(folder)
     with pytest.raises(error):
-        repo.import_kerchunk(folder)
+        zm.virtual.import_kerchunk(repo, folder)
     assert len(list(repo.ancestry())) == 1
 
 
@@ -302,12 +302,12 @@ def test_texts_that_repeat_are_held_once(repo: zm.Repository, tmp_path: Path) ->
     table = pa.table({"path": paths, "offset": np.arange(n), "size": np.full(n, 1)})
     documents = {"a/.zarray": json.loads(zarray([n], [1]))}
     folder = plain(tmp_path / "refs", table, metadata=documents, record_size=n)
-    repo.import_kerchunk(folder)
+    zm.virtual.import_kerchunk(repo, folder)
     assert len(repo.readonly_session().store.get_virtual_refs("a")) == n
     raw = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), [b"x" * 100_000])
     folder = plain(tmp_path / "raw", pa.table({"raw": raw}), metadata=documents, record_size=n)
     with pytest.raises(InvalidArgumentError, match="inline chunks"):
-        repo.import_kerchunk(folder, "raw")
+        zm.virtual.import_kerchunk(repo, folder, "raw")
 
 
 @given(data=st.data())
@@ -355,4 +355,4 @@ def test_without_pyarrow_it_is_said_what_to_install(
     folder = plain(tmp_path / "refs", GOOD)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"zarr-manifests\[kerchunk\]"):
-        repo.import_kerchunk(folder)
+        zm.virtual.import_kerchunk(repo, folder)

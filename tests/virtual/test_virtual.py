@@ -498,7 +498,7 @@ def test_the_hint_names_the_store_that_a_chunk_is_of(file: str, folder: str) -> 
 def test_the_hint_of_an_imported_store_opens_all_of_it(tmp_path: Path) -> None:
     plain = xr.Dataset({"t": ("time", np.arange(4.0))}, {"time": np.arange(4)})
     plain.to_zarr(tmp_path / "plain", consolidated=False)
-    zm.Repository.create(tmp_path / "repo").import_zarr(tmp_path / "plain", "imported")
+    zm.virtual.import_zarr(zm.Repository.create(tmp_path / "repo"), tmp_path / "plain", "imported")
     open_it = partial(xr.open_dataset, tmp_path / "repo", engine="zarr_manifests", group="imported")
     with pytest.raises(VirtualContainerError) as caught:
         open_it()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zarr_manifests import moving
 from zarr_manifests.cli.arguments import (
     Json,
     Options,
@@ -62,7 +63,7 @@ def run(
     options = storage_options(dest, to_option, "--to-option")
     repo, depth = open_at(url, option), as_given(history)
     with progress("cloning") as told:
-        report = repo.clone(dest, depth, branch, storage_options=options, progress=told)
+        report = moving.clone(repo, dest, depth, branch, storage_options=options, progress=told)
     if as_json:
         print_json(report)
     else:

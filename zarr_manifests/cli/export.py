@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from zarr_manifests import moving
 from zarr_manifests.cli.arguments import (
     At,
     Authorize,
@@ -62,7 +63,8 @@ def run(
     options = storage_options(dest, to_option, "--to-option")
     session = open_at(url, option, authorize).readonly_session(at)
     with progress("exporting") as told:
-        report = session.export(
+        report = moving.export(
+            session,
             dest,
             as_given(kind),
             not no_copy,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zarr_manifests import moving
 from zarr_manifests.cli.arguments import (
     Branch,
     Containers,
@@ -141,8 +142,8 @@ def run_zarr(
             url,
             option,
             None,
-            lambda repo: repo.import_zarr(
-                source, path, copy, message=message, branch=branch, progress=told, **how
+            lambda repo: moving.import_zarr(
+                repo, source, path, copy, message=message, branch=branch, progress=told, **how
             ),
             {} if copy else {name or "source": source},
         )
@@ -182,7 +183,8 @@ def run_kerchunk(
             url,
             option,
             container,
-            lambda repo: repo.import_kerchunk(
+            lambda repo: moving.import_kerchunk(
+                repo,
                 references,
                 path,
                 message=message,
@@ -219,7 +221,7 @@ def run_icechunk(
 
     def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
         before = {*repo.list_branches().values()}
-        ours = repo.import_icechunk(source, as_given(history), branch, progress=told, **how)
+        ours = moving.import_icechunk(repo, source, as_given(history), branch, progress=told, **how)
         heads = repo.list_branches().items()
         return ours, {name: head for name, head in heads if head not in before}
 

@@ -142,7 +142,7 @@ def _begun(icechunk: Any, storage: Any, name: str, config: Any) -> Any:
     if icechunk.Repository.exists(storage):
         repository = icechunk.Repository.open(storage, config)
         branches, tags = repository.list_branches(), repository.list_tags()
-        if set(branches) != {_BRANCH} or tags or len([*repository.ancestry(_BRANCH)]) > 1:
+        if set(branches) != {_BRANCH} or tags or len([*repository.ancestry(branch=_BRANCH)]) > 1:
             raise AlreadyExistsError(f"{name} holds an icechunk repository with commits")
     else:
         repository = icechunk.Repository.create(storage, config)

@@ -1,6 +1,7 @@
 """References to bytes outside the repository: which places may be read, and how.
 
-`write` writes VirtualiZarr's virtual datasets. Modules that reading does not need are imported when
+`write` writes VirtualiZarr's virtual datasets, and the imports take in what others have written.
+Modules that reading does not need are imported when
 they are used.
 """
 
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
+    from zarr_manifests.moving import import_icechunk, import_kerchunk, import_zarr
     from zarr_manifests.virtual import kerchunk as kerchunk
     from zarr_manifests.virtual import references as references
     from zarr_manifests.xarray.virtual_datasets import write_virtual as write
 
-__all__ = ["write"]
+__all__ = ["import_icechunk", "import_kerchunk", "import_zarr", "write"]
 
 _module = on_demand(__name__, "kerchunk", "references")
 
@@ -25,4 +27,8 @@ def __getattr__(name: str) -> Any:
         from zarr_manifests.xarray.virtual_datasets import write_virtual
 
         return write_virtual
+    if name in __all__:
+        from zarr_manifests import moving
+
+        return getattr(moving, name)
     return _module(name)

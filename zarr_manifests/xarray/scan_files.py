@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from zarr.core.sync import sync
 
+from zarr_manifests import moving
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
@@ -50,9 +51,9 @@ def scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> Se
     """
     repository = Repository.create(MemoryStorage(), virtual_containers=containers)
     if kind == "zarr":
-        repository.import_zarr(Path(path))
+        moving.import_zarr(repository, Path(path))
     else:
-        repository.import_kerchunk(_references(path, kind))
+        moving.import_kerchunk(repository, _references(path, kind))
     return repository.readonly_session()
 
 

@@ -45,7 +45,8 @@ def instead(storage: ReadableStorage) -> str | None:
         return (
             "a plain Zarr store lies there, which xr.open_zarr and zarr.open_group open. If there "
             "was a repository, something like to_zarr(mode='w') has deleted it, and only a backup "
-            "has it. `repo.import_zarr` and `zarr-manifests import zarr` take it into another one"
+            "has it. `zm.virtual.import_zarr` and `zarr-manifests import zarr` take it into "
+            "another one"
         )
     return _of_files(storage)
 
@@ -84,7 +85,7 @@ def _of_files(storage: ReadableStorage) -> str | None:
     if kind is None:
         return None
     there = f"a {kind} file" if not folder.is_dir() else f"a folder with {kind} files"
-    refer = "repo.import_kerchunk" if kind == "GRIB" else "zm.virtual.write"
+    refer = "zm.virtual.import_kerchunk" if kind == "GRIB" else "zm.virtual.write"
     return (
         f"{there} lies there, and no repository: `{refer}` refers to the data where they are, "
         "`zm.write` copies what xarray opens; give the place of a repository"

@@ -1,0 +1,512 @@
+"""Moving in and out: imports, exports and clones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from zarr.abc.store import Store
+
+from zarr_manifests import exporting, virtual
+from zarr_manifests.engine import upkeep
+from zarr_manifests.engine.edit.import_references import import_references
+from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.importing import import_history
+from zarr_manifests.keys import directory
+from zarr_manifests.progress import Progress, ignore
+from zarr_manifests.reports import CloneReport, ExportReport
+from zarr_manifests.repository import Repository, context_of, repository_of
+from zarr_manifests.session import Session
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.url import storage_of
+from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
+from zarr_manifests.virtual.containers import Containers, VirtualContainer
+from zarr_manifests.virtual.references import References
+
+__all__ = ["clone", "export", "import_icechunk", "import_kerchunk", "import_zarr"]
+
+
+def import_zarr(
+    repo: str | os.PathLike[str] | Storage | Repository,
+    url: str | os.PathLike[str] | Storage | Store,
+    path: str = "/",
+    copy: bool = False,
+    *,
+    message: str | None = None,
+    branch: str = DEFAULT_BRANCH,
+    max_bytes: int = MAX_BYTES,
+    storage_options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
+
+    The store's files must stay as they are: each is noted with its size and time of
+    modification, and reading one that has changed is an error.
+
+    Parameters
+    ----------
+    repo : str, path, Storage or Repository
+        The repository to commit to.
+    url : str, path, Storage or Zarr store
+        Path or URL (`file://`, `memory://`, `s3://`, `gs://`, `az://`) of the store, or the
+        store itself. Refs need a place: of a Zarr store in memory or in a ZIP file, chunks can
+        only be copied.
+    path : str
+        Where to; nothing may be there. Groups above it are made.
+    copy : bool
+        Copy the chunks instead, so that the store is not needed any more.
+    message : str, optional
+        Of the commit.
+    branch : str
+        What to commit to.
+    max_bytes : int
+        Bytes that all metadata documents together, and each chunk that is copied, may have.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the URL.
+    progress : callable, optional
+        Called with `"chunks"` and the number of chunks taken in so far.
+
+    Returns
+    -------
+    str
+        The new snapshot's id.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no Zarr store at the URL.
+    AlreadyExistsError
+        If there is something at the path.
+    InvalidArgumentError
+        If there is more than `max_bytes`, consolidated metadata knows of documents that are
+        not there, a folder in the store is a symbolic link, a file is one that leads out of
+        the store, or the store is at no place and its chunks are not copied.
+    UnsupportedStorageError
+        If it is on a web server, which has no listing.
+    UnsupportedFormatError
+        If the store has metadata that is not understood, or is a file, such as a ZIP.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> from zarr_manifests.storage import MemoryStorage
+    >>> plain = MemoryStorage("plain-zarr")
+    >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    >>> repo = zm.Repository.create("memory://import-example")
+    >>> snapshot_id = zm.virtual.import_zarr(repo, "memory://plain-zarr", message="take it in")
+    >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
+    []
+    """
+    repository = repository_of(repo)
+    location, references = virtual.references.list_zarr(
+        url,
+        max_bytes=max_bytes,
+        storage_options=storage_options,
+        copy=copy,
+        parallel=context_of(repository).runtime.parallel,
+        progress=progress or ignore,
+    )
+    trusted = Containers.of({"source": location} if references.fetch is None else {})
+    return _import(
+        repository,
+        references,
+        path,
+        trusted,
+        message or f"import {location}",
+        branch,
+        copy,
+        max_bytes,
+        progress=progress or ignore,
+    )
+
+
+def import_kerchunk(
+    repo: str | os.PathLike[str] | Storage | Repository,
+    references: str | os.PathLike[str] | Mapping[str, Any],
+    path: str = "/",
+    *,
+    message: str | None = None,
+    branch: str = DEFAULT_BRANCH,
+    max_bytes: int = MAX_BYTES,
+    max_references: int = MAX_REFERENCES,
+    mode: Literal["w-", "w"] = "w-",
+    append_dim: str | None = None,
+    remote_protocol: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Take kerchunk references in, in one commit: metadata, and refs to chunks.
+
+    Parameters
+    ----------
+    repo : str, path, Storage or Repository
+        The repository to commit to.
+    references : str, path or mapping
+        A JSON file, which may be compressed with gzip or zstd and lie at any URL, or what is in
+        one, or a folder of parquet files, local or in an object store (this needs pyarrow). Of
+        files that lie below a container, size and time of modification are noted, and reading
+        one that has changed is an error.
+    path, message, branch
+        As for `import_zarr`; so is what is returned.
+    max_bytes : int
+        Bytes that may be read and made: files, what templates become, locations, inline
+        chunks, and some 32 for each reference in parquet files.
+    max_references : int
+        References that `gen` may generate.
+    mode : {"w-", "w"}
+        Whether there must be nothing at the path, or what is there is replaced.
+    append_dim : str, optional
+        Append to the arrays at the path along this dimension; if nothing is there, they are
+        made. Arrays must end with a whole chunk, and those without the dimension stay as they
+        are.
+    remote_protocol : str, optional
+        The scheme of locations without one, such as `s3`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the URL of the references.
+    progress : callable, optional
+        Called with what is being done, and with how many references, files or chunks.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    AlreadyExistsError
+        If there is something at the path.
+    InvalidArgumentError
+        If a reference is malformed, is no chunk of an array, or names a relative path or one
+        with a user or a password in it; or there is more than `max_bytes` or `max_references`.
+    UnsupportedFormatError
+        If there is a template or metadata that is not understood.
+    UnsupportedStorageError
+        If the scheme of a location is not supported.
+    VirtualContainerError
+        If a chunk is a whole file that lies below no container, so that its size is not known.
+    ImportError
+        If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
+    """
+    if mode not in ("w-", "w") or (append_dim is not None and mode == "w"):
+        raise InvalidArgumentError(
+            f"mode={mode!r}: give 'w-' or 'w'; append_dim and mode='w' exclude each other"
+        )
+    repository = repository_of(repo)
+    trusted, message = context_of(repository).containers, message or "import kerchunk references"
+    found = virtual.kerchunk.read_kerchunk(
+        references,
+        trusted,
+        max_bytes=max_bytes,
+        max_references=max_references,
+        remote_protocol=remote_protocol,
+        storage_options=storage_options,
+        progress=progress or ignore,
+    )
+    return _import(
+        repository,
+        found,
+        path,
+        trusted,
+        message,
+        branch,
+        False,
+        max_bytes,
+        only_chunks=True,
+        progress=progress or ignore,
+        replace=mode == "w",
+        append_dim=append_dim,
+    )
+
+
+def import_icechunk(
+    repo: str | os.PathLike[str] | Storage | Repository,
+    location: str | os.PathLike[str] | Storage,
+    history: Literal["all", "heads"] = "all",
+    branches: Iterable[str] | None = None,
+    authorize: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+    *,
+    storage_options: Mapping[str, object] | None = None,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> dict[str, str]:
+    """Take an icechunk repository in without copying: its branches, tags and snapshots.
+
+    Each snapshot becomes a commit, with its message and metadata. The commit's metadata also
+    say which snapshot it was (`icechunk-snapshot`), when that was written (`icechunk-time`),
+    and by which session it was imported (`icechunk-import`). Chunks become refs to the objects
+    of the icechunk repository, which are noted with size and time of modification; refs to
+    files elsewhere stay as they are; inline chunks are copied. What was imported before is not
+    imported again, so that calling this once more continues after an interruption, or with
+    what is new there.
+
+    The icechunk repository must stay where it is. An object that is deleted there, such as by
+    its garbage collection, is an error when it is read.
+
+    Parameters
+    ----------
+    repo : str, path, Storage or Repository
+        The repository to commit to.
+    location : str, path or Storage
+        The icechunk repository, of format 1 or 2.
+    history : {"all", "heads"}
+        Which snapshots: all, or only those that branches and tags name.
+    branches : iterable of str, optional
+        Which branches; by default all, and all tags. Otherwise those tags come along that
+        name an imported snapshot.
+    authorize : mapping of str to VirtualContainer, str or path, optional
+        Places elsewhere whose files may be inspected, beside the containers that this
+        repository was opened with: a file without an etag or a time is noted with its present
+        size and time.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the location.
+    max_bytes : int
+        Bytes that a file of metadata may have, unpacked.
+    progress : callable, optional
+        Called with `"snapshots"` and the number of snapshots imported so far.
+
+    Returns
+    -------
+    dict of str to str
+        The id of the commit here, by the id of the icechunk snapshot.
+
+    Raises
+    ------
+    NotARepositoryError
+        If there is no icechunk repository.
+    NotFoundError
+        If it has no such branch.
+    ConflictError
+        If a branch or tag here is not that of the icechunk repository.
+    CorruptObjectError
+        If one of its files is missing or damaged.
+    MissingChunkError
+        If an object of a chunk is missing.
+    UnsupportedFormatError
+        If its format, or the metadata of an array, is not understood.
+    InvalidArgumentError
+        If a name or a location is refused, or a file exceeds `max_bytes`.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://from-icechunk")
+    >>> zm.virtual.import_icechunk(repo, "memory://nothing-there")
+    Traceback (most recent call last):
+    zarr_manifests.error_cases.NotARepositoryError: there is no icechunk repository at ...
+    """
+    storage = storage_of(location, storage_options)
+    given = history, branches, authorize, progress or ignore
+    return import_history(context_of(repository_of(repo)), storage, max_bytes, *given)
+
+
+def clone(
+    repo: str | os.PathLike[str] | Storage | Repository,
+    dest: str | os.PathLike[str] | Storage,
+    history: Literal["all", "head"] | None = None,
+    branches: Iterable[str] | None = None,
+    *,
+    storage_options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> CloneReport:
+    """Copy a repository to another place: its branches, tags and snapshots, with their ids.
+
+    Every object is checked before it is written, and the clone opens once all are there. After
+    an interruption, the same call continues and copies nothing twice. Called later, it brings
+    what is new: the commits since, and new branches and tags. Snapshots that have expired here
+    expire in the clone. It never moves a branch of the clone back, and overwrites no commit
+    there.
+
+    Others may write, expire and collect here meanwhile. The clone has the repository as it was
+    at the beginning of the call. It has the same configuration and the same id, but no leases
+    and claims, and sessions of one cannot commit to the other.
+
+    Chunks in files elsewhere are not copied: the clone refers to the same files. Saved
+    containers come along with the configuration.
+
+    Parameters
+    ----------
+    repo : str, path, Storage or Repository
+        The repository.
+    dest : str, path or Storage
+        Where to: an empty place, or a clone of this repository, finished or not.
+    history : {"all", "head"}, optional
+        How much history a branch gets that the clone does not have yet: all of it, the default,
+        or only the head, as if the snapshots before had expired. A branch that the clone has
+        gets all commits since. Commits before are never added: `"all"` is an error if the
+        branch begins later there than here.
+    branches : iterable of str, optional
+        Which branches, `main` among them; by default all, and all tags. Otherwise those tags
+        come along that are in the history of these branches.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the other place.
+    progress : callable, optional
+        Called with `"metadata"` or `"chunks"`, and the number of objects done.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch.
+    AlreadyExistsError
+        If there is anything else at the other place.
+    ConflictError
+        If a branch or a tag of the clone is not where it was here at any time, or others
+        change the clone meanwhile. If `history="all"` and the clone has a branch without its
+        older snapshots.
+    CorruptObjectError
+        If an object is missing or damaged; it names the object.
+    MissingChunkError
+        If an object with chunks is missing.
+    InvalidArgumentError
+        If the other place lies in this repository or around it, or `main` is not among the
+        branches.
+    UnsupportedStorageError
+        If the other storage cannot put-if-absent and compare-and-swap.
+
+    Examples
+    --------
+    >>> import numpy as np, zarr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://cloned-example")
+    >>> with repo.transaction(message="two values") as store:
+    ...     _ = zarr.create_array(store, name="a", data=np.array([1, 2]))
+    >>> report = zm.clone(repo, "memory://clone-example")
+    >>> report.snapshots, zm.clone(repo, "memory://clone-example").snapshots
+    (2, 0)
+    >>> copy = zm.Repository.open("memory://clone-example")
+    >>> copy.list_branches() == repo.list_branches()
+    True
+    """
+    storage = storage_of(dest, storage_options)
+    return upkeep.clone_repository.clone(
+        context_of(repository_of(repo)), storage, history, branches, progress or ignore
+    )
+
+
+def export(
+    source: str | os.PathLike[str] | Storage | Repository | Session,
+    dest: str | os.PathLike[str] | Storage | Store,
+    format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the usual name
+    copy: bool = True,
+    *,
+    version: str | None = None,
+    path: str = "/",
+    overwrite: bool = False,
+    tag: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Write a snapshot in a format that other software reads.
+
+    Parameters
+    ----------
+    source : str, path, Storage, Repository or Session
+        The repository; or a session, whose snapshot is written.
+    dest : str, path, Storage or Zarr store
+        Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or a store of
+        Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file,
+        `"icechunk"` that of a folder, or a `Storage` of icechunk.
+    format : {"zarr", "zip", "kerchunk", "icechunk"}
+        What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
+        consolidated metadata in each group. If it is interrupted, the same call goes on.
+        `"zip"` is the same in one ZIP file. `"kerchunk"` is a JSON file of references.
+        `"icechunk"` is a new icechunk repository with one commit.
+    copy : bool
+        Whether chunks are copied, and not referred to where they are. It must be False for
+        `"kerchunk"`, and may be for `"icechunk"`.
+    version : str, optional
+        Of a repository, what to write, as for `Repository.readonly_session`; by default the head of
+        `main`.
+    path : str
+        The group or array that becomes the root.
+    overwrite : bool
+        Replace the Zarr store or the file that is at the destination.
+    tag : str, optional
+        The name of the tag that keeps chunks which are not copied; by default `export-` and the
+        id of the snapshot. It may exist already.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the destination.
+    progress : callable, optional
+        Called with `"chunks"` and the number of chunks written so far.
+
+    Returns
+    -------
+    ExportReport
+        What was written.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a session has uncommitted changes or is given a version, the destination is in the
+        repository or holds it, or an argument is invalid.
+    AlreadyExistsError
+        If there is something at the destination, or the tag is of another snapshot.
+    NotFoundError
+        If there is nothing at the path.
+    ReadOnlyError
+        If the destination is read-only, or a tag is needed and the repository is.
+    UnsupportedStorageError
+        If nothing outside of this process can read chunks that are not copied.
+    UnsupportedFormatError
+        If icechunk does not take a node, such as one of Zarr v2.
+    ImportError
+        If the package of icechunk is due and not installed.
+    MissingChunkError, CorruptObjectError, VirtualSourceChangedError
+        If a chunk is missing, damaged, or in a file that has changed. Nobody can open what was
+        written so far.
+    SnapshotExpiredError
+        If the snapshot has expired, and chunks of it are gone.
+    StorageError
+        If the destination cannot be written, such as a full disk.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, zarr, zarr_manifests as zm
+    >>> repo = zm.Repository.create("memory://export-example")
+    >>> ds = xr.Dataset({"t": ("x", np.arange(4.0))}).chunk(x=2)
+    >>> _ = zm.write(ds, repo, message="values")
+    >>> plain = zarr.storage.MemoryStore()
+    >>> report = zm.export(repo, plain)
+    >>> report.arrays, report.chunks
+    (1, 2)
+    >>> xr.open_zarr(plain).t.values
+    array([0., 1., 2., 3.])
+    """
+    if not isinstance(source, Session):
+        source = repository_of(source).readonly_session(version)
+    elif version is not None:
+        raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
+    request = exporting.ExportRequest(format, copy, path, overwrite, tag, storage_options, progress)
+    return exporting.export(contents_of(source.store), dest, request)
+
+
+def _import(
+    repository: Repository,
+    references: References,
+    path: str,
+    trusted: Containers,
+    message: str,
+    branch: str,
+    copy: bool,
+    max_bytes: int,
+    *,
+    only_chunks: bool = False,
+    progress: Progress = ignore,
+    replace: bool = False,
+    append_dim: str | None = None,
+) -> str:
+    session = repository.writable_session(branch)
+    workspace = workspace_of(session.store)
+    if replace:
+        workspace.delete_below(directory(node_path(path)))
+    import_references(
+        workspace,
+        path,
+        references,
+        trusted,
+        copy=copy,
+        max_bytes=max_bytes,
+        only_chunks=only_chunks,
+        progress=progress,
+        append_dim=append_dim,
+    )
+    return session.commit(message)
