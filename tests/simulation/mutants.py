@@ -463,7 +463,6 @@ def lease_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
 @mutant("A collection deletes unmarked objects of sessions newer than the fence.")
 def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
     dead = collect.is_dead
-    patch.setattr(collect, "_began", lambda key: 0)
     patch.setattr(collect, "is_dead", lambda key, marked, fence, x: dead(key, marked, 1 << 40, x))
 
 
