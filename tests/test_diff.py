@@ -83,7 +83,7 @@ def test_crosswise_merges_leave_only_the_plain_difference(repo: Repository) -> N
 def test_values(repo: Repository) -> None:
     put(repo, "main", (0, slice(0, 3)), [2, np.nan, 0])
     put(repo, "side", (3, 5), 9)
-    found = repo.diff_values("main~1", "main", "/a")
+    found = repo.diff("main~1", "main", "/a", values=True)
     assert (found.cells, found.chunks.tolist(), found.counts.tolist()) == (
         3,
         [[0, 0], [0, 1]],
@@ -97,10 +97,10 @@ def test_values(repo: Repository) -> None:
         "  by -1 to 1, on average by 0",
         "  1 became NaN",
     ]
-    across = repo.diff_values("main", "side", "a")
+    across = repo.diff("main", "side", "a", values=True)
     assert across.map.tolist() == [[2, 1, 0], [0, 0, 1]]
     assert (across.from_nan, across.maximum) == (1, 8.0)
-    same = repo.diff_values("main", "main", "a")
+    same = repo.diff("main", "main", "a", values=True)
     assert (same.cells, same.mean, same.chunks.shape) == (0, None, (0, 2))
 
 
@@ -110,13 +110,13 @@ def test_values_of_an_array_of_another_shape(repo: Repository) -> None:
         a.resize((5, 6))
         a[4] = 7
         a[0, 0] = 4
-    found = repo.diff_values("main~1", "main", "a")
+    found = repo.diff("main~1", "main", "a", values=True)
     assert (found.map.tolist(), found.added, found.removed) == (
         [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
         6,
         0,
     )
-    back = repo.diff_values("main", "main~1", "a")
+    back = repo.diff("main", "main~1", "a", values=True)
     assert (back.map.tolist(), back.added, back.removed) == ([[1, 0, 0], [0, 0, 0]], 0, 6)
 
 
@@ -128,9 +128,9 @@ def test_values_of_an_array_that_was_moved(repo: Repository, path: str) -> None:
     session.commit("move it")
     with repo.transaction(message="another cell") as store:
         zarr.open_array(store, path="b")[0, 5] = 3
-    found = repo.diff_values("main~3", "main", path)
+    found = repo.diff("main~3", "main", path, values=True)
     assert (found.path, found.map.tolist()) == ("/b", [[2, 0, 1], [0, 0, 0]])
-    back = repo.diff_values("main", "main~3", path)
+    back = repo.diff("main", "main~3", path, values=True)
     assert (back.path, back.map.tolist()) == ("/a", [[2, 0, 1], [0, 0, 0]])
 
 
@@ -140,8 +140,8 @@ def test_values_follow_what_is_at_the_path_in_the_newer_version(repo: Repository
     session.commit("move it")
     with repo.transaction(message="another in its place") as store:
         zarr.create_array(store, name="a", shape=(4, 6), chunks=(4, 6), dtype="i2")[:] = 7
-    assert repo.diff_values("main~2", "main", "a").cells == 24
-    assert repo.diff_values("main~2", "main", "b").cells == 0
+    assert repo.diff("main~2", "main", "a", values=True).cells == 24
+    assert repo.diff("main~2", "main", "b", values=True).cells == 0
 
 
 def test_values_of_an_array_made_anew(repo: Repository) -> None:
@@ -149,7 +149,7 @@ def test_values_of_an_array_made_anew(repo: Repository) -> None:
         zarr.create_array(store, name="a", shape=(4, 6), chunks=(4, 3), dtype="i2", overwrite=True)
         zarr.open_array(store, path="a")[:] = 1
         zarr.open_array(store, path="a")[0, 5] = 3
-    found = repo.diff_values("main~1", "main", "a")
+    found = repo.diff("main~1", "main", "a", values=True)
     assert (found.cells, found.map.tolist()) == (1, [[0, 1]])
 
 
@@ -167,7 +167,7 @@ def test_unset_cells_have_other_values_under_another_fill_value() -> None:
             assert document is not None
             sync(store.set("a/zarr.json", document))
             zarr.open_array(store, path="a")[:4] = 5
-    found = repo.diff_values("main~1", "main", "a")
+    found = repo.diff("main~1", "main", "a", values=True)
     assert (found.cells, found.map.tolist()) == (6, [0, 0, 2, 2, 2])
 
 
@@ -178,17 +178,17 @@ def test_values_that_are_no_numbers_are_compared_and_counted() -> None:
         t[:] = np.array(["2026-01-01"], "M8[s]")
     with repo.transaction(message="another day") as store:
         zarr.open_array(store, path="t")[:] = np.array(["2026-01-02"], "M8[s]")
-    found = repo.diff_values("main~1", "main", "t")
+    found = repo.diff("main~1", "main", "t", values=True)
     assert (found.cells, found.mean, found.map.tolist()) == (1, None, [1])
 
 
 def test_what_has_no_values_is_refused(repo: Repository) -> None:
     with pytest.raises(NotFoundError, match="no array /b"):
-        repo.diff_values("side", "main", "b")
+        repo.diff("side", "main", "b", values=True)
     with repo.transaction(message="remake") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="i2", overwrite=True)
     with pytest.raises(InvalidArgumentError, match="dimensions"):
-        repo.diff_values("side", "main", "a")
+        repo.diff("side", "main", "a", values=True)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

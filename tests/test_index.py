@@ -31,6 +31,7 @@ from zarr_manifests.format.envelope import ObjectKind, encode
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory
 from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
@@ -203,9 +204,9 @@ def test_a_malformed_entry_is_refused(place: int, wrong: object) -> None:
 def test_the_index_answers_without_a_manifest(
     repository: Repository, storage: MemoryStorage
 ) -> None:
-    report = repository.build_index()
+    report = build_index(repository)
     assert (report.leaves, report.indexed) == (3, 3)
-    assert repository.build_index().indexed == 0
+    assert build_index(repository).indexed == 0
     counting = CountingStorage(storage)
     reader = Repository.open(counting)
     counting.reset()
@@ -226,7 +227,7 @@ def test_the_index_answers_without_a_manifest(
 
 
 def test_commits_are_laid_over_the_index(repository: Repository, storage: MemoryStorage) -> None:
-    repository.build_index()
+    build_index(repository)
     session = repository.writable_session()
     put(session, "big/c/0/2", b"new")
     session.commit("one more")
@@ -248,7 +249,7 @@ def test_commits_are_laid_over_the_index(repository: Repository, storage: Memory
 
 
 def test_what_is_cut_off_is_not_counted(repository: Repository) -> None:
-    repository.build_index()
+    build_index(repository)
     session = repository.writable_session()
     zarr.open_array(session.store, path="small").resize((3,))
     zarr.open_array(session.store, path="small").resize((9,))
@@ -299,7 +300,7 @@ def test_counts_of_arrays_that_no_delta_touches_are_free(
 def test_a_lookup_fetches_the_bitmaps_of_its_leaves_only(
     repository: Repository, storage: MemoryStorage
 ) -> None:
-    repository.build_index()
+    build_index(repository)
     assert len(list(storage.list("indexes/"))) == 3
     counting = CountingStorage(storage)
     session = Repository.open(counting).readonly_session()
@@ -311,14 +312,14 @@ def test_a_lookup_fetches_the_bitmaps_of_its_leaves_only(
 
 
 def test_building_is_incremental(repository: Repository, storage: MemoryStorage) -> None:
-    repository.build_index()
+    build_index(repository)
     session = repository.writable_session()
     put(session, "small/c/1", b"other")
     session.commit("another")
     repository.compact("main", "major")
     counting = CountingStorage(storage)
     builder = Repository.open(counting)
-    report = builder.build_index()
+    report = build_index(builder)
     assert (report.leaves, report.indexed) == (3, 0)  # the compaction has told it
     assert manifests_read(counting) == []
     assert Repository.open(storage).du(path="big").stored_bytes == 96_000
@@ -403,11 +404,11 @@ def test_whatever_the_index_is_the_answers_are_the_same(
     put(session, "big/c/3/0")
     session.commit("which does not look up what it overwrites")
     expected = answers(repository)
-    repository.build_index()
+    build_index(repository)
     damage(storage)
     assert answers(Repository.open(storage)) == expected
     assert Repository.open(storage).du(path="big").counted == (damage is not damage_nothing)
-    report = Repository.open(storage).build_index()
+    report = build_index(Repository.open(storage))
     assert report.indexed == (0 if damage is damage_nothing else 3)
     assert answers(Repository.open(storage)) == expected
     assert not Repository.open(storage).du(path="big").counted
@@ -416,7 +417,7 @@ def test_whatever_the_index_is_the_answers_are_the_same(
 def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     repository: Repository, storage: MemoryStorage
 ) -> None:
-    repository.build_index()
+    build_index(repository)
     session = repository.writable_session()
     session.store.delete_sync("big/c/5/2")
     put(session, "big/c/11999/0")
@@ -431,14 +432,14 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
 
 
 def test_other_branches_keep_their_entries(repository: Repository, storage: MemoryStorage) -> None:
-    repository.build_index()
+    build_index(repository)
     repository.create_branch("trial")
     session = repository.writable_session("trial")
     put(session, "small/c/1", b"other")
     session.commit("another")
     repository.compact("trial", "major")
-    assert repository.build_index("trial").indexed == 0
-    assert repository.build_index("main").indexed == 0
+    assert build_index(repository, "trial").indexed == 0
+    assert build_index(repository, "main").indexed == 0
     reader = Repository.open(storage)
     for branch in ("main", "trial"):
         assert not reader.du(branch, path="small").counted
@@ -449,15 +450,15 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     assert manifests_read(counting) == []
     repository.reset_branch("trial", repository.list_branches()["main"], force=True)
     # Only of leaves that the branch had: what a compaction replaced is indexed again.
-    assert repository.build_index("trial").indexed == 1
+    assert build_index(repository, "trial").indexed == 1
     with pytest.raises(NotFoundError):
-        repository.build_index("none")
+        build_index(repository, "none")
 
 
 def test_the_index_is_in_no_commit_s_way(repository: Repository) -> None:
     session = repository.writable_session()
     put(session, "big/c/5/0")
-    repository.build_index()
+    build_index(repository)
     session.commit("landed after the index")
     assert root_of(repository).branches["main"].index is not None
     assert counts(repository)["big"] == 12_001
@@ -495,7 +496,7 @@ def test_a_session_knows_what_is_there(
             if what == "fold":
                 repository.compact("main", "major")
             else:
-                repository.build_index()
+                build_index(repository)
             session = repository.writable_session()
         elif what == "set":
             put(session, f"a/c/{i}/{j}")
@@ -522,7 +523,7 @@ def test_a_session_knows_what_is_there(
 
 
 def test_the_directory_is_read_back_as_it_was_written(repository: Repository) -> None:
-    repository.build_index()
+    build_index(repository)
     pointer = index_pointer(context_of(repository))
     assert pointer is not None
     data = repository.storage.get(pointer.key)
@@ -539,7 +540,7 @@ def test_roots_of_other_indexes_are_carried_over(
     data = IndexDirectory({}, others).encode()
     storage.create(f"{KEY}1", data)
     name_another(storage, BlobRef.to(f"{KEY}1", data))
-    repository.build_index()
+    build_index(repository)
     pointer = index_pointer(context_of(repository))
     assert pointer is not None
     directory = IndexDirectory.from_object(storage.get(pointer.key), pointer)
@@ -560,6 +561,6 @@ def test_what_a_compaction_indexes_meanwhile_stays_indexed(
         return index_leaves(*given)
 
     monkeypatch.setattr("zarr_manifests.engine.compact.presence_index.index_leaves", meanwhile)
-    repository.build_index()
+    build_index(repository)
     monkeypatch.undo()
-    assert Repository.open(storage).build_index().indexed == 0
+    assert build_index(Repository.open(storage)).indexed == 0

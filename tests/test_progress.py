@@ -146,7 +146,7 @@ def test_a_recovery_tells_how_far_it_is(repo: zm.Repository) -> None:
 
 
 def test_a_plan_and_a_compaction_tell_of_all_refs(repo: zm.Repository) -> None:
-    plan = heard(lambda told: repo.plan_manifests({}, progress=told))
+    plan = heard(lambda told: repo.explain_manifests(config={}, progress=told))
     assert plan.done == plan.totals == {"merging refs": COMMITS}
     compaction = heard(lambda told: repo.compact(mode="full", progress=told))
     assert compaction.done == compaction.totals == plan.totals
@@ -240,13 +240,13 @@ def test_changes_tell_of_commits_followed_and_read(repo: zm.Repository, mode: An
 
 
 def test_a_difference_of_values_tells_of_commits_and_chunks(repo: zm.Repository) -> None:
-    hearing = heard(lambda told: repo.diff_values("trial", "main", "t", progress=told))
+    hearing = heard(lambda told: repo.diff("trial", "main", "t", values=True, progress=told))
     assert hearing.done == hearing.totals == {"reading commits": 10, "comparing chunks": 10}
     with repo.transaction(message="make t anew") as store:
         zarr.create_array(
             store, name="t", shape=(6,), chunks=(2,), dtype="i4", overwrite=True, fill_value=5
         )
-    anew = heard(lambda told: repo.diff_values("trial", "main", "t", progress=told))
+    anew = heard(lambda told: repo.diff("trial", "main", "t", values=True, progress=told))
     assert anew.done == anew.totals == {"comparing chunks": 3}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from zarr_manifests import Repository
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.root import METADATA
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
@@ -36,7 +38,7 @@ def test_it_is_set_replaced_and_updated() -> None:
     assert METADATA not in root_of(repo).features
     repo.update_metadata({})
     assert METADATA not in root_of(repo).features
-    repo.set_metadata(ABOUT)
+    repo.update_metadata(ABOUT, replace=True)
     assert METADATA in root_of(repo).features
     assert repo.metadata == Repository.open(repo.storage).metadata == ABOUT
     told = repo.metadata
@@ -45,9 +47,9 @@ def test_it_is_set_replaced_and_updated() -> None:
     assert repo.metadata == ABOUT
     assert repo.update_metadata({"title": "other", "n": np.int64(3)}) == repo.metadata
     assert repo.metadata == ABOUT | {"title": "other", "n": 3}
-    repo.set_metadata({"n": 4})
+    repo.update_metadata({"n": 4}, replace=True)
     assert repo.metadata == {"n": 4}
-    repo.set_metadata({})
+    repo.update_metadata({}, replace=True)
     assert repo.metadata == {}
     operations = [one.operation for one in repo.ops_log()]
     assert operations == ["set metadata"] * 5 + ["create"]
@@ -73,7 +75,7 @@ LATER: dict[str, Callable[[Repository], object]] = {
     "reset": lambda repo: repo.reset_branch("main", "main~1", force=True),
     "restore": lambda repo: repo.restore_refs(1),
     "config": lambda repo: repo.save_config({"commits": {"mode": "rewrite"}}),
-    "index": lambda repo: repo.build_index(),
+    "index": build_index,
     "pickle": lambda repo: pickle.loads(pickle.dumps(repo)),
     "clone": cloned,
     "recover": recovered,
@@ -84,7 +86,7 @@ LATER: dict[str, Callable[[Repository], object]] = {
 def test_it_survives_all_that_is_done_later(what: str) -> None:
     repo = Repository.create("memory://metadata-survives-" + what)
     group(repo, "air")
-    repo.set_metadata(ABOUT)
+    repo.update_metadata(ABOUT, replace=True)
     group(repo, "sea")
     found = LATER[what](repo)
     assert Repository.open(repo.storage).metadata == ABOUT
@@ -98,8 +100,8 @@ def test_a_clone_takes_over_what_is_set_later(tmp_path: Path) -> None:
     zm.clone(repo, tmp_path / "clone")
     clone = Repository.open(tmp_path / "clone")
     assert METADATA not in root_of(clone).features
-    clone.set_metadata({"here": 1})
-    repo.set_metadata(ABOUT)
+    clone.update_metadata({"here": 1}, replace=True)
+    repo.update_metadata(ABOUT, replace=True)
     zm.clone(repo, tmp_path / "clone")
     assert clone.metadata == {"here": 1, **ABOUT}
     version = root_of(clone).version
@@ -137,8 +139,8 @@ def test_two_updates_at_once_are_both_kept() -> None:
 )
 def test_what_cannot_be_kept_is_refused(metadata: Any, message: str) -> None:
     repo = Repository.create(MemoryStorage())
-    repo.set_metadata(ABOUT)
-    for change in (repo.set_metadata, repo.update_metadata):
+    repo.update_metadata(ABOUT, replace=True)
+    for change in (partial(repo.update_metadata, replace=True), repo.update_metadata):
         with pytest.raises(InvalidArgumentError, match=message):
             change(metadata)
     assert repo.metadata == ABOUT
@@ -147,7 +149,7 @@ def test_what_cannot_be_kept_is_refused(metadata: Any, message: str) -> None:
 def test_the_root_has_room_beside_the_largest() -> None:
     """Refs go to pages as without metadata, and no page is made because of it."""
     repo = Repository.create(MemoryStorage())
-    repo.set_metadata({"a": "x" * 16_000})
+    repo.update_metadata({"a": "x" * 16_000}, replace=True)
     group(repo, "air")
     assert not root_of(repo).pages
     for number in range(110):

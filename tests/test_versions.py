@@ -81,8 +81,9 @@ def test_every_call_takes_any_name(made: tuple[Repository, list[str]]) -> None:
     assert repo.totals(short) == repo.totals(ids[2])
     assert repo.du(short).snapshots[0].id == ids[2]
     assert repo.explain_manifests("main~2").snapshot_id == ids[2]
-    assert repo.plan_manifests({}, "main~2").snapshot_id == ids[2]
-    assert repo.read_costs("v1") == repo.read_costs("refs/tags/v1")
+    assert repo.explain_manifests("main~2", config={}).snapshot_id == ids[2]
+    one, same = (repo.explain_manifests(name, costs=True) for name in ("v1", "refs/tags/v1"))
+    assert one.costs == same.costs is not None
     assert repo.diff("main~2", "HEAD").created == ("/day3", "/day4")
     assert [c.path for c in repo.changes(short, "main~1")] == ["/day3"]
     with repo.lease("main~1") as lease:

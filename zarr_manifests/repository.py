@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -62,7 +63,6 @@ from zarr_manifests.reports import (
     LoggedOperation,
     ManifestLayout,
     MergeReport,
-    ReadCosts,
     RecoveryReport,
     RepackReport,
     RestoreReport,
@@ -90,7 +90,14 @@ if TYPE_CHECKING:
     from zarr_manifests.picturing.lanes import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
 
-__all__ = ["Repository", "context_of", "graph_of", "repository_of"]
+__all__ = [
+    "Repository",
+    "build_index",
+    "changed_cells",
+    "context_of",
+    "graph_of",
+    "repository_of",
+]
 
 _SHOWN_REFS: Final = 20
 _DRAWN_ROWS: Final = 40
@@ -110,7 +117,7 @@ class Repository:
     ...     _ = ds.to_zarr(store, consolidated=False)
     >>> xr.open_zarr(repo.readonly_session("main").store).t.values
     array([0., 1., 2.])
-    >>> [info.message for info in repo.ancestry(branch="main")]
+    >>> [info.message for info in repo.ancestry()]
     ['first values', 'create repository']
     """
 
@@ -419,14 +426,14 @@ class Repository:
         """Metadata of the repository as a whole, such as its title and whom to ask; as of now.
 
         It belongs to no branch or snapshot, so it has no versions: resets, `restore_refs`, expiry
-        and collection leave it as it is. `set_metadata` and `update_metadata` change it. A clone
+        and collection leave it as it is. `update_metadata` changes it. A clone
         has it, too.
 
         Examples
         --------
         >>> import zarr_manifests as zm
         >>> repo = zm.Repository.create("memory://metadata-example")
-        >>> repo.set_metadata({"title": "reanalysis", "contact": "data@example.org"})
+        >>> _ = repo.update_metadata({"title": "reanalysis", "contact": "data@example.org"})
         >>> repo.update_metadata({"title": "Reanalysis, daily"})
         {'title': 'Reanalysis, daily', 'contact': 'data@example.org'}
         >>> [(one.version, one.operation) for one in repo.ops_log()][:2]
@@ -434,8 +441,10 @@ class Repository:
         """
         return metadata_of(self._context.roots.read().root)
 
-    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata of the repository as a whole, in one atomic operation.
+    def update_metadata(
+        self, metadata: Mapping[str, Any], *, replace: bool = False
+    ) -> dict[str, Any]:
+        """Set names of the metadata of the repository, in one atomic operation; all of it.
 
         The first time, it adds a feature to the repository that earlier versions of the package do
         not know: they refuse to open it then.
@@ -444,6 +453,8 @@ class Repository:
         ----------
         metadata : mapping
             Values as in the metadata of a commit; at most 16 KiB in all.
+        replace : bool, default False
+            Drop all other names. By default they stay, also those that others set meanwhile.
 
         Raises
         ------
@@ -451,25 +462,7 @@ class Repository:
             If it cannot be stored, or is too large; nothing was changed.
         """
         checked = commit.describe.checked_metadata(metadata, "repository")
-        set_metadata(self._context.roots, checked, keep=False)
-
-    def update_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Set some names of the metadata of the repository, and keep the others; all of it.
-
-        What others set meanwhile is kept, too, except for these names.
-
-        Parameters
-        ----------
-        metadata : mapping
-            As for `set_metadata`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it cannot be stored, or becomes too large; nothing was changed.
-        """
-        checked = commit.describe.checked_metadata(metadata, "repository")
-        return set_metadata(self._context.roots, checked, keep=True)
+        return set_metadata(self._context.roots, checked, keep=not replace)
 
     # --- sessions ----------------------------------------------------------------------------
 
@@ -766,94 +759,96 @@ class Repository:
 
         return draw_history(graph_of(self, rows=_DRAWN_ROWS))
 
-    def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff:
+    @overload
+    def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...
+
+    @overload
+    def diff(
+        self,
+        start: str,
+        end: str,
+        path: str,
+        *,
+        values: Literal[True],
+        progress: Progress | None = None,
+    ) -> ValueChanges: ...
+
+    def diff(
+        self,
+        start: str,
+        end: str,
+        path: str | None = None,
+        *,
+        values: bool = False,
+        symmetric: bool = True,
+        progress: Progress | None = None,
+    ) -> Diff | ValueChanges:
         """What changed after the version `start` up to the version `end`; `print` shows it.
+
+        With `values=True`, which cells of one array have other values. The chunks that may differ
+        are then read in both versions and compared; which these are follows from the history. An
+        array that was made anew in between is compared whole.
 
         Parameters
         ----------
         start, end : str
             Any names of versions (`readonly_session`).
+        path : str, optional
+            With `values`, the array; if it was moved, by its path in either version.
+        values : bool, default False
+            Whether to compare the values of one array.
         symmetric : bool, default True
             Where `start` is no ancestor of `end`, such as on another branch: what `end` has changed
             since both had the same history, as `git diff start...end`. If false, all that differs
-            between the two, as `git diff start..end`.
+            between the two, as `git diff start..end`. Values are compared so anyway.
+        progress : callable, optional
+            With `values`, called with what is being done, and with how many commits or chunks.
 
         Raises
         ------
         InvalidArgumentError
-            If `end` is an ancestor of `start`, so that it has changed nothing since.
+            If `end` is an ancestor of `start`, so that it has changed nothing since; if only one of
+            path and `values` is given, or the arrays have different numbers of dimensions.
         ConflictError
             If both lines were merged into each other crosswise; then only `symmetric=False` tells.
         SnapshotExpiredError
             If one of them is not there, or snapshots between them have expired.
         NotFoundError
-            If there is no such version.
+            If there is no such version, or one of them has no such array.
 
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
         >>> repo = zm.Repository.create("memory://diff-example")
-        >>> with repo.transaction(message="begin") as store:
-        ...     _ = zarr.create_group(store)
-        >>> repo.create_branch("experiment")
-        >>> for branch, name in (("main", "sea"), ("experiment", "air")):
-        ...     with repo.transaction(branch, message=f"make {name}") as store:
-        ...         _ = zarr.create_group(store, path=name)
-        >>> print(repo.diff("main", "experiment"))
-        + /air
-        >>> print(repo.diff("main", "experiment", symmetric=False))
-        + /air
-        - /sea
-        """
-        named = self._refs.named(start, end)
-        return history.compare.compare(self._context, *named, symmetric=symmetric)
-
-    def diff_values(
-        self, start: str, end: str, path: str, *, progress: Progress | None = None
-    ) -> ValueChanges:
-        """Which cells of an array have other values in the version `end` than in `start`.
-
-        The chunks that may differ are read in both versions and compared; which these are follows
-        from the history. An array that was made anew in between is compared whole.
-
-        Parameters
-        ----------
-        start, end : str
-            Any names of versions (`readonly_session`).
-        path : str
-            The array; if it was moved, by its path in either version.
-        progress : callable, optional
-            Called with what is being done, and with how many commits or chunks.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such version, or one of them has no such array.
-        InvalidArgumentError
-            If the arrays have different numbers of dimensions.
-        HistoryExpiredError
-            If what both versions have in common has expired.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://diff-values-example")
         >>> with repo.transaction(message="four values") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4]
-        >>> with repo.transaction(message="correct one") as store:
+        >>> repo.create_branch("experiment")
+        >>> with repo.transaction("experiment", message="correct one") as store:
         ...     zarr.open_array(store, path="a")[2] = 5
-        >>> found = repo.diff_values("main~1", "main", "a")
+        >>> with repo.transaction(message="make sea") as store:
+        ...     _ = zarr.create_group(store, path="sea")
+        >>> print(repo.diff("main", "experiment"))
+          /a: 1 chunk: (1,)
+        >>> print(repo.diff("main", "experiment", symmetric=False))
+        - /sea
+          /a: 1 chunk: (1,)
+        >>> found = repo.diff("main", "experiment", "a", values=True)
         >>> print(found)
         /a: 1 changed cell in 1 chunk
           by 2 to 2, on average by 2
         >>> found.map.tolist()
         [0, 1]
         """
-        from zarr_manifests.value_changes import value_changes
+        if values != (path is not None):
+            raise InvalidArgumentError("values=True and a path go together")
+        if path is not None:
+            from zarr_manifests.value_changes import value_changes
 
-        old, new = map(self.readonly_session, (start, end))
-        return value_changes(self._context, old, new, path, progress or ignore)
+            old, new = map(self.readonly_session, (start, end))
+            return value_changes(self._context, old, new, path, progress or ignore)
+        named = self._refs.named(start, end)
+        return history.compare.compare(self._context, *named, symmetric=symmetric)
 
     def changes(
         self,
@@ -913,72 +908,6 @@ class Repository:
         return history.changes_between.changes_between(
             self._context, first, last.head, mode, floor=last.floor, progress=progress or ignore
         )
-
-    def changed_cells(
-        self, paths: str | Sequence[str], start: str | None = None, end: str | None = None
-    ) -> CellChanges:
-        """Which cells of arrays came, changed or went after `start` up to `end`, as boxes.
-
-        Several arrays of one shape are the columns of one table, and a cell is a row. Only cells in
-        stored chunks count: a chunk that was never written has no rows. Zarr does not store a chunk
-        in which all cells have the fill value, unless told to (`write_empty_chunks`).
-
-        Added cells are those of `end` without those of `start`. So over consecutive ranges each
-        cell is added once, also where a chunk was filled by two appends. The cost depends on the
-        chunks that changed; no chunk is read. Compactions and repacks change nothing.
-
-        If some of the range has expired, and a tag keeps `start`, the two snapshots are compared.
-        The cost then depends on all chunks of the arrays, and a chunk that was moved to another
-        object (`repack`) counts as written again.
-
-        Parameters
-        ----------
-        paths : str or sequence of str
-            One array, or several of one shape.
-        start, end : str, optional
-            Any names of versions (`readonly_session`). Without `start`, all cells of `end` are
-            added, and no history is needed; without `end`, up to the head of `main`.
-
-        Returns
-        -------
-        CellChanges
-            Boxes of array positions: added, overwritten, rewritten and removed cells.
-
-        Raises
-        ------
-        HistoryExpiredError
-            If some of the range has expired, and no tag keeps `start`.
-        InvalidArgumentError
-            If `start` is not an ancestor of `end`, the arrays have different shapes, or a commit in
-            between has moved chunks to other positions (`Session.shift_array`).
-        NotFoundError
-            If there is no such branch or tag, or an array is at neither end.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://changed-cells-example")
-        >>> with repo.transaction(message="three days") as store:
-        ...     days = zarr.create_array(store, name="air", shape=(3,), chunks=(4,), dtype="i2")
-        ...     days[:] = 7
-        >>> made = repo.list_branches()["main"]
-        >>> with repo.transaction(message="two more") as store:
-        ...     days = zarr.open_array(store, path="air")
-        ...     days.append([8, 9])
-        (5,)
-        >>> found = repo.changed_cells("air", made)
-        >>> found.added.tolist(), found.rewritten.tolist(), found.only_added
-        ([[[3], [5]]], [[[0], [3]]], True)
-        """
-        first, last = self._refs.range(start, end)
-        named = (paths,) if isinstance(paths, str) else tuple(paths)
-        try:
-            return history.changed_cells.changed_cells(self._context, first, last, named)
-        except HistoryExpiredError:
-            if first not in self.list_tags().values():
-                raise
-            kept = self._refs.resolve(first).at
-            return history.changed_cells.compared_cells(self._context, kept, last, named)
 
     def revert(self, version: str, branch: str = DEFAULT_BRANCH, message: str | None = None) -> str:
         """Undo a commit of the branch in a new commit; no chunk is read or written.
@@ -1272,7 +1201,7 @@ class Repository:
         Take this where `totals` is only a bound, or to tell inline, native and virtual chunks
         apart. It reads no chunk. Without a path it reads all manifests of the snapshot and its
         history. For one array it reads nothing where `totals` is exact, else the index of
-        initialised chunks (`build_index`), else the manifests of that array.
+        initialised chunks, else the manifests of that array.
 
         Parameters
         ----------
@@ -1313,26 +1242,6 @@ class Repository:
         session = self.readonly_session(version)
         history = self.ancestry(session.snapshot_id)
         return Usage(session.du(progress=progress), tuple(history))
-
-    def build_index(self, branch: str = DEFAULT_BRANCH) -> IndexReport:
-        """Bring the index of initialised chunks up to date with a branch.
-
-        It reads the manifests of the branch that the index does not know yet. An index changes
-        speed, never results, and conflicts with no commit.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://index-example")
-        >>> repo.build_index().indexed
-        0
-        """
-        return compact.presence_index.build_index(self._context, branch)
 
     def compute_statistics(
         self,
@@ -1678,12 +1587,38 @@ class Repository:
     def explain_manifests(
         self,
         version: str | None = None,
+        *,
+        config: RepositoryConfig | Mapping[str, Any] | None = None,
+        costs: bool = False,
+        progress: Progress | None = None,
     ) -> ManifestLayout:
         """Which manifest holds which chunk refs of a snapshot, and the rule that put them there.
 
         For each array: the rule that matches it, its set, its leaves and their manifests, and the
         sets that did not take it. All of it is in the snapshot; no manifest is fetched. By default
         for the head of `main`.
+
+        With a configuration, what a full compaction under it would make of the snapshot. All its
+        manifests are read, and nothing is written. What a tag or an id names is planned as if it
+        were the head of a branch.
+
+        Parameters
+        ----------
+        version : str, optional
+            As for `readonly_session`.
+        config : RepositoryConfig or mapping, optional
+            Another configuration; a mapping changes the options it names of the one in use.
+        costs : bool, default False
+            Measure also the requests and bytes of metadata that a new process needs to open and
+            read the snapshot, by fetching it once. Of a plan they are there anyway.
+        progress : callable, optional
+            With a configuration, called with what is being done, and how many chunk refs are
+            merged.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the configuration has faults.
 
         Examples
         --------
@@ -1693,60 +1628,18 @@ class Repository:
         ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4, 5, 6]
         >>> _ = repo.compact("main", mode="full")
-        >>> layout = repo.explain_manifests()
-        >>> [(one.set_name, one.refs) for one in layout.manifests]
-        [('coordinates', 3)]
+        >>> layout = repo.explain_manifests(costs=True)
+        >>> [(one.set_name, one.refs) for one in layout.manifests], layout.costs.opening.requests
+        ([('coordinates', 3)], 1)
         >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
         ('/a', 0, (0,))
         """
-        view = self._refs.view(version, first=True)
-        return compact.manifest_layout.layout_now(self._context, view)
-
-    def read_costs(
-        self,
-        version: str | None = None,
-    ) -> ReadCosts:
-        """Requests and bytes of metadata that a new process needs to open and read a snapshot.
-
-        It is measured: the metadata is fetched once. Of `main` if nothing is given.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://costs-example")
-        >>> repo.read_costs().opening.requests
-        1
-        """
-        return compact.manifest_layout.read_costs(self._context, version)
-
-    def plan_manifests(
-        self,
-        config: RepositoryConfig | Mapping[str, Any],
-        version: str | None = None,
-        *,
-        progress: Progress | None = None,
-    ) -> ManifestLayout:
-        """What a full compaction under another configuration would make of a snapshot.
-
-        All its manifests are read, and nothing is written. Of `main` if nothing is given; what a
-        tag or an id names is planned as if it were the head of a branch.
-
-        Parameters
-        ----------
-        config : RepositoryConfig or mapping
-            The configuration; a mapping changes the options it names of the one in use.
-        version : str, optional
-            As for `readonly_session`.
-        progress : callable, optional
-            Called with what is being done, and how many chunk refs are merged.
-
-        Raises
-        ------
-        ConfigError
-            If the configuration has faults.
-        """
-        told = progress or ignore
-        return compact.manifest_layout.plan_layout(self._context, config, version, told)
+        layouts = compact.manifest_layout
+        if config is not None:
+            return layouts.plan_layout(self._context, config, version, progress or ignore)
+        layout = layouts.layout_now(self._context, self._refs.view(version, first=True))
+        measured = layouts.read_costs(self._context, version) if costs else None
+        return replace(layout, costs=measured)
 
     def lease(
         self,
@@ -2015,6 +1908,99 @@ def repository_of(
 def context_of(repository: Repository) -> Context:
     """The roots, objects and caches of a repository, for the rest of the package."""
     return repository._context
+
+
+def changed_cells(
+    repository: Repository,
+    paths: str | Sequence[str],
+    start: str | None = None,
+    end: str | None = None,
+) -> CellChanges:
+    """Which cells of arrays came, changed or went after `start` up to `end`, as boxes.
+
+    Several arrays of one shape are the columns of one table, and a cell is a row. Only cells in
+    stored chunks count: a chunk that was never written has no rows. Zarr does not store a chunk
+    in which all cells have the fill value, unless told to (`write_empty_chunks`).
+
+    Added cells are those of `end` without those of `start`. So over consecutive ranges each
+    cell is added once, also where a chunk was filled by two appends. The cost depends on the
+    chunks that changed; no chunk is read. Compactions and repacks change nothing.
+
+    If some of the range has expired, and a tag keeps `start`, the two snapshots are compared.
+    The cost then depends on all chunks of the arrays, and a chunk that was moved to another
+    object (`repack`) counts as written again.
+
+    Parameters
+    ----------
+    paths : str or sequence of str
+        One array, or several of one shape.
+    start, end : str, optional
+        Any names of versions (`readonly_session`). Without `start`, all cells of `end` are
+        added, and no history is needed; without `end`, up to the head of `main`.
+
+    Returns
+    -------
+    CellChanges
+        Boxes of array positions: added, overwritten, rewritten and removed cells.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If some of the range has expired, and no tag keeps `start`.
+    InvalidArgumentError
+        If `start` is not an ancestor of `end`, the arrays have different shapes, or a commit in
+        between has moved chunks to other positions (`Session.shift_array`).
+    NotFoundError
+        If there is no such branch or tag, or an array is at neither end.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> from zarr_manifests.repository import changed_cells
+    >>> repo = zm.Repository.create("memory://changed-cells-example")
+    >>> with repo.transaction(message="three days") as store:
+    ...     days = zarr.create_array(store, name="air", shape=(3,), chunks=(4,), dtype="i2")
+    ...     days[:] = 7
+    >>> made = repo.list_branches()["main"]
+    >>> with repo.transaction(message="two more") as store:
+    ...     days = zarr.open_array(store, path="air")
+    ...     days.append([8, 9])
+    (5,)
+    >>> found = changed_cells(repo, "air", made)
+    >>> found.added.tolist(), found.rewritten.tolist(), found.only_added
+    ([[[3], [5]]], [[[0], [3]]], True)
+    """
+    first, last = repository._refs.range(start, end)
+    named = (paths,) if isinstance(paths, str) else tuple(paths)
+    try:
+        return history.changed_cells.changed_cells(repository._context, first, last, named)
+    except HistoryExpiredError:
+        if first not in repository.list_tags().values():
+            raise
+        kept = repository._refs.resolve(first).at
+        return history.changed_cells.compared_cells(repository._context, kept, last, named)
+
+
+def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> IndexReport:
+    """Bring the index of initialised chunks up to date with a branch.
+
+    It reads the manifests of the branch that the index does not know yet. An index changes
+    speed, never results, and conflicts with no commit.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> from zarr_manifests.repository import build_index
+    >>> repo = zm.Repository.create("memory://index-example")
+    >>> build_index(repo).indexed
+    0
+    """
+    return compact.presence_index.build_index(repository._context, branch)
 
 
 def graph_of(

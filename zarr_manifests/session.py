@@ -777,7 +777,7 @@ class Session:
         """Coordinates (int64[n, ndim]) of an array's initialized chunks, in C order.
 
         Uncommitted changes are included. Nothing is listed and no chunk is read. Where the index of
-        initialized chunks is up to date (`Repository.build_index`), no manifest of the base is
+        initialized chunks is up to date, no manifest of the base is
         read either.
 
         Parameters

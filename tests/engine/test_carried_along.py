@@ -22,6 +22,7 @@ from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.root import FEATURES
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import in_order
@@ -135,7 +136,7 @@ CHANGES: dict[str, tuple[Callable[[Repository], Any], bool]] = {
     "cherry-pick": (cherry_pick, False),
     "tag": (lambda repository: repository.create_tag("v1"), True),
     "reset": (reset, True),
-    "index": (lambda repository: repository.build_index(), True),
+    "index": (build_index, True),
     "expire": (expire, False),
 }
 

@@ -19,6 +19,7 @@ from zarr_manifests.engine.history.changed_cells import compared_cells
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.repository import changed_cells
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -127,9 +128,9 @@ def test_cells_are_told_as_reading_both_snapshots_shows(
     in_one = [{what for what, _, _ in steps} for steps in commits]
     if any("cut" in kinds and kinds & {"write", "append"} for kinds in in_one):
         with suppress(InvalidArgumentError):  # which cannot be told from a move
-            repository.changed_cells(PATHS, start, history[last])
+            changed_cells(repository, PATHS, start, history[last])
         return
-    found = repository.changed_cells(PATHS, start, history[last])
+    found = changed_cells(repository, PATHS, start, history[last])
     before = {} if start is None else rows_at(repository, start)
     after = rows_at(repository, history[last])
     assert cells_of(found.added) == after.keys() - before.keys()
@@ -165,10 +166,10 @@ def test_chunks_that_appends_share_give_each_cell_once(repository: Repository) -
     ids = grown(repository, 3, 3, 5)
     ends = [[[0, 0], [3, 2]]], [[[3, 0], [6, 2]]], [[[6, 0], [11, 2]]]
     for start, end, box in zip([None, *ids], ids, ends, strict=False):
-        found = repository.changed_cells("a", start, end)
+        found = changed_cells(repository, "a", start, end)
         assert found.added.tolist() == box
         assert found.only_added
-    whole = repository.changed_cells(["/a"], ids[0])
+    whole = changed_cells(repository, ["/a"], ids[0])
     assert (whole.start, whole.end, whole.paths) == (ids[0], ids[2], ("/a",))
     assert (whole.old_shape, whole.new_shape) == ((3, 2), (11, 2))
     assert whole.added.tolist() == [[[3, 0], [11, 2]]]
@@ -178,10 +179,10 @@ def test_growth_alone_uncovers_what_the_chunk_at_the_edge_holds(repository: Repo
     ids = grown(repository, 3)
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a").resize((9, 2))
-    found = repository.changed_cells("a", ids[0], session.commit("grow"))
+    found = changed_cells(repository, "a", ids[0], session.commit("grow"))
     assert found.added.tolist() == [[[3, 0], [4, 2]]]
     assert not len(found.rewritten)
-    back = repository.changed_cells("a", found.end, repository.revert(found.end))
+    back = changed_cells(repository, "a", found.end, repository.revert(found.end))
     assert back.removed.tolist() == [[[3, 0], [4, 2]]]
     assert not back.only_added
 
@@ -191,9 +192,9 @@ def test_other_units_count_as_other_values(repository: Repository) -> None:
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a").attrs["units"] = "K"
     named = session.commit("units")
-    assert repository.changed_cells("a", ids[0]).overwritten.tolist() == [[[0, 0], [3, 2]]]
+    assert changed_cells(repository, "a", ids[0]).overwritten.tolist() == [[[0, 0], [3, 2]]]
     zarr.open_array(session.store, path="a").attrs["comment"] = "none"
-    found = repository.changed_cells("a", named, session.commit("comment"))
+    found = changed_cells(repository, "a", named, session.commit("comment"))
     assert found.only_added
     assert not len(found.added)
 
@@ -205,7 +206,7 @@ def test_a_rename_and_compactions_change_no_cell(repository: Repository) -> None
     session = repository.writable_session("main")
     session.move("a", "b")
     session.commit("move")
-    found = repository.changed_cells("b", ids[1])
+    found = changed_cells(repository, "b", ids[1])
     assert found.old_shape == found.new_shape == (6, 2)
     assert not sum(map(len, (found.added, found.overwritten, found.rewritten, found.removed)))
 
@@ -222,9 +223,9 @@ def test_moved_chunks_are_refused(repository: Repository, way: str) -> None:
         session.shift_array("a", (1, 0))
     moved = session.commit("move")
     with pytest.raises(InvalidArgumentError, match=f"commit {moved} has moved chunks of /a"):
-        repository.changed_cells("a", ids[0])
-    assert repository.changed_cells("a", moved).only_added
-    assert len(repository.changed_cells("a").added)
+        changed_cells(repository, "a", ids[0])
+    assert changed_cells(repository, "a", moved).only_added
+    assert len(changed_cells(repository, "a").added)
 
 
 def test_a_move_of_chunks_that_came_in_the_same_range_is_refused(repository: Repository) -> None:
@@ -244,7 +245,7 @@ def test_a_move_of_chunks_that_came_in_the_same_range_is_refused(repository: Rep
     session.commit("back")
     for start in (ids[0], room):
         with pytest.raises(InvalidArgumentError, match="has moved chunks of /a"):
-            repository.changed_cells("a", start)
+            changed_cells(repository, "a", start)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -255,7 +256,7 @@ def test_a_shorter_array_has_lost_cells(repository: Repository, apart: bool) -> 
     if apart:
         session.commit("cut")
     zarr.open_array(session.store, path="a").resize((11, 1))
-    found = repository.changed_cells("a", ids[-1], session.commit("and grow"))
+    found = changed_cells(repository, "a", ids[-1], session.commit("and grow"))
     assert found.removed.tolist() == [[[0, 1], [8, 2]], [[8, 0], [18, 2]]]
     assert not len(found.added) + len(found.overwritten) + len(found.rewritten)
 
@@ -271,48 +272,48 @@ def test_appends_put_behind_others_are_added_where_they_are(repository: Reposito
     for each, length in ((mine, 8), (other, 4)):
         zarr.open_array(each.store, path="a").append(np.full(length, length, "i4"))
     theirs = other.commit("theirs")
-    found = repository.changed_cells("a", theirs, mine.commit("mine"))
+    found = changed_cells(repository, "a", theirs, mine.commit("mine"))
     assert (found.old_shape, found.new_shape) == ((8,), (16,))
     assert found.added.tolist() == [[[8], [16]]]
-    assert repository.changed_cells("a", start).added.tolist() == [[[4], [16]]]
+    assert changed_cells(repository, "a", start).added.tolist() == [[[4], [16]]]
 
 
 def test_what_cannot_be_answered_is_an_error(repository: Repository) -> None:
     ids = grown(repository, 3, 3)
     with pytest.raises(NotFoundError, match="no array /b"):
-        repository.changed_cells("b", ids[0])
+        changed_cells(repository, "b", ids[0])
     with pytest.raises(InvalidArgumentError, match="not an ancestor"):
-        repository.changed_cells("a", ids[1], ids[0])
+        changed_cells(repository, "a", ids[1], ids[0])
     session = repository.writable_session("main")
     make(session, "b", (2, 2))
     session.commit("b")
     with pytest.raises(InvalidArgumentError, match="one shape"):
-        repository.changed_cells(PATHS)
+        changed_cells(repository, PATHS)
     repository.expire_snapshots(keep_last=1, max_age=timedelta(0))
     repository.garbage_collect(grace=timedelta(0))
     with pytest.raises(HistoryExpiredError, match="not all there any more"):
-        repository.changed_cells("a", ids[0])
+        changed_cells(repository, "a", ids[0])
 
 
 def test_a_tag_keeps_what_cells_are_compared_with(repository: Repository) -> None:
     ids = grown(repository, 3, 3, 5)
     repository.create_tag("seen", ids[1])
-    found = repository.changed_cells("a", ids[1])
+    found = changed_cells(repository, "a", ids[1])
     session = repository.writable_session("main")
     make(session, "b", (2, 2))
     session.commit("b")
     repository.expire_snapshots(keep_last=1, max_age=timedelta(0))
     repository.garbage_collect(grace=timedelta(0))
-    again = repository.changed_cells("a", "seen")
+    again = changed_cells(repository, "a", "seen")
     assert again.start == ids[1]
     assert again.added.tolist() == found.added.tolist() == [[[6, 0], [11, 2]]]
     assert again.rewritten.tolist() == found.rewritten.tolist()
     assert again.only_added
     with pytest.raises(HistoryExpiredError, match="not all there any more"):
-        repository.changed_cells("a", ids[0])
+        changed_cells(repository, "a", ids[0])
     repository.delete_tag("seen")
     with pytest.raises(HistoryExpiredError, match="not all there any more"):
-        repository.changed_cells("a", ids[1])
+        changed_cells(repository, "a", ids[1])
 
 
 @pytest.mark.slow
@@ -330,7 +331,7 @@ def test_appends_read_neither_chunks_nor_leaves_of_what_was_there() -> None:
     session.commit("four more")
     again = Repository.open(storage)
     storage.reset()
-    assert again.changed_cells("a", start).added.tolist() == [[[6000], [6004]]]
+    assert changed_cells(again, "a", start).added.tolist() == [[[6000], [6004]]]
     read = {record.key.partition("/")[0] for record in storage.log}
     assert read <= {"current", "snapshots", "deltas", "nodes"}
     assert storage.rounds() <= 5
@@ -354,4 +355,4 @@ def test_records_have_the_shapes_before_and_after(repository: Repository) -> Non
         (Operation.DELETE, shapes[1], None),
         (Operation.CREATE, None, ArrayShape((6, 2), (1, 2))),
     }
-    assert isinstance(repository.changed_cells("a", ids[1]), CellChanges)
+    assert isinstance(changed_cells(repository, "a", ids[1]), CellChanges)

@@ -31,6 +31,7 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.format.root import CLONING_KEY
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.testing import (
     Fault,
@@ -118,7 +119,7 @@ def whole() -> MemoryStorage:
         for value in range(9, 11):
             fill(repository, value)
         repository.compute_statistics()
-        repository.build_index()
+        build_index(repository)
         head = root_of(repository).branches["main"].head.bare()
         tags = {sha256(str(number).encode()).hexdigest(): head for number in range(300)}
         change_root(repository, "create tag", lambda r: replace(r, tags={**r.tags, **tags}))

@@ -27,6 +27,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.root import Lease
 from zarr_manifests.ids import new_session_id
+from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -87,7 +88,7 @@ def make(seed: int, commits: int = 26, notes: int = 40, deltas: int = 12) -> Mem
             repository.create_tag(f"t{2 * i // commits}")
             repository.create_branch(f"b{2 * i // commits}")
         if i == 2 * commits // 3:
-            repository.build_index()
+            build_index(repository)
     head = root_of(repository).branches["main"].bare().head
     tags = {name_of("tag", i): head for i in range(256)}
     leases = tuple(
@@ -297,7 +298,7 @@ UPKEEP: dict[str, Callable[[Repository], object]] = {
     "gc": lambda r: r.garbage_collect(NEVER),
     "gc dry": lambda r: r.garbage_collect(NEVER, dry_run=True),
     "repack": lambda r: r.repack(min_live=1.0),
-    "index": lambda r: r.build_index(),
+    "index": build_index,
     "restore": lambda r: r.restore_refs(root_of(r).version - 3),
     "recover": _recover,
     "commit": _commit,

@@ -40,6 +40,7 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.format.root import Root
+from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of
@@ -440,7 +441,7 @@ MAINTENANCE: dict[str, tuple[Callable[[Storage], None], Callable[[Storage], obje
     "take a lease": (with_history, lambda s: taken(s, SHORT_MS)),
     "renew a lease": (with_lease, renewed),
     "give up a lease": (with_lease, given_up),
-    "build an index": (without_index, lambda s: opened(s).build_index()),
+    "build an index": (without_index, lambda s: build_index(opened(s))),
     "compute statistics": (with_values, lambda s: opened(s).compute_statistics()),
 }
 UNSEEN = ("collect", "compact", "build an index", "compute statistics")

@@ -17,6 +17,7 @@ from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.error_cases import FencedError
+from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -67,7 +68,7 @@ def test_a_compaction_keeps_the_index(mode: Any) -> None:
         there = asked.coords(node_id, asked._view.nodes["air"].array.grid)
         assert there[:, 0].tolist() == [at for at in range(start + 60) if at % 3]
         assert not asked.counted
-    assert repository.build_index().indexed == 0
+    assert build_index(repository).indexed == 0
 
 
 @pytest.fixture(scope="module")

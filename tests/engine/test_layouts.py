@@ -478,7 +478,7 @@ def test_a_plan_is_what_a_full_compaction_does(pending: bool) -> None:
         repository.compact(mode="full")
     objects = {info.key for info in repository.storage.list()}
     other = RepositoryConfig.from_dict(BY_TENS)
-    plan = repository.plan_manifests(other)
+    plan = repository.explain_manifests(config=other)
     assert {info.key for info in repository.storage.list()} == objects
     assert len(plan.manifests) > 10
     assert all(manifest.key is None for manifest in plan.manifests)
@@ -489,7 +489,9 @@ def test_a_plan_is_what_a_full_compaction_does(pending: bool) -> None:
     assert [replace(manifest, key=None) for manifest in done.manifests] == list(plan.manifests)
     assert done.arrays == plan.arrays
     assert plan.costs is not None
-    for planned, now in zip(costs_of(plan.costs), costs_of(repository.read_costs()), strict=True):
+    for planned, now in zip(
+        costs_of(plan.costs), costs_of(repository.explain_manifests(costs=True).costs), strict=True
+    ):
         assert planned.requests == now.requests
         # Ids that are drawn compress a little better or worse.
         assert planned.nbytes == pytest.approx(now.nbytes, rel=0.1)
@@ -518,7 +520,11 @@ def test_costs_are_what_a_new_process_fetches(where: str) -> None:
     repository.create_tag("v1", snapshot_id)
     version = {"branch": "main", "tag": "v1", "snapshot": snapshot_id}[where]
     counting = CountingStorage(repository.storage)
-    costs = Repository.open(counting).read_costs(version)
+    cold = Repository.open(counting)
+    cold.explain_manifests(version)
+    counting.reset()
+    costs = cold.explain_manifests(version, costs=True).costs
+    assert costs is not None
     requests = [(r.key.partition("/")[0], r.nbytes) for r in counting.log[1:]]
     opening = requests[: costs.opening.requests]
     assert sorted(kind for kind, _ in opening) == ["current", "nodes", "snapshots"]
@@ -527,7 +533,7 @@ def test_costs_are_what_a_new_process_fetches(where: str) -> None:
     last = requests[costs.opening.requests :]
     assert [kind for kind, _ in last] == ["manifests"] * 2, "of a; b's leaf is with the coordinate"
     assert costs.last_step == ReadCost(2, sum(nbytes for _, nbytes in last))
-    other = repository.plan_manifests({"chunk-manifests": {"sets": ["default"]}}, version)
+    other = repository.explain_manifests(version, config={"chunk-manifests": {"sets": ["default"]}})
     assert other.snapshot_id == snapshot_id
     assert [manifest.refs for manifest in other.manifests] == [90_030]
     assert other.costs is not None

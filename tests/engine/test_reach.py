@@ -50,6 +50,7 @@ from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.node_pages import PageLimits
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
@@ -125,7 +126,7 @@ def make_everything() -> MemoryStorage:
         commit(repository, seed)
     add_marks(repository, storage)
     repository.compact()
-    repository.build_index()
+    build_index(repository)
     for seed in range(3, 6):
         commit(repository, seed)
     repository.compact(mode="minor")

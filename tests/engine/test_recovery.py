@@ -16,6 +16,7 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError, NotARepositoryError
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.format.root import archive_key
+from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -67,7 +68,7 @@ def whole() -> MemoryStorage:
         "create tag",
         lambda root: replace(root, tags={f"{name}-too": ref for name, ref in tags.items()}),
     )
-    repository.build_index()
+    build_index(repository)
     repository.garbage_collect(NOW)
     repository.create_tag("last")
     return storage

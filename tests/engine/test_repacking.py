@@ -25,6 +25,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.chunk_table import NativeRef
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import (
@@ -172,7 +173,7 @@ def test_nothing_else_is_changed() -> None:
     repo = filled(MemoryStorage())
     old = repo.readonly_session().snapshot_id
     totals = repo.totals()
-    repo.build_index()
+    build_index(repo)
     stats = repo.du(path="a")
     report = repo.repack()
     kinds = [info.kind for info in repo.ancestry()]

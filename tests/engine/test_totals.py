@@ -22,6 +22,7 @@ from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.keys import ArrayMeta
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
@@ -169,7 +170,7 @@ class World:
             config = {"compaction": ratio, "chunk-manifests": {"sets": sets}}
             Repository.open(self.storage, config).compact(self.branch, mode)
         elif doing == "index":
-            self.repository.build_index(self.branch)
+            build_index(self.repository, self.branch)
         elif doing in ("revert", "pick"):
             self.redo(draw, doing)
         else:

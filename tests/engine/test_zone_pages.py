@@ -15,6 +15,7 @@ from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.format.root import ZONE_MAPS
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, in_order
@@ -170,7 +171,7 @@ def test_an_index_built_during_a_compaction_stays() -> None:
     repository = created()
     wrote(repository, 0, 8, 1)
     repository.compact(mode="full")
-    repository.build_index()
+    build_index(repository)
     assert numbers(counting(repository)) == [*range(8)]
     assert pages_of(repository) is not None
 

@@ -432,9 +432,6 @@ BY_ENTRANCE = {
         )
     },
     ("initialized_chunks", "region"): NAMES["box"],
-    ("changed_cells", "paths"): Values(
-        ("a", ["a"], ("/a", "absent"), ()), (*values.TEXT.extreme, ["\ud800"]), (None, 5, [None])
-    ),
     ("create_view", "options"): Values(
         ({}, {"version": "main"}, {"nan": "keep"}),
         ({"version": "\ud800"}, {"nan": "x"}),

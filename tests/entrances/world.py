@@ -20,6 +20,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from zarr_manifests.errors import ManifestsError, SnapshotExpiredError
+from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import copy_of
@@ -94,7 +95,7 @@ class Template:
             zarr.open_group(store).create_group("only-dev")
         with repository.transaction(message="the last") as store:
             zarr.open_array(store, path="a")[:2] = 9
-        repository.build_index()
+        build_index(repository)
         infos = [*repository.ancestry(), *repository.ancestry("dev")]
         self.ids = list(dict.fromkeys(info.snapshot_id for info in infos))
         self.head = self.ids[0]

@@ -112,7 +112,7 @@ def tiny(folder: Path) -> MemoryStorage:
 def described(folder: Path) -> MemoryStorage:
     """With metadata of its own, of every kind of value."""
     repo = create(10, folder)
-    repo.set_metadata({"title": "golden", "old": True})
+    repo.update_metadata({"title": "golden", "old": True}, replace=True)
     with repo.transaction("main", message="a group") as store:
         zarr.create_group(store)
     kinds = {"texts": ["a", "ä€𝄞"], "numbers": {"whole": 2**63, "real": -1.5}, "bytes": b"\0\1"}

@@ -217,7 +217,7 @@ def _show_values(
         out.print("no changes")
     for path in paths:
         with progress(f"comparing {plain_text(path)}") as told:
-            found = repo.diff_values(start, end, path, progress=told)
+            found = repo.diff(start, end, path, values=True, progress=told)
         if as_json:
             print_json(found)
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,10 +71,13 @@ def run_plan(
     given = read_config(config)
     repo = open_at(url, option)
     with progress("planning") as told:
-        before, now = repo.explain_manifests(at), repo.read_costs(at)
-        after = repo.plan_manifests(given, at, progress=told)
+        before = repo.explain_manifests(at, costs=True)
+        after = repo.explain_manifests(at, config=given, progress=told)
+    now, then = before.costs, after.costs
+    assert now is not None
+    assert then is not None
     if as_json:
-        print_json({"now": replace(before, costs=now), "then": after})
+        print_json({"now": before, "then": after})
         _plot(plot, after, "Manifests as planned")
         return
     out = console()
@@ -85,8 +87,6 @@ def run_plan(
     out.print(f"then:   {_sum(after)}")
     out.print()
     table = columns("to read for", "now", "then", right=("now", "then"))
-    then = after.costs
-    assert then is not None  # a planned layout has costs
     table.add_row("opening", _requests(now.opening), _requests(then.opening))
     table.add_row("then all coordinates", _requests(now.coordinates), _requests(then.coordinates))
     table.add_row("then one more step", _requests(now.last_step), _requests(then.last_step))

@@ -34,7 +34,7 @@ def run(
     given = _parsed(entries or [])
     repo = open_at(url, option)
     if replace:
-        repo.set_metadata(given)
+        repo.update_metadata(given, replace=True)
     elif given:
         repo.update_metadata(given)
     if as_json:

@@ -149,7 +149,7 @@ class ManifestLayout:
     arrays : tuple of ArrayPlace
         By path; opaque keys that are stored as chunks are among them.
     costs : ReadCosts or None
-        What is fetched to read it; of what is planned only, see `Repository.read_costs`.
+        What is fetched to read it, if it was measured.
     """
 
     snapshot_id: str

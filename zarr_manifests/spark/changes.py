@@ -23,7 +23,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CellChanges
-from zarr_manifests.repository import Repository, repository_of
+from zarr_manifests.repository import Repository, changed_cells, repository_of
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.lease import keep_readable, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
@@ -215,7 +215,7 @@ def plan_changes(
             "all variables are coordinates, whose changes are not tracked; name another variable "
             "with variables=[...]"
         )
-    cells = repository.changed_cells(paths, first, last)
+    cells = changed_cells(repository, paths, first, last)
     if first is not None and cells.old_shape is not None:
         _check_coordinates(repository, whole, first, last)
     return ChangePlan(repository, options, facts, cells, whole)

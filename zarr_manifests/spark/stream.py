@@ -44,7 +44,7 @@ from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, St
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, changed_cells
 from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
@@ -414,7 +414,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         paths = self._paths(one.parent_id, one.snapshot_id)
         if not paths:
             return True
-        cells = self._repository.changed_cells(paths, one.parent_id, one.snapshot_id)
+        cells = changed_cells(self._repository, paths, one.parent_id, one.snapshot_id)
         if not cells.only_added and self._stream.overwrite_mode == "fail":
             what = " and ".join(
                 f"{word} {_count(boxes):,} cells"
