@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
+from zarr_manifests.session import preload_report
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
@@ -469,7 +470,7 @@ def test_manifests_that_have_nothing_of_the_box_are_not_read() -> None:
     storage = CountingStorage(MemoryStorage())
     leaves(storage)
     session = Repository.open(storage).readonly_session()
-    session.preload_report(wait_s=5)
+    preload_report(session, wait_s=5)
     both = ["deltas", "manifests"]
     boxes = ((120, 130, both), (105, 199, []), (520, 530, both), (480, 530, ["manifests"]))
     for start, stop, fetched in boxes:
@@ -482,7 +483,7 @@ def test_what_a_box_needs_is_fetched_in_one_round() -> None:
     storage = CountingStorage(LatencyStorage(MemoryStorage(), latency_s=0))
     leaves(storage)
     session = Repository.open(storage).readonly_session()
-    session.preload_report(wait_s=5)
+    preload_report(session, wait_s=5)
     storage.reset()
     assert len(session.chunk_refs("a", [(450, 650), (0, 1)])) == 200
     assert storage.rounds() == 1

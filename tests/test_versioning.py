@@ -126,18 +126,6 @@ def test_a_move_uploads_no_chunks_and_no_manifest(repository: Repository) -> Non
     assert written == {"deltas", "snapshots", "root", "current"}
 
 
-def test_a_rename_stays_in_its_group(repository: Repository) -> None:
-    session = repository.writable_session()
-    session.rename("g/inner/big", "large")
-    session.rename("/other", "another")
-    group = zarr.open_group(session.store, mode="r")
-    assert group["g/inner/large"][7, 7] == 63.0
-    assert group["another"][3] == 3
-    for wrong in ("", "a/b", "..", "."):
-        with pytest.raises(InvalidArgumentError):
-            session.rename("another", wrong)
-
-
 def test_changes_of_the_session_move_along(repository: Repository) -> None:
     session = repository.writable_session()
     zarr.open_array(session.store, path="g/x")[:2] = 77
@@ -381,7 +369,6 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
     anything: Any = None
     calls = [
         lambda: session.move(anything, "g"),
-        lambda: session.rename("g", anything),
         lambda: session.shift_array(anything, (1,)),
         lambda: session.shift_array("g/x", anything),
         lambda: session.shift_array("g/x", 1),
@@ -1138,7 +1125,7 @@ def test_xarray_opens_what_was_moved_at_every_ref() -> None:
     repository.create_tag("v1", written)
     repository.create_branch("side", written)
     moved = commit(repository, lambda s: s.move("air", "moved"), "move")
-    commit(repository, lambda s: s.rename("moved/t", "u"), "rename")
+    commit(repository, lambda s: s.move("moved/t", "moved/u"), "rename")
     engine = "zarr_manifests"
     for ref in ("v1", "side", written):
         with xr.open_dataset(storage, engine=engine, group="air", version=ref) as read:

@@ -110,7 +110,7 @@ def test_every_array_is_itself_wherever_its_chunks_lie(
 
     session = repository.writable_session()
     session.move("g", "moved")
-    session.rename("moved/numbers", "renamed")
+    session.move("moved/numbers", "moved/renamed")
     paths = {name: f"moved/{name}" for name in names(ENCODINGS[encoding])}
     paths["numbers"] = "moved/renamed"
 

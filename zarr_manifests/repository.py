@@ -534,7 +534,7 @@ class Repository:
         lease : timedelta or seconds, optional
             Take a lease of that timeout, renewed by itself, so that the session can commit
             however long it takes, collections of garbage notwithstanding. Given up when the
-            session is closed, by `Session.release_lease`, or some time after the session is
+            session is closed, or some time after the session is
             forgotten.
         exclusive : bool, default False
             Claim the branch: sessions that were opened before cannot commit to it any more
@@ -661,7 +661,7 @@ class Repository:
             if session.has_uncommitted_changes or step is not None or allow_empty:
                 session.commit(message, metadata, txn=step, allow_empty=allow_empty)
             else:
-                session.check_forks()
+                commits.writer.copies.check_merged()
         finally:
             commits.writer.close("its transaction has ended")
 

@@ -28,7 +28,6 @@ from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.move_nodes import (
     move_node,
     reindex_chunks,
-    rename_node,
     shift_chunks,
 )
 from zarr_manifests.engine.edit.pin import Pin
@@ -66,6 +65,7 @@ __all__ = [
     "chunk_map_of",
     "commits_of",
     "merge_own",
+    "preload_report",
 ]
 
 _SHOWN_LINES: Final = 10
@@ -539,15 +539,6 @@ class Session:
         else:
             self._commits.writer.close("close() was called")
 
-    def release_lease(self) -> None:
-        """Give up the lease that the session was opened with, if any.
-
-        From then on, a collection may fence the session off. A child of `os.fork` only forgets the
-        lease, which stays its parent's.
-        """
-        if self._commits is not None:
-            self._commits.writer.release_lease()
-
     # --- copies ------------------------------------------------------------------------------
 
     def fork(self) -> Fork:
@@ -577,17 +568,6 @@ class Session:
         """
         self._changeable()
         self._writable().writer.copies.merge(_states(forks))
-
-    def check_forks(self) -> None:
-        """Raise if pickled copies of the store, or forked children, have written unmerged changes.
-
-        Raises
-        ------
-        UnmergedForksError
-            If there are copies that changed anything, and none was merged.
-        """
-        if self._commits is not None:
-            self._commits.writer.copies.check_merged()
 
     def detach(self, lease: timedelta | float | None = None) -> bytes:
         """End the session here, as bytes that `Repository.resume` goes on from in another process.
@@ -669,10 +649,6 @@ class Session:
         ['water']
         """
         move_node(self._changeable(), old, new)
-
-    def rename(self, path: str, name: str) -> None:
-        """Give a group or array another name in the same group; as `move` otherwise."""
-        rename_node(self._changeable(), path, name)
 
     def shift_array(self, path: str, offset_in_chunks: Sequence[int]) -> None:
         """Move all chunks of an array by whole chunks; none is read or written.
@@ -1071,28 +1047,6 @@ class Session:
 
         return draw_chunks(chunk_map_of(self, path))
 
-    def preload_report(self, wait_s: float = 0.0) -> PreloadReport:
-        """Which manifests were fetched in the background, and why others were not.
-
-        Parameters
-        ----------
-        wait_s : float, default 0
-            Wait this many seconds at most for it to end.
-
-        Examples
-        --------
-        >>> import numpy as np, xarray as xr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://preload-example")
-        >>> with repo.transaction(message="a coordinate") as store:
-        ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
-        >>> report = repo.readonly_session().preload_report(wait_s=1)
-        >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
-        [('skipped', 1, 'it is here already')]
-        """
-        if wait_s > 0:
-            self._pin.preload.wait(wait_s)
-        return self._pin.preload.report()
-
     # --- internals ---------------------------------------------------------------------------
 
     def _writable(self) -> SessionCommits:
@@ -1128,6 +1082,30 @@ def commits_of(session: Session) -> SessionCommits:
         If the session is read-only.
     """
     return session._writable()
+
+
+def preload_report(session: Session, wait_s: float = 0.0) -> PreloadReport:
+    """Which manifests were fetched in the background, and why others were not.
+
+    Parameters
+    ----------
+    wait_s : float, default 0
+        Wait this many seconds at most for it to end.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, zarr_manifests as zm
+    >>> from zarr_manifests.session import preload_report
+    >>> repo = zm.Repository.create("memory://preload-example")
+    >>> with repo.transaction(message="a coordinate") as store:
+    ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
+    >>> report = preload_report(repo.readonly_session(), wait_s=1)
+    >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
+    [('skipped', 1, 'it is here already')]
+    """
+    if wait_s > 0:
+        session._pin.preload.wait(wait_s)
+    return session._pin.preload.report()
 
 
 def chunk_map_of(session: Session, path: str, *, side: int = 96) -> ChunkMap:

@@ -15,6 +15,7 @@ from zarr.core.buffer import cpu
 from zarr_manifests import Repository, Session
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.session import preload_report
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -120,7 +121,7 @@ def test_many_arrays_open_with_their_coordinates_in_one_request(arrays: int) -> 
     ds = xr.open_zarr(session.store, consolidated=False)
     assert len(ds.data_vars) == arrays
     assert (ds.time.values[-1], ds.lat.values[-1], ds.lon.values[-1]) == (31.5, 14.5, 19.5)
-    assert session.preload_report(wait_s=20).done
+    assert preload_report(session, wait_s=20).done
     assert [(r.op, r.key) for r in counting.log] == [("get_tagged", "current")]
     assert counting.bytes_read < 16 * 1024
     # Where the chunks are is at hand, or, of so many arrays, in one object.

@@ -37,6 +37,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.session import commits_of
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of, freeze_store, workspace_of
 from zarr_manifests.testing import (
@@ -499,7 +500,7 @@ def test_a_leased_writer_is_not_refused_and_loses_nothing() -> None:
     write(session, 8, slice(2, 4))
     Repository.open(storage, runtime=world()).garbage_collect(NOW)
     session.commit("after a discard, too")
-    session.release_lease()
+    commits_of(session).writer.release_lease()
     write(session, 3)
     Repository.open(storage, runtime=world()).garbage_collect(NOW)
     with pytest.raises(FencedError):
@@ -853,7 +854,7 @@ def test_swept_stays_behind_the_oldest_lease() -> None:
     fill(repository, 2)
     repository.garbage_collect(NOW)
     assert root_of(storage).swept == start
-    session.release_lease()
+    commits_of(session).writer.release_lease()
     report = repository.garbage_collect(NOW)
     assert not report.complete
     assert report.objects["chunks"] == 4  # those of the session, found by the search

@@ -26,6 +26,7 @@ from zarr_manifests.engine.snapshot import preload
 from zarr_manifests.errors import CorruptObjectError, SessionClosedError
 from zarr_manifests.planning.layout.leaves import ArrayFacts, NodeFacts
 from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.session import preload_report
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -90,7 +91,7 @@ def forty() -> MemoryStorage:
 def test_what_was_fetched_is_not_fetched_again(forty: MemoryStorage) -> None:
     counting = CountingStorage(forty)
     session = Repository.open(counting).readonly_session()
-    report = session.preload_report(wait_s=20)
+    report = preload_report(session, wait_s=20)
     assert report.done
     assert [one.refs for one in report.of("fetched")] == [4 + i for i in range(40)]
     assert report.nbytes == sum(one.nbytes for one in report.manifests) > 0
@@ -104,7 +105,7 @@ def test_limits_are_kept_and_said(forty: MemoryStorage) -> None:
     counting = CountingStorage(forty)
     preload = {"arrays": [{"path": ".*/v.*"}], "max-manifests": 2, "max-manifest-size": 40}
     repository = Repository.open(counting, {"chunk-manifests": {"preload": preload}})
-    report = repository.readonly_session().preload_report(wait_s=20)
+    report = preload_report(repository.readonly_session(), wait_s=20)
     assert [one.refs for one in report.of("fetched")] == [4, 5]
     assert len(manifests_read(counting)) == 2
     whys = {one.refs: one.why for one in report.of("skipped")}
@@ -116,12 +117,12 @@ def test_limits_are_kept_and_said(forty: MemoryStorage) -> None:
 def test_nothing_is_fetched_if_it_is_turned_off_or_here(forty: MemoryStorage) -> None:
     counting = CountingStorage(forty)
     none = {"chunk-manifests": {"preload": {"max-manifests": 0}}}
-    report = Repository.open(counting, none).readonly_session().preload_report(wait_s=20)
+    report = preload_report(Repository.open(counting, none).readonly_session(), wait_s=20)
     assert (report.manifests, report.done, manifests_read(counting)) == ((), True, [])
     repository = Repository.open(counting)
-    repository.readonly_session().preload_report(wait_s=20)
+    preload_report(repository.readonly_session(), wait_s=20)
     counting.reset()
-    report = repository.readonly_session().preload_report()
+    report = preload_report(repository.readonly_session())
     assert report.done
     assert {one.why for one in report.manifests} == {"it is here already"}
     assert manifests_read(counting) == []
@@ -137,7 +138,7 @@ def test_nothing_is_planned_if_what_is_elsewhere_has_no_coordinates() -> None:
     def preloads(config: dict[str, Any]) -> tuple[int, bool]:
         begun.clear()
         session = Repository.open(storage, config, runtime=runtime).readonly_session()
-        return len(begun), session.preload_report().done
+        return len(begun), preload_report(session).done
 
     assert preloads({}) == (1, False)
     assert preloads(default) == (1, False)  # arrays of one axis may be coordinates
@@ -159,10 +160,10 @@ def test_a_read_waits_for_the_fetch_in_flight(forty: MemoryStorage) -> None:
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(get(session, "v0/c/2")))
     reader.start()
-    assert session.preload_report().of("waiting")
+    assert preload_report(session).of("waiting")
     gate.open.set()
     reader.join(20)
-    assert session.preload_report(wait_s=20).done
+    assert preload_report(session, wait_s=20).done
     assert found == [b"\x02"]
     assert len(set(manifests_read(counting))) == len(manifests_read(counting)) == 40
 
@@ -218,7 +219,7 @@ def test_what_cannot_be_fetched_is_an_error_of_the_read_alone() -> None:
     for info in list(storage.list("manifests/")):
         storage.delete_many([info.key])
     session = Repository.open(storage).readonly_session()
-    report = session.preload_report(wait_s=20)
+    report = preload_report(session, wait_s=20)
     assert len(report.of("failed")) == 3
     assert all("is referenced and not there" in one.why for one in report.manifests)
     with pytest.raises(CorruptObjectError, match="is referenced and not there"):
@@ -256,6 +257,7 @@ def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage)
     code = """
         import faulthandler, os, sys
         from zarr_manifests import Repository
+        from zarr_manifests.session import preload_report
         from zarr_manifests.testing import LatencyStorage
         from zarr_manifests.storage import from_url
         repository = Repository.open(LatencyStorage(from_url(sys.argv[1]), latency_s=0.2))
@@ -263,11 +265,11 @@ def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage)
         child = os.fork()
         if not child:
             faulthandler.dump_traceback_later(30, exit=True)  # where it hangs, if it does
-            assert session.preload_report(wait_s=60).done
+            assert preload_report(session, wait_s=60).done
             value = session.store.get_sync("v39/c/0")
             os._exit(0 if value is not None and value.to_bytes() == b"\\0" else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert len(session.preload_report(wait_s=60).of("fetched")) == 40
+        assert len(preload_report(session, wait_s=60).of("fetched")) == 40
     """
     run(code, forty)
 
@@ -279,6 +281,7 @@ def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
     code = """
         import os, signal, sys, threading
         from zarr_manifests import Repository
+        from zarr_manifests.session import preload_report
         session = Repository.open(sys.argv[1]).readonly_session()
         held, go_on = threading.Event(), threading.Event()
         def end():
@@ -291,7 +294,7 @@ def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
         child = os.fork()
         if not child:
             signal.alarm(60)  # ends it, wherever it waits
-            os._exit(0 if session.preload_report(wait_s=60).done else 1)
+            os._exit(0 if preload_report(session, wait_s=60).done else 1)
         print(os.waitpid(child, 0)[1])
         go_on.set()
         thread.join()
@@ -396,7 +399,7 @@ def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStor
         STEPS - 1, 72, 144
     )  # fmt: skip
     assert len(dataset.data_vars) == DATA + SMALL
-    assert session.preload_report(wait_s=20).done
+    assert preload_report(session, wait_s=20).done
     assert counting.rounds() <= 3
     assert counting.bytes_read < 256 * 1024
     assert not of_data & {record.key for record in counting.log}

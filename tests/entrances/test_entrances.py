@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from zarr_manifests import config as cf
 from zarr_manifests.metrics import Meter, Metrics
+from zarr_manifests.session import preload_report
 from zarr_manifests.storage import (
     LocalStorage,
     MemoryStorage,
@@ -218,9 +219,7 @@ OWNERS: dict[str, tuple[Any, ...]] = {
         Made("a selection", lambda w: w.repository.readonly_session().chunks_where("v", "v > 1")),
     ),
     "Diff": (Made("a difference", lambda w: w.repository.diff("main", "main")),),
-    "PreloadReport": (
-        Made("a report", lambda w: w.repository.readonly_session().preload_report()),
-    ),
+    "PreloadReport": (Made("a report", lambda w: preload_report(w.repository.readonly_session())),),
     "ResolvedChunks": (Made("chunks", lambda w: w.repository.readonly_session().chunk_refs("v")),),
     "ManifestsBackendEntrypoint": (ManifestsBackendEntrypoint(),),
     "Meter": (Made("a meter", lambda _: Meter()),),

@@ -267,7 +267,7 @@ def history(folder: Path) -> MemoryStorage:
     with repo.transaction("side", message="to be amended") as store:
         zarr.open_array(store, path="x")[:2] = 9
     session = repo.writable_session("side")
-    session.rename("gone", "renamed")
+    session.move("gone", "renamed")
     session.amend("amended")
     repo.cherry_pick(side)
     repo.create_tag("deleted", side)

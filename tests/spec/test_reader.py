@@ -446,7 +446,7 @@ def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
 
     change("move", lambda session: session.move("air", "moved"))
     change("shift", lambda session: session.shift_array("moved/t", (1, 0)))
-    change("rename", lambda session: session.rename("scalar", "number"))
+    change("rename", lambda session: session.move("scalar", "number"))
     gone = change("delete", lambda session: workspace_of(session.store).delete_below(""))
     repo.revert(gone)
     session = repo.writable_session("main")

@@ -33,6 +33,7 @@ from zarr_manifests.error_cases import (
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import ForkSafeLock
+from zarr_manifests.session import commits_of
 from zarr_manifests.storage import ObjectStorage, from_url, object_clients
 from zarr_manifests.storage.object_gate import Gate
 from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
@@ -398,7 +399,7 @@ def test_a_swap_on_a_store_that_loses_commits_is_refused_at_once(small_store: An
     after = {n: d for n, d in small_store.objects.items() if n in before}
     assert after == before
     assert repo.repository_id == elsewhere.repository_id
-    leased.release_lease()
+    commits_of(leased).writer.release_lease()
 
 
 def test_an_event_loop_is_not_let_past_the_trial(small_store: Any) -> None:

@@ -23,7 +23,7 @@ from zarr_manifests.keys import ArrayMeta, is_inside
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.tables.moves import Places, moves_of, plan_move, reindexed, shifted
 
-__all__ = ["move_node", "node_path", "reindex_chunks", "rename_node", "shift_chunks"]
+__all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
 
 
 def node_path(path: object) -> str:
@@ -55,13 +55,6 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
         for node, to in moved:
             assert node is not None
             workspace.edits.put_node(to, replace(node, path=to))
-
-
-def rename_node(workspace: Workspace, path: str, name: str) -> None:
-    """Give the node at the path another name in the same group."""
-    if not name or "/" in name:
-        raise InvalidArgumentError(f"{name!r} is not a name; session.move takes a path")
-    move_node(workspace, path, f"{node_path(path).rpartition('/')[0]}/{name}")
 
 
 def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:
