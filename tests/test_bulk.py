@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from effort import examples
-from zarr_manifests import ChunkKind, Repository, ResolvedChunks, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.bulk_chunks import _are_sound
 from zarr_manifests.error_cases import FencedError, VirtualSourceChangedError
 from zarr_manifests.errors import (
@@ -29,6 +29,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
+from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.session import preload_report
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

@@ -17,11 +17,12 @@ from zarr.core.buffer import cpu
 from effort import examples
 from hearing import Hearing
 from inside import change_root
-from zarr_manifests import Change, Operation, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep.change_records import node_path
+from zarr_manifests.reports import Change, Operation
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage

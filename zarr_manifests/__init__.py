@@ -17,48 +17,9 @@ if TYPE_CHECKING:
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
     from zarr_manifests.config import RepositoryConfig
-    from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
-    from zarr_manifests.engine.history.leases import HeldLease
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
-    from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
-    from zarr_manifests.reports import (
-        Amount,
-        Ancestry,
-        ArrayShape,
-        ArrayStatistics,
-        ArrayStats,
-        ArrayTotals,
-        ArrayUsage,
-        CellChanges,
-        Change,
-        ChunkSelection,
-        CloneReport,
-        CollectionReport,
-        CompactionReport,
-        Diff,
-        ExpiryReport,
-        ExportReport,
-        IndexReport,
-        LoggedOperation,
-        ManifestLayout,
-        MergeReport,
-        Operation,
-        PreloadReport,
-        Problem,
-        ReadCosts,
-        RecoveryReport,
-        RepackReport,
-        RestoreReport,
-        RewriteReport,
-        SnapshotInfo,
-        StatisticsReport,
-        Status,
-        Totals,
-        Usage,
-        ValueChanges,
-        VerifyReport,
-    )
+    from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
     from zarr_manifests.repository import Repository
     from zarr_manifests.rewriting import rewrite_chunks
     from zarr_manifests.session import Fork, Session
@@ -69,51 +30,13 @@ if TYPE_CHECKING:
     from zarr_manifests.xarray.ingest_files import ingest
 
 __all__ = [
-    "Amount",
-    "Ancestry",
-    "ArrayShape",
-    "ArrayStatistics",
-    "ArrayStats",
-    "ArrayTotals",
-    "ArrayUsage",
-    "CellChanges",
-    "Change",
     "ChunkKind",
-    "ChunkSelection",
-    "ChunkStatistics",
-    "CloneReport",
-    "CollectionReport",
-    "CompactionReport",
-    "Diff",
-    "ExpiryReport",
-    "ExportReport",
     "Fork",
-    "HeldLease",
-    "IndexReport",
-    "LoggedOperation",
-    "ManifestLayout",
     "ManifestStore",
-    "MergeReport",
-    "Operation",
-    "PreloadReport",
-    "Problem",
-    "ReadCosts",
-    "RecoveryReport",
-    "RepackReport",
     "Repository",
     "RepositoryConfig",
-    "ResolvedChunks",
-    "RestoreReport",
-    "RewriteReport",
     "Session",
-    "SnapshotInfo",
-    "StatisticsReport",
-    "Status",
-    "Totals",
     "Txn",
-    "Usage",
-    "ValueChanges",
-    "VerifyReport",
     "VirtualContainer",
     "clone",
     "errors",
@@ -130,13 +53,10 @@ __version__ = "0.2.0"
 _MODULES: Final = ("bulk", "config", "errors", "storage", "virtual")
 _HOMES: Final = {
     "ChunkKind": "planning.tables.resolved_chunks",
-    "ChunkStatistics": "engine.edit.chunk_statistics",
     "Fork": "session",
-    "HeldLease": "engine.history.leases",
     "ManifestStore": "store",
     "Repository": "repository",
     "RepositoryConfig": "config",
-    "ResolvedChunks": "planning.tables.resolved_chunks",
     "Session": "session",
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
@@ -148,7 +68,7 @@ _HOMES: Final = {
     "tune_zarr": "tuning",
     "write": "xarray",
 }
-"""The modules of names that are not in `reports`."""
+"""The modules of the names."""
 
 
 def _accessor(vds: Any) -> Any:
@@ -169,9 +89,9 @@ def __getattr__(name: str) -> Any:
     _offer_accessor()
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'reports')}"), name)
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = found
     return found
 

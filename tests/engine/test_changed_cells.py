@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from effort import examples
 from inside import context_of
-from zarr_manifests import ArrayShape, CellChanges, Operation, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.changed_cells import compared_cells
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.reports import ArrayShape, CellChanges, Operation
 from zarr_manifests.repository import changed_cells
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import CountingStorage

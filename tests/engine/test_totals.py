@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 from effort import examples
-from zarr_manifests import Amount, Repository, Session, Totals
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.keys import ArrayMeta
+from zarr_manifests.reports import Amount, Totals
 from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

@@ -19,6 +19,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from zarr_manifests.engine.history.leases import HeldLease
 from zarr_manifests.errors import ManifestsError, SnapshotExpiredError
 from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
@@ -141,7 +142,7 @@ class World:
         session.store.set_sync("a/c/1", buffer(b"!!"))
         return session
 
-    def leased(self) -> zm.HeldLease:
+    def leased(self) -> HeldLease:
         lease = self.repository.lease(self.template.ids[0])
         self.closing.append(lambda: lease.__exit__(None, None, None))
         return lease.__enter__()
@@ -224,7 +225,7 @@ def used(result: Any) -> None:
         with result as entered:
             if isinstance(entered, zm.ManifestStore):
                 entered.set_sync("a/c/2", buffer(b"??"))
-            elif isinstance(entered, zm.HeldLease):
+            elif isinstance(entered, HeldLease):
                 entered.check()
     shown = (repr(result), str(result))
     if type(result).__module__.startswith("zarr_manifests"):

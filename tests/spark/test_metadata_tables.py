@@ -12,11 +12,12 @@ import pytest
 import zarr
 from pyspark.sql import SparkSession
 
-from zarr_manifests import ChunkKind, Repository
+from zarr_manifests import Repository
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.spark import metadata_table, metadata_tables

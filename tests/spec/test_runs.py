@@ -15,6 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 import zarr_manifests as zm
 from zarr_manifests.engine.history.changes_between import chunks_there
 from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.reports import ArrayStats
 from zarr_manifests.repository import build_index
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -58,7 +59,7 @@ def check(line: Any, message: str, **digests: Any) -> None:
     check_presence(line, repository)
 
 
-def check_presence(line: Any, repository: zm.Repository) -> zm.ArrayStats:
+def check_presence(line: Any, repository: zm.Repository) -> ArrayStats:
     """What is there, as it is told without a listing."""
     session = repository.readonly_session("main")
     there = sorted(line.chunks)
