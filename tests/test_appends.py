@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Repository, Session
+from zarr_manifests import Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import MemoryStorage, Storage
@@ -92,7 +92,7 @@ def test_two_appends_at_once_both_land(at: str, time_chunk: int) -> None:
     steps = [lambda: append(storage, hours(4, 6)), lambda: append(storage, hours(6, 10))]
     now = [steps[0]] if at == "before the commit" else []
     later = {"before the swap": steps[:1], "before each swap": steps}.get(at, [])
-    session = Repository.open(storage, runtime=overtaking(*later)).writable_session()
+    session = zm.open(storage, runtime=overtaking(*later)).writable_session()
     session.relocate_appends(dim="time", relocate=True)
     to_store(session, hours(20, 23))
     for other in now:
@@ -115,7 +115,7 @@ def test_two_appends_at_once_both_land(at: str, time_chunk: int) -> None:
 @pytest.mark.parametrize("inline", [0, 10_000])
 def test_chunks_that_are_packed_or_inline(inline: int) -> None:
     storage = seeded(100, config={"inline-chunk-bytes": inline})
-    repository = Repository.open(storage, runtime=overtaking(lambda: append(storage, hours(4, 6))))
+    repository = zm.open(storage, runtime=overtaking(lambda: append(storage, hours(4, 6))))
     append(storage, hours(20, 22), repository=repository)
     expected = in_order(hours(0, 6), hours(20, 22))
     xr.testing.assert_identical(opened(storage).drop_attrs(), expected)
@@ -123,17 +123,17 @@ def test_chunks_that_are_packed_or_inline(inline: int) -> None:
 
 def test_texts_of_any_length() -> None:
     storage = MemoryStorage()
-    with Repository.create(storage).transaction(message="texts") as store:
+    with zm.create(storage).transaction(message="texts") as store:
         names = zarr.create_array(
             store, name="names", shape=(2,), chunks=(8,), dtype=str, dimension_names=["time"]
         )
         names[:] = ["a", "bb"]
-    sessions = [Repository.open(storage).writable_session() for _ in "12"]
+    sessions = [zm.open(storage).writable_session() for _ in "12"]
     for text, session in zip(("one", "other"), sessions, strict=True):
         session.relocate_appends("time")
         zarr.open_array(session.store, path="names").append(np.array([text, text * 2], dtype="T"))
         session.commit(text)
-    found = zarr.open_array(Repository.open(storage).readonly_session().store, path="names")
+    found = zarr.open_array(zm.open(storage).readonly_session().store, path="names")
     assert list(found[:]) == ["a", "bb", "one", "oneone", "other", "otherother"]  # type: ignore[arg-type,call-overload]
 
 
@@ -175,7 +175,7 @@ def test_whole_chunks_are_not_touched() -> None:
     counting = CountingStorage(storage)
     theirs = data.assign_coords(time=[2, 3])
     other = lambda: zm.write(theirs, storage, message="theirs", append_dim="time")  # noqa: E731
-    repository = Repository.open(counting, runtime=overtaking(other))
+    repository = zm.open(counting, runtime=overtaking(other))
     session = repository.writable_session()
     session.relocate_appends("time")
     to_store(session, data.assign_coords(time=[4, 5]))
@@ -202,7 +202,7 @@ def test_appends_of_any_lengths(
 ) -> None:
     """All begin at once and land in turn; those that would cut through a chunk of data do not."""
     storage = MemoryStorage()
-    with Repository.create(storage).transaction(message="arrays") as store:
+    with zm.create(storage).transaction(message="arrays") as store:
         for name, shape, chunks in (
             ("air", (start, 2), (data_chunk, 2)),
             ("time", (start,), (time_chunk,)),
@@ -216,7 +216,7 @@ def test_appends_of_any_lengths(
                 dimension_names=["time", "x"][: len(shape)],
             )
             made[:] = np.arange(start) if name == "time" else np.arange(start)[:, None]
-    sessions = [Repository.open(storage).writable_session() for _ in lengths]
+    sessions = [zm.open(storage).writable_session() for _ in lengths]
     expected = list(range(start))
     for number, (session, length) in enumerate(zip(sessions, lengths, strict=True)):
         session.relocate_appends("time")
@@ -225,7 +225,7 @@ def test_appends_of_any_lengths(
         zarr.open_array(session.store, path="air").append(np.stack([values, values], axis=1))
     for number, (session, length) in enumerate(zip(sessions, lengths, strict=True)):
         if number in compactions:
-            Repository.open(storage).compact(mode="full")
+            zm.open(storage).compact(mode="full")
         shift = len(expected) - start
         if shift and (start % data_chunk or shift % data_chunk):
             with pytest.raises(ConflictError, match="within a chunk"):
@@ -233,7 +233,7 @@ def test_appends_of_any_lengths(
             continue
         session.commit("append")
         expected += (np.arange(length) + 100 * (number + 1)).tolist()
-    store = Repository.open(storage).readonly_session().store
+    store = zm.open(storage).readonly_session().store
     time, air = (np.asarray(zarr.open_array(store, path=path)[:]) for path in ("time", "air"))
     assert time.tolist() == expected
     assert air.tolist() == [[value, value] for value in expected]
@@ -268,7 +268,7 @@ def test_what_was_written_anew_is_durable_before_the_swap() -> None:
         found.append(set(storage.in_doubt))
 
     runtime = overtaking(lambda: append(storage, hours(4, 6)), note)
-    session = Repository.open(storage, runtime=runtime).writable_session()
+    session = zm.open(storage, runtime=runtime).writable_session()
     session.relocate_appends("time")
     to_store(session, hours(20, 22))
     dropped = set(storage.in_doubt)  # some of it is of no use any more once it has moved
@@ -281,7 +281,7 @@ def test_what_was_written_anew_is_durable_before_the_swap() -> None:
 
 def test_rebasing_a_session_shifts_what_it_appends() -> None:
     storage = seeded(100)
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     session.relocate_appends("time")
     to_store(session, hours(20, 22))
     append(storage, hours(4, 6))
@@ -298,13 +298,13 @@ def test_rebasing_a_session_shifts_what_it_appends() -> None:
 
 def test_what_else_was_changed_is_rebased_as_ever() -> None:
     storage = seeded(100)
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     session.relocate_appends("time")
     to_store(session, hours(20, 22))
     zarr.open_array(session.store, path="air").attrs["mine"] = 1
     zarr.open_array(session.store, path="air")[0, 0] = -1
     append(storage, hours(4, 6))
-    with Repository.open(storage).transaction(message="more") as store:
+    with zm.open(storage).transaction(message="more") as store:
         zarr.open_array(store, path="air").attrs["theirs"] = 2
         zarr.open_array(store, path="air")[2, 0] = -2
     session.commit("mine")
@@ -315,20 +315,20 @@ def test_what_else_was_changed_is_rebased_as_ever() -> None:
 
 def test_zarr_v2() -> None:
     storage = MemoryStorage()
-    with Repository.create(storage).transaction(message="v2") as store:
+    with zm.create(storage).transaction(message="v2") as store:
         hours(0, 4).drop_vars("note").to_zarr(
             store,
             zarr_format=2,
             consolidated=False,
             encoding={"air": {"chunks": (2, 2)}, "time": {"chunks": (100,)}},
         )
-    sessions = [Repository.open(storage).writable_session() for _ in "12"]
+    sessions = [zm.open(storage).writable_session() for _ in "12"]
     for number, session in enumerate(sessions):
         session.relocate_appends("time")
         to_store(session, hours(10 * number + 10, 10 * number + 12).drop_vars("note"))
     for session in sessions:
         session.commit("append")
-    found = xr.open_zarr(Repository.open(storage).readonly_session().store, consolidated=False)
+    found = xr.open_zarr(zm.open(storage).readonly_session().store, consolidated=False)
     assert found["air"][:, 0].values.tolist() == [0, 1, 2, 3, 10, 11, 20, 21]
     assert (found.time.dt.hour == [0, 1, 2, 3, 10, 11, 20, 21]).all()
 
@@ -338,7 +338,7 @@ def test_an_append_whose_answer_is_lost_has_landed_once(kind: FaultKind) -> None
     storage = seeded(100)
     lost = Fault(kind, op="cas", key="current", skip=1)  # the one after it was relocated
     runtime = overtaking(lambda: append(storage, hours(4, 6)))
-    repository = Repository.open(FaultyStorage(storage, [lost]), runtime=runtime)
+    repository = zm.open(FaultyStorage(storage, [lost]), runtime=runtime)
     append(storage, hours(20, 22), repository=repository)
     expected = in_order(hours(0, 6), hours(20, 22))
     xr.testing.assert_identical(opened(storage).drop_attrs(), expected)
@@ -349,7 +349,7 @@ def test_an_append_whose_answer_is_lost_has_landed_once(kind: FaultKind) -> None
 
 def refused(storage: MemoryStorage, mine: Callable[[Session], None], match: str) -> None:
     """A commit of `mine`, overtaken by an append, is a conflict, and the append stays alone."""
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     session.relocate_appends("time")
     mine(session)
     append(storage, hours(4, 6))
@@ -366,7 +366,7 @@ def test_data_that_would_begin_within_a_chunk_is_a_conflict() -> None:
         to_store(session, hours(20, 22))
 
     storage = seeded(100, stop=5)
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     session.relocate_appends("time")
     mine(session)
     append(storage, hours(5, 7))
@@ -416,7 +416,7 @@ def test_an_array_that_was_made_longer_otherwise_is_a_conflict() -> None:
 
 def test_relocate_appends_is_asked_for_and_can_be_taken_back() -> None:
     storage = seeded(100)
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     session.relocate_appends("time")
     session.relocate_appends("time", relocate=False)
     to_store(session, hours(20, 22))

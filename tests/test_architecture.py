@@ -79,7 +79,7 @@ def calls_of(call: Callable[[], object]) -> list[str]:
 @pytest.fixture
 def place(tmp_path: Path) -> str:
     url = str(tmp_path / "repo")
-    repo = zm.Repository.create(url)
+    repo = zm.create(url)
     with repo.transaction(message="fill an array") as store:
         a = zarr.create_array(
             store, name="air", shape=(4000,), chunks=(1000,), dtype="f8", compressors=None
@@ -99,7 +99,7 @@ def in_order(title: str, call: Callable[[], object]) -> None:
 
 
 def test_a_chunk_goes_the_way_to_the_disk_that_the_page_describes(place: str) -> None:
-    session = zm.Repository.open(place).writable_session()
+    session = zm.open(place).writable_session()
 
     def write() -> None:
         asyncio.run(session.store.set("air/c/1", values()))
@@ -110,11 +110,11 @@ def test_a_chunk_goes_the_way_to_the_disk_that_the_page_describes(place: str) ->
 
 def test_a_key_goes_the_way_to_bytes_that_the_page_describes(place: str) -> None:
     nothing_ahead = {"chunk-manifests": {"preload": {"max-manifests": 0}}}
-    store = zm.Repository.open(place, nothing_ahead).readonly_session().store
+    store = zm.open(place, nothing_ahead).readonly_session().store
     in_order("One key", lambda: asyncio.run(store.get("air/c/1", default_buffer_prototype())))
 
 
 def test_a_commit_goes_the_way_that_the_page_describes(place: str) -> None:
-    session = zm.Repository.open(place).writable_session()
+    session = zm.open(place).writable_session()
     asyncio.run(session.store.set("air/c/1", values()))
     in_order("One commit", lambda: session.commit("write a chunk"))

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.bulk_chunks import _are_sound
@@ -60,7 +61,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def make(storage: Any, **config: Any) -> Repository:
     common = {"inline-chunk-bytes": 4, "compaction": {"mode": "manual"}}
-    return Repository.create(storage, {**common, **config}, virtual_containers={"raw": RAW})
+    return zm.create(storage, {**common, **config}, virtual_containers={"raw": RAW})
 
 
 def raw_file(nbytes: int = 4096) -> bytes:
@@ -414,7 +415,7 @@ def test_a_thousand_chunks_of_a_pack_are_one_request() -> None:
 def test_gaps_are_fetched_up_to_their_bound_and_not_beyond() -> None:
     storage = CountingStorage(MemoryStorage())
     packed(storage)
-    reader = Repository.open(storage).writable_session()
+    reader = zm.open(storage).writable_session()
     for at in range(1000):
         if at % 10:
             reader.store.delete_sync(f"a/c/{at}/0")
@@ -470,7 +471,7 @@ def leaves(storage: Any) -> Repository:
 def test_manifests_that_have_nothing_of_the_box_are_not_read() -> None:
     storage = CountingStorage(MemoryStorage())
     leaves(storage)
-    session = Repository.open(storage).readonly_session()
+    session = zm.open(storage).readonly_session()
     preload_report(session, wait_s=5)
     both = ["deltas", "manifests"]
     boxes = ((120, 130, both), (105, 199, []), (520, 530, both), (480, 530, ["manifests"]))
@@ -483,7 +484,7 @@ def test_manifests_that_have_nothing_of_the_box_are_not_read() -> None:
 def test_what_a_box_needs_is_fetched_in_one_round() -> None:
     storage = CountingStorage(LatencyStorage(MemoryStorage(), latency_s=0))
     leaves(storage)
-    session = Repository.open(storage).readonly_session()
+    session = zm.open(storage).readonly_session()
     preload_report(session, wait_s=5)
     storage.reset()
     assert len(session.chunk_refs("a", [(450, 650), (0, 1)])) == 200
@@ -569,7 +570,7 @@ def test_a_storage_that_fails_is_asked_once() -> None:
     counting = CountingStorage(
         FaultyStorage(inner, [Fault("fail_before", key="chunks/*", count=None)])
     )
-    session = Repository.open(counting).readonly_session()
+    session = zm.open(counting).readonly_session()
     with pytest.raises(StorageError):
         drained(session.read_chunks("a"))
     assert sum(record.key.startswith("chunks/") for record in counting.log) == 1
@@ -586,7 +587,7 @@ def test_files_elsewhere_that_changed_or_may_not_be_read(repository: Repository)
     for box in (virtual, [slice(2, 4), slice(None)]):
         with pytest.raises(VirtualSourceChangedError):
             drained(session.read_chunks("a", box))
-    elsewhere = Repository.open(repository.storage).readonly_session()
+    elsewhere = zm.open(repository.storage).readonly_session()
     with pytest.raises(VirtualContainerError):
         drained(elsewhere.read_chunks("a", virtual))
 

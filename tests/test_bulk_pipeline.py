@@ -184,7 +184,7 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
         )
     )()
     config = {**_CONFIG, "pack-bytes": draw(st.sampled_from([100, 8_388_608]))}
-    session = zm.Repository.create(storage, config).writable_session()
+    session = zm.create(storage, config).writable_session()
     # Opened again, since an array that was just made may have another byte order.
     judge = fused(zarr.create_array(MemoryStore(), **given_))
     zarr.create_array(session.store, **given_)
@@ -223,7 +223,7 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
 @given(st.data())
 def test_arrays_that_zarr_draws_are_read_and_written_as_numpy_arrays(data: st.DataObject) -> None:
     config = {**_CONFIG, "pack-bytes": data.draw(st.sampled_from([100, 8_388_608]))}
-    store = zm.Repository.create(MemoryStorage(), config).writable_session().store
+    store = zm.create(MemoryStorage(), config).writable_session().store
     shapes = array_shapes(max_dims=4, min_side=1)
     with zm.tune_zarr():
         array: Any = data.draw(
@@ -277,7 +277,7 @@ def filled(
 ) -> tuple[zm.Repository, np.ndarray]:
     """A repository with an array `a`, and its values."""
     given_ = {"inline-chunk-bytes": 0, **config}
-    repository = zm.Repository.create(storage, given_)
+    repository = zm.create(storage, given_)
     values = np.arange(1, 1 + np.prod(shape)).reshape(shape)
     with repository.transaction(message="filled") as store:
         zarr.create_array(store, name="a", data=values, chunks=chunks, compressors=None)
@@ -311,7 +311,7 @@ def test_requests_that_go_in_bulk_and_those_that_do_not_are_counted(
 
 @pytest.mark.parametrize("location", ["start", "end"])
 def test_shards_of_which_most_is_wanted_are_read_whole(location: str) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     values = np.arange(1, 1 + 24 * 8).reshape(24, 8)
     values[:, 4:] = 0  # absent chunks
     values[8:16] = 0  # an absent shard
@@ -328,7 +328,7 @@ def test_shards_of_which_most_is_wanted_are_read_whole(location: str) -> None:
 
 
 def test_chunks_of_one_length_are_read_wherever_they_are_in_their_shard() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     values = np.arange(1, 1 + 8 * 8).reshape(8, 8)
     values[2:4, 4:6] = 0  # an absent chunk
     with repository.transaction(message="shards") as store:
@@ -360,7 +360,7 @@ def test_a_chunk_cache_serves_requests_and_takes_what_they_read() -> None:
     storage = MemoryStorage()
     _, values = filled(storage)
     counting = CountingStorage(storage)
-    repository = zm.Repository.open(counting, cache={"chunk-bytes": 1 << 20})
+    repository = zm.open(counting, cache={"chunk-bytes": 1 << 20})
     array = bulk(repository.readonly_session().store)
     for part in (np.s_[:30], np.s_[:], np.s_[:]):
         counting.reset()
@@ -373,7 +373,7 @@ def test_a_chunk_cache_serves_requests_and_takes_what_they_read() -> None:
 def test_chunks_elsewhere_are_read(tmp_path: Path) -> None:
     values = np.arange(60, dtype="u1")
     (tmp_path / "a.bin").write_bytes(values.tobytes())
-    repository = zm.Repository.create("memory://bulk-virtual", virtual_containers={"raw": tmp_path})
+    repository = zm.create("memory://bulk-virtual", virtual_containers={"raw": tmp_path})
     store = repository.writable_session().store
     zarr.create_array(store, name="a", shape=(60,), chunks=(4,), dtype="u1", compressors=None)
     number = np.arange(15)
@@ -388,7 +388,7 @@ def test_chunks_elsewhere_are_read(tmp_path: Path) -> None:
 
 
 def test_arrays_that_lie_in_the_keys_of_another_are_kept_apart() -> None:
-    session = zm.Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     made: dict[str, Any] = {"chunks": (1,), "dtype": "i4"}
     outer = zarr.create_array(session.store, name="a", shape=(9,), **made)
     outer[:] = 1
@@ -404,7 +404,7 @@ def test_arrays_that_lie_in_the_keys_of_another_are_kept_apart() -> None:
 
 def empty_array(storage: Any, **given_: Any) -> tuple[zm.Repository, zm.Session, Any]:
     """A repository, a session, and its array `a` of 4,000 chunks of 4 KB, opened in bulk."""
-    repository = zm.Repository.create(storage, given_)
+    repository = zm.create(storage, given_)
     session = repository.writable_session()
     made: dict[str, Any] = {"shape": (4000, 512), "chunks": (1, 512), "dtype": "f8"}
     zarr.create_array(session.store, name="a", compressors=None, **made)
@@ -458,7 +458,7 @@ def test_chunks_that_lie_in_the_values_as_in_a_pack_are_not_copied(
     chunks: tuple[int, ...], endian: Any, copied: bool
 ) -> None:
     storage = Recording()
-    session = zm.Repository.create(storage).writable_session()
+    session = zm.create(storage).writable_session()
     made: dict[str, Any] = {"shape": (4000, 512), "chunks": chunks, "dtype": "f8"}
     made["serializer"] = v3.BytesCodec(endian=endian)
     zarr.create_array(session.store, name="a", compressors=None, **made)
@@ -474,7 +474,7 @@ def test_chunks_that_lie_in_the_values_as_in_a_pack_are_not_copied(
 
 def test_many_large_chunks_are_written_as_packs_if_no_codec_takes_time() -> None:
     storage = Recording()
-    session = zm.Repository.create(storage).writable_session()
+    session = zm.create(storage).writable_session()
     values = np.random.default_rng(1).random((120, 64, 128))  # 64 KB a chunk
     made: dict[str, Any] = {"shape": values.shape, "chunks": (1, 64, 128), "dtype": "f8"}
     zarr.create_array(session.store, name="a", compressors=None, **made)
@@ -534,7 +534,7 @@ def test_a_session_that_is_closed_before_chunks_are_recorded_refuses_them(
 ) -> None:
     storage = Meddling()
     config = {"pack-bytes": 4096, "inline-chunk-bytes": 0, "pack-chunk-bytes": 1024}
-    session = zm.Repository.create(storage, config).writable_session()
+    session = zm.create(storage, config).writable_session()
     made: dict[str, Any] = {"shape": (32, 128), "chunks": (1, 128), "dtype": "f8"}
     zarr.create_array(session.store, name="a", compressors=_V3[codec](), **made)
     array = bulk(session.store)
@@ -547,7 +547,7 @@ def test_a_session_that_is_closed_before_chunks_are_recorded_refuses_them(
 def test_of_a_part_that_fails_nothing_is_recorded(
     monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
-    session = zm.Repository.create(MemoryStorage(), {"pack-bytes": 4096}).writable_session()
+    session = zm.create(MemoryStorage(), {"pack-bytes": 4096}).writable_session()
     made: dict[str, Any] = {"shape": (32, 128), "chunks": (1, 128), "dtype": "f8"}
     zarr.create_array(session.store, name="a", compressors=_V3[codec](), **made)
     array = bulk(session.store)
@@ -598,13 +598,13 @@ def test_writes_that_are_refused_raise_as_they_do_one_by_one() -> None:
 def test_a_chunk_that_is_filled_by_many_commits_takes_no_more_requests_than_one_by_one() -> None:
     def requests(read: Callable[[Any], Any]) -> list[str]:
         counting = CountingStorage(MemoryStorage())
-        zm.Repository.create(counting, {"inline-chunk-bytes": 0})
-        with zm.Repository.open(counting).transaction(message="made") as store:
+        zm.create(counting, {"inline-chunk-bytes": 0})
+        with zm.open(counting).transaction(message="made") as store:
             made: dict[str, Any] = {"shape": (64, 4), "chunks": (64, 1), "dtype": "f8"}
             zarr.create_array(store, name="a", **made)
         for i in range(12):
             counting.reset()
-            repository = zm.Repository.open(counting)
+            repository = zm.open(counting)
             with repository.transaction(message="appended") as store:
                 read(zarr.open_array(store, path="a"))[i] = i + 1
         return sorted(
@@ -632,7 +632,7 @@ def test_a_damaged_chunk_raises_and_leaves_nothing_of_it(part: Any, far: bool) -
     data[at] ^= 1
     storage.put(key, bytes(data))
     opened = LatencyStorage(storage, latency_s=0) if far else storage
-    array = bulk(zm.Repository.open(opened).readonly_session().store)
+    array = bulk(zm.open(opened).readonly_session().store)
     out = np.zeros(np.zeros((40, 6))[part].shape, array.dtype)
     with pytest.raises(CorruptObjectError, match=rf"{key} \(offset {48 * 34}\)"):
         array.get_basic_selection(part, out=NDBuffer.from_numpy_array(out))
@@ -685,7 +685,7 @@ def test_a_missing_object_raises() -> None:
 
 
 def test_a_chunk_that_no_codec_made_raises_what_zarr_raises() -> None:
-    session = zm.Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     array = zarr.create_array(session.store, name="a", data=np.arange(1, 21), chunks=(2,))
     session.store.set_sync("a/c/3", Buffer.from_bytes(b"no frame"))
     with pytest.raises(Exception, match=r".") as due:
@@ -696,7 +696,7 @@ def test_a_chunk_that_no_codec_made_raises_what_zarr_raises() -> None:
 
 
 def test_chunks_that_must_be_there_are_missed() -> None:
-    session = zm.Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     array = zarr.create_array(session.store, name="a", shape=(20,), chunks=(2,), dtype="i4")
     array[:10] = 1
     with zarr.config.set({"array.read_missing_chunks": False}):
@@ -755,7 +755,7 @@ def test_unsetting_chunks_of_an_expired_snapshot_is_an_error_and_unsets_none() -
     storage = MemoryStorage()
     repository, values = filled(storage, (400, 6))
     repository.compact("main", "full")
-    array = bulk(zm.Repository.open(storage).writable_session().store)
+    array = bulk(zm.open(storage).writable_session().store)
     old = [info.key for kind in ("manifests/", "deltas/") for info in storage.list(kind)]
     with repository.transaction(message="changed") as store:
         zarr.open_array(store, path="a")[:] = values + 1
@@ -845,7 +845,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_an_interrupt_at_any_line_leaves_nothing_behind_for_later_requests() -> None:
-    store = zm.Repository.create("memory://interrupted-here").writable_session().store
+    store = zm.create("memory://interrupted-here").writable_session().store
     a = zarr.create_array(store, name="a", data=np.arange(6), chunks=(2,))
     use_bulk(a)
     lines, before = 0, sys.gettrace()
@@ -894,7 +894,7 @@ def test_tasks_that_write_parts_of_one_chunk_undo_nothing(
         "disk": lambda: LocalStorage(tmp_path / "r"),
         "far": lambda: LatencyStorage(MemoryStorage(), latency_s=0),
     }
-    session = zm.Repository.create(places[place]()).writable_session()
+    session = zm.create(places[place]()).writable_session()
     with zm.tune_zarr():
         a = zarr.create_array(
             session.store,

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from hearing import Hearing
 from inside import change_root
@@ -98,7 +99,7 @@ def only(changes: Iterable[Change]) -> list[tuple[str, str, list[Any]]]:
 
 @pytest.fixture
 def repository() -> Repository:
-    return Repository.create(MemoryStorage())
+    return zm.create(MemoryStorage())
 
 
 # --- what records say ----------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def do(session: Session, step: tuple[str, str, int, int]) -> None:
 def test_records_replayed_over_the_start_give_the_end(
     commits: list[list[tuple[str, str, int, int]]], data: st.DataObject
 ) -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     session = repository.writable_session("main")
     make(session, "a", (6, 2))
     for i in range(6):
@@ -339,7 +340,7 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
     costs = []
     for rows in (2_000, 40_000):
         storage = MemoryStorage()
-        repository = Repository.create(storage, {"max-delta-count": 7})
+        repository = zm.create(storage, {"max-delta-count": 7})
         session = repository.writable_session("main")
         make(session, "big", (rows,))
         for i in range(rows):
@@ -356,7 +357,7 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
         kinds = [info.kind for info in repository.ancestry()]
         commits = kinds[:-1].index("metadata") if "metadata" in kinds[:-1] else len(kinds)
         counting = CountingStorage(storage)
-        reader = Repository.open(counting)
+        reader = zm.open(counting)
         counting.reset()
         found = list(reader.changes(start, mode=mode))
         assert {tuple(x) for c in found for x in c.coordinates.tolist()} == {
@@ -374,7 +375,7 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
 def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it() -> None:
     storage = MemoryStorage()
     manifests = {"sets": [{"default": {"max-manifest-size": 6_000}}], "rules": []}
-    repository = Repository.create(storage, {"chunk-manifests": manifests})
+    repository = zm.create(storage, {"chunk-manifests": manifests})
     session = repository.writable_session("main")
     make(session, "a", (12_000,))
     for i in range(12_000):
@@ -388,7 +389,7 @@ def test_a_lookup_of_what_was_unset_reads_only_the_leaf_that_may_have_it() -> No
     session.store.delete_sync("a/c/7")
     session.commit("unset")
     counting = CountingStorage(storage)
-    reader = Repository.open(counting)
+    reader = zm.open(counting)
     assert only(reader.changes(start, mode="net")) == [("/a", "unset", [[7]])]
     manifests = [r.key for r in counting.log if r.key.startswith("manifests/")]
     assert len(manifests) == 1
@@ -426,7 +427,7 @@ def test_records_are_made_commit_by_commit(repository: Repository) -> None:
             put(session, f"a/c/{i}", rng.bytes(8))
         session.commit("many")
     counting = CountingStorage(repository.storage)
-    reader = Repository.open(counting)
+    reader = zm.open(counting)
     heard = Hearing()
     changes = reader.changes(start, progress=heard)
     assert heard.told == [("following the history", done) for done in range(4)]
@@ -448,7 +449,7 @@ def test_records_are_made_commit_by_commit(repository: Repository) -> None:
 def expired(storage: MemoryStorage, *arguments: Any) -> str:
     for mode in MODES:
         with pytest.raises(HistoryExpiredError) as caught:
-            Repository.open(storage).changes(*arguments, mode)
+            zm.open(storage).changes(*arguments, mode)
     return str(caught.value)
 
 
@@ -461,7 +462,7 @@ def told(repository: Repository, start: str) -> list[str | None]:
 def long() -> tuple[MemoryStorage, list[str]]:
     """Commits each of which has a manifest of its own and a log too long for a copy of it."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session("main")
     make(session, "a", (30_000,))
     ids = [session.commit("array")]
@@ -481,7 +482,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
     kind: str, long: tuple[MemoryStorage, list[str]]
 ) -> None:
     storage, ids = long
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     assert told(repository, ids[0]) == ids[1:]
     third = contents_of(repository.readonly_session(ids[2]).store).view
     key = {
@@ -493,7 +494,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
     assert key in expired(storage, ids[0], None)
     assert key in expired(storage, ids[1], ids[3])
     assert key in expired(storage, None, ids[4])
-    newer = Repository.open(storage)
+    newer = zm.open(storage)
     if kind == "manifests":  # opening the snapshot needs the others
         assert told(newer, ids[2]) == ids[3:]
     assert told(newer, ids[3]) == ids[4:]
@@ -501,7 +502,7 @@ def test_an_expired_range_is_an_error_before_the_first_record(
 
 def test_an_expired_start_or_end_is_an_error(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     views = [contents_of(repository.readonly_session(i).store).view for i in ids]
     storage.delete_many([views[1].ref.key])
     assert ids[1] in expired(storage, ids[1], None)
@@ -512,7 +513,7 @@ def test_what_is_beyond_a_branch_s_floor_has_expired(
     long: tuple[MemoryStorage, list[str]],
 ) -> None:
     storage, ids = long
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
 
     def raised(root: Root) -> Root:
         tip = replace(root.branches["main"], floor=ids[2])
@@ -521,13 +522,13 @@ def test_what_is_beyond_a_branch_s_floor_has_expired(
     change_root(repository, "expire", raised)
     assert ids[2] in expired(storage, ids[1], None)
     assert ids[2] in expired(storage, None, "main")
-    assert told(Repository.open(storage), ids[2]) == ids[3:]
+    assert told(zm.open(storage), ids[2]) == ids[3:]
 
 
 def test_what_is_damaged_is_no_expiry(long: tuple[MemoryStorage, list[str]]) -> None:
     storage, ids = long
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     log = contents_of(repository.readonly_session(ids[2]).store).view.snapshot.log
     storage.put(log.key, storage.get(log.key)[:-1] + b"!")
     with pytest.raises(CorruptObjectError, match="checksum"):
-        Repository.open(storage).changes(ids[0])
+        zm.open(storage).changes(ids[0])

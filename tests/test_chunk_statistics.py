@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.grid import Box
@@ -27,7 +28,7 @@ def put(store: ManifestStore, path: str, at: int, values: Any, chunk: int = 2) -
 
 
 def make(name: str) -> Repository:
-    repo = Repository.create(f"memory://{name}", {"inline-chunk-bytes": 0})
+    repo = zm.create(f"memory://{name}", {"inline-chunk-bytes": 0})
     with repo.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(9,), chunks=(2,), dtype="f8")
         put(store, "a", 0, np.array([1.0, 2.0, np.nan, 4.0]))

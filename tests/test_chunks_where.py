@@ -178,7 +178,7 @@ class World:
     def __init__(self, data: st.DataObject) -> None:
         self.data, draw = data, data.draw
         config = {"chunk-manifests": LEAVES} if draw(st.booleans()) else {}
-        self.repo = zm.Repository.create(MemoryStorage(), config)
+        self.repo = zm.create(MemoryStorage(), config)
         self.session = self.repo.writable_session()
         self.ndim = draw(st.integers(1, 2))
         self.shape, chunk = (draw(st.integers(3, 7)), 5)[: self.ndim], (2, 3)[: self.ndim]
@@ -293,7 +293,7 @@ def test_no_chunk_with_a_matching_cell_is_left_out(data: st.DataObject) -> None:
 def test_recorded_bounds_never_leave_out_a_match(data: st.DataObject) -> None:
     """One array with statistics of all chunks, and one change at most."""
     draw = data.draw
-    session = zm.Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     dtype = draw(st.sampled_from(["i2", "u1", "f4", "i8"]))
     array = zarr.create_array(
         session.store,
@@ -328,7 +328,7 @@ def recorded(
     stored: Any, fill: Any, attrs: dict[str, Any], chunk: int = 2
 ) -> tuple[Any, zm.Session]:
     """An array `a` along `x` whose chunks all have statistics."""
-    session = zm.Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     array = zarr.create_array(
         session.store,
         name="a",
@@ -424,7 +424,7 @@ def test_the_bounds_of_a_page_count_only_for_its_leaf() -> None:
 
 def depths(chunks: int = 4) -> tuple[zm.Repository, zm.Session]:
     """An array `depth` along `x`, with chunk i from 10 i to 10 i + 4."""
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     session = repo.writable_session()
     array = zarr.create_array(
         session.store,
@@ -512,12 +512,12 @@ def test_damaged_statistics_leave_nothing_out() -> None:
         storage.create(key, b"damaged")
         damaged += 1
     assert damaged
-    found = zm.Repository.open(storage).readonly_session().chunks_where("depth", "depth > 100")
+    found = zm.open(storage).readonly_session().chunks_where("depth", "depth > 100")
     assert (found.selected, found.unknown) == (4, 4)
 
 
 def test_times_that_cannot_be_decoded_can_be_compared_as_numbers() -> None:
-    session = zm.Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     time = zarr.create_array(
         session.store,
         name="time",
@@ -559,19 +559,19 @@ def test_only_the_matching_chunks_of_packaged_data_are_fetched(
     storage, ds = CountingStorage(MemoryStorage()), opened()
     (name,) = map(str, ds.data_vars)
     encoding = {name: {"chunks": chunk_shape, "compressors": None}}
-    created = zm.Repository.create(storage, {"inline-chunk-bytes": 0})
+    created = zm.create(storage, {"inline-chunk-bytes": 0})
     zm.write(ds, created, message="m", encoding=encoding)
 
     def fetched(boxes: Any) -> int:
         """Requests for chunks that it takes to read these boxes of cells, one for each chunk."""
-        array = zarr.open_array(zm.Repository.open(storage).readonly_session().store, path=name)
+        array = zarr.open_array(zm.open(storage).readonly_session().store, path=name)
         storage.reset()
         for box in boxes:
             assert np.array_equal(array[box], ds[name].values[box])
         return sum(record.key.startswith("chunks/") for record in storage.log)
 
     storage.reset()
-    found = zm.Repository.open(storage).readonly_session().chunks_where(name, where)
+    found = zm.open(storage).readonly_session().chunks_where(name, where)
     assert not [record for record in storage.log if record.key.startswith("chunks/")]
     assert (found.chunks, found.selected) == (chunks, selected)
     assert fetched(found.cells) == selected
@@ -600,7 +600,7 @@ def compacted(
             "splitting": [{"path": ".*", "along": {0: 2}}],
             "sets": [{"default": {"max-manifest-size": 12}}],
         }
-    repo = zm.Repository.create(storage, config)
+    repo = zm.create(storage, config)
     values = np.arange(16 * 12, dtype="f4").reshape(16, 12)
     encoding = {"a": {"chunks": (2, 2), "compressors": None}}
     zm.write(xr.Dataset({"a": (("y", "x"), values)}), repo, message="a", encoding=encoding)
@@ -660,7 +660,7 @@ def test_a_compacted_array_is_planned_without_its_chunk_tables(
     monkeypatch: pytest.MonkeyPatch, writable: bool
 ) -> None:
     storage, _ = compacted(monkeypatch)
-    repo = zm.Repository.open(storage)
+    repo = zm.open(storage)
     session = repo.writable_session() if writable else repo.readonly_session()
     storage.reset()
     found = session.chunks_where("a", "a > 180")
@@ -683,7 +683,7 @@ def test_a_writer_depends_on_the_chunks_that_it_has_planned_with(
 
 def test_a_writer_plans_with_its_own_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, _ = compacted(monkeypatch)
-    session = zm.Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     zarr.open_array(session.store, path="a")[0, 0] = 500
     assert (0, 0) in selected(session.chunks_where("a", "a > 180"))
     storage.reset()
@@ -697,7 +697,7 @@ def test_pages_whose_bounds_do_not_match_are_not_fetched(monkeypatch: pytest.Mon
 
     def fetched(where: str) -> tuple[int, int]:
         """Requests for zone maps, and the bytes of them."""
-        session = zm.Repository.open(storage).readonly_session()
+        session = zm.open(storage).readonly_session()
         storage.reset()
         session.chunks_where("a", where)
         found = [record.nbytes for record in storage.log if record.key.startswith("indexes/")]
@@ -724,7 +724,7 @@ def test_only_leaves_that_newer_chunks_lie_in_are_read(monkeypatch: pytest.Monke
     writer.commit("one cell of the second leaf")
 
     def read(where: str) -> tuple[Any, int, int]:
-        session = zm.Repository.open(storage).readonly_session()
+        session = zm.open(storage).readonly_session()
         storage.reset()
         found = session.chunks_where("a", where)
         leaves = {record.key for record in storage.log} & {*keys}
@@ -747,7 +747,7 @@ def test_a_damaged_page_is_made_up_for_by_chunk_tables(monkeypatch: pytest.Monke
     ).values()
     assert pages.pages is not None
     storage.delete_many([pages.pages.pages[0].blob.key])
-    found = zm.Repository.open(storage).readonly_session().chunks_where("a", "a < 24")
+    found = zm.open(storage).readonly_session().chunks_where("a", "a < 24")
     assert {(0, 0), (0, 5)} <= selected(found)
 
 
@@ -762,7 +762,7 @@ def test_narrow_floats_match_as_numpy_and_as_spark_compare_them(
     storage = MemoryStorage()
     how = {"t": {"chunks": (1,)}}
     zm.write(xr.Dataset({"t": ("x", values)}), storage, message="m", encoding=how)
-    session = zm.Repository.open(storage).readonly_session()
+    session = zm.open(storage).readonly_session()
     found = session.chunks_where("t", f"t {op} {literal!r}").boxes
     chosen = {int(at) for box in found for at in range(box[0][0], box[1][0])}
     compare = OPS[op]

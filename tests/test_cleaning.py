@@ -21,7 +21,7 @@ CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
     """An array of four chunks, all of which five commits have overwritten."""
-    made = zm.Repository.create(tmp_path / "r", CONFIG)
+    made = zm.create(tmp_path / "r", CONFIG)
     with made.transaction(message="make") as store:
         zarr.create_array(
             store, name="a", shape=(4, CHUNK), chunks=(1, CHUNK), dtype="u1", compressors=None
@@ -81,7 +81,7 @@ def test_kept_versions_stay_as_they_were(repo: zm.Repository) -> None:
 
 
 def test_what_was_only_appended_is_not_compacted(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "r", CONFIG)
+    repo = zm.create(tmp_path / "r", CONFIG)
     with repo.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(0,), chunks=(10,), dtype="u1")
     for _ in "123":
@@ -93,7 +93,7 @@ def test_what_was_only_appended_is_not_compacted(tmp_path: Path) -> None:
 
 
 def test_small_chunks_are_taken_out_of_packs(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0})
     with repo.transaction(message="many in a pack") as store:
         zarr.create_array(
             store, name="a", shape=(40, 1000), chunks=(1, 1000), dtype="u1", compressors=None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import zarr
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 
 
 def test_a_commit_may_be_empty_if_asked() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     session = repo.writable_session()
     with pytest.raises(InvalidArgumentError, match="nothing to commit"):
         session.commit("nothing")
@@ -22,7 +22,7 @@ def test_a_commit_may_be_empty_if_asked() -> None:
 
 
 def test_a_commit_without_a_message_says_what_has_changed() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     session = repo.writable_session()
     for name in "abcde":
         zarr.create_group(session.store, path=name)
@@ -41,7 +41,7 @@ def test_a_commit_without_a_message_says_what_has_changed() -> None:
 
 
 def test_the_log_tells_what_was_left() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     first = repo.resolve("main")
     session = repo.writable_session()
     zarr.create_group(session.store, path="a")
@@ -63,7 +63,7 @@ def test_the_log_tells_what_was_left() -> None:
 
 
 def test_a_transaction_needs_no_message_and_may_be_empty() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction() as store:
         zarr.create_group(store, path="a")
     with repo.transaction(allow_empty=True):

@@ -81,7 +81,7 @@ class Cron:
     @property
     def messages(self) -> list[str]:
         """Those of the commits since the repository was made, oldest first."""
-        return [info.message for info in zm.Repository.open(self.url).ancestry()][-2::-1]
+        return [info.message for info in zm.open(self.url).ancestry()][-2::-1]
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_weekly_job_frees_space_and_keeps_the_months(cron: Cron) -> None:
     assert cron.weekly.count("zarr-manifests clean ") == 1
     cron.script("2024-02-12")
     cron.run(cron.daily)
-    repo = zm.Repository.open(cron.url)
+    repo = zm.open(cron.url)
     oldest = [info.snapshot_id for info in repo.ancestry()][-3]
     command = cron.weekly.replace("--keep 100", "--keep 3")
     assert command != cron.weekly
@@ -171,6 +171,6 @@ def test_the_weekly_job_frees_space_and_keeps_the_months(cron: Cron) -> None:
     assert code == DONE, said
     assert cron.days(version="2024-01") == ["2024-01-30", "2024-01-31"]
     assert len(cron.days()) == 14
-    assert oldest not in [info.snapshot_id for info in zm.Repository.open(cron.url).ancestry()]
+    assert oldest not in [info.snapshot_id for info in zm.open(cron.url).ancestry()]
     values = xr.open_dataset(str(cron.url), engine="zarr_manifests").t2m.mean(("lat", "lon"))
     assert np.allclose(values, [280 + int(day[-2:]) / 10 for day in cron.days()], atol=0.01)

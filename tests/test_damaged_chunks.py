@@ -33,7 +33,7 @@ def in_bulk(store: Any) -> Any:
 
 def made(folder: Path, config: Any) -> tuple[zm.Repository, list[Path]]:
     """A repository, and the files of its chunks."""
-    repo = zm.Repository.create(folder, config | {"inline-chunk-bytes": 0})
+    repo = zm.create(folder, config | {"inline-chunk-bytes": 0})
     with repo.transaction(message="values") as store:
         zarr.create_array(
             store, name="a", data=VALUES, chunks=(10,), compressors=None, dimension_names=["x"]
@@ -80,7 +80,7 @@ def test_a_file_elsewhere_that_has_changed_or_is_gone(tmp_path: Path, read: Any)
     file = tmp_path / "a.bin"
     file.write_bytes(VALUES.tobytes())
     places = {"files": tmp_path.as_uri()}
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers=places)
+    repo = zm.create(tmp_path / "repo", virtual_containers=places)
     with repo.transaction(message="refer") as store:
         zarr.create_array(
             store,
@@ -111,7 +111,7 @@ def test_a_sparse_file_offers_more_bytes_than_the_machine_has(tmp_path: Path, re
     with file.open("wb") as sparse:
         sparse.truncate(2**43)
     places = {"files": tmp_path.as_uri()}
-    session = zm.Repository.create(tmp_path / "repo", virtual_containers=places).writable_session()
+    session = zm.create(tmp_path / "repo", virtual_containers=places).writable_session()
     zarr.create_array(
         session.store, name="a", shape=40, chunks=10, dtype="f8", dimension_names=["x"]
     )

@@ -160,7 +160,7 @@ def test_the_steps_do_the_job(tmp_path: Path) -> None:
     commits = list(demo.append())
     rewrites = list(demo.rewrite())
 
-    repo = zm.Repository.open(demo.place.repository)
+    repo = zm.open(demo.place.repository)
     messages = [info.message for info in repo.ancestry()]
     assert messages[:2] == ["Append August 1988", "Append July 1988"]
     assert len(messages) == 8 + 2
@@ -197,7 +197,7 @@ def test_a_value_that_is_not_the_samples_fails_the_demo(tmp_path: Path) -> None:
     demo.ingest()
     list(demo.append())
     demo.read()
-    repo = zm.Repository.open(demo.place.repository)
+    repo = zm.open(demo.place.repository)
     with repo.transaction("main", message="spoil one value") as store:
         spoilt = xr.open_zarr(store, chunks=None).isel(time=slice(5, 6)).load()
         spoilt.v[0, 3, 4] += 1
@@ -260,7 +260,7 @@ def test_without_java_all_but_spark_is_done_and_said(
         assert "saved my demo/winds.png" in result.stdout
         assert "log 'my demo/winds' -n 5" in result.stdout
         assert (tmp_path / "my demo" / "winds.png").is_file()
-    assert len(list(zm.Repository.open(tmp_path / "my demo" / "winds").ancestry())) == 2 + 2
+    assert len(list(zm.open(tmp_path / "my demo" / "winds").ancestry())) == 2 + 2
 
 
 @pytest.mark.slow
@@ -293,7 +293,7 @@ def test_what_the_demo_suggests_works_and_the_readme_serves_the_same(
         assert done.exit_code == 0, (words, done.output)
     assert python[:2] == [".venv/bin/python", "-c"]
     exec(python[2])  # noqa: S102
-    assert served == [zm.Repository.open("zarr-manifests-demo/winds").url]
+    assert served == [zm.open("zarr-manifests-demo/winds").url]
     readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
     assert f"\n{shlex.join(verbs[0])}\n" in readme
     assert verbs[0][1] == "serve"
@@ -339,4 +339,4 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "winds.png").stat().st_size > 10_000
     left = {path.name for path in (tmp_path / "here").iterdir()}
     assert left == {MARKER, "winds", "winds.png"}
-    assert len(list(zm.Repository.open(tmp_path / "here" / "winds").ancestry())) == 2 + 60 + 1
+    assert len(list(zm.open(tmp_path / "here" / "winds").ancestry())) == 2 + 60 + 1

@@ -11,6 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.storage import MemoryStorage
@@ -18,7 +19,7 @@ from zarr_manifests.storage import MemoryStorage
 
 @pytest.fixture
 def repo() -> Repository:
-    made = Repository.create(MemoryStorage())
+    made = zm.create(MemoryStorage())
     with made.transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(4, 6), chunks=(2, 2), dtype="f8")[:] = 1
     made.create_branch("side")
@@ -154,7 +155,7 @@ def test_values_of_an_array_made_anew(repo: Repository) -> None:
 
 
 def test_unset_cells_have_other_values_under_another_fill_value() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     stores: list[MemoryStore] = []
     for fill in (1, 9):
         stores.append(MemoryStore())
@@ -172,7 +173,7 @@ def test_unset_cells_have_other_values_under_another_fill_value() -> None:
 
 
 def test_values_that_are_no_numbers_are_compared_and_counted() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message="make t") as store:
         t = zarr.create_array(store, name="t", shape=(1,), chunks=(1,), dtype="M8[s]")
         t[:] = np.array(["2026-01-01"], "M8[s]")
@@ -194,7 +195,7 @@ def test_what_has_no_values_is_refused(repo: Repository) -> None:
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_fields_of_metadata_say_what_they_were_and_are(zarr_format: Any, symmetric: bool) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     given = {"units": "K", "source": "ship", "valid": [0, 1]}
     with repo.transaction(message="made") as store:
         zarr.create_group(store, path="g", zarr_format=zarr_format).create_array(

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import zarr
 
-from zarr_manifests import Repository, reports
+import zarr_manifests as zm
+from zarr_manifests import reports
 from zarr_manifests.errors import Conflict
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.markup import cell, folded, page, size_text, table
@@ -108,7 +109,7 @@ def hostile(kind: Any, depth: int = 0) -> Any:
 
 
 def snapshot() -> reports.SnapshotInfo:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message=EVIL, metadata={EVIL: EVIL}) as store:
         zarr.create_group(store)
     return next(repo.ancestry())
@@ -132,7 +133,7 @@ def test_every_value_is_shown_and_hostile_text_in_it_is_text(kind: type) -> None
 
 
 def test_what_a_repository_returns_is_shown() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message=EVIL, metadata={"by": EVIL}) as store:
         zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
     session = repo.writable_session()
@@ -154,7 +155,7 @@ def test_what_a_repository_returns_is_shown() -> None:
 
 
 def test_history_is_a_graph_and_stays_an_iterator() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     repo.create_branch("side")
     for branch in ("main", "side"):
         with repo.transaction(branch, message=f"on {branch} {EVIL}") as store:
@@ -177,7 +178,7 @@ def test_history_is_a_graph_and_stays_an_iterator() -> None:
 
 
 def test_history_is_shown_although_what_was_merged_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     gone = f"{7:012d}-{7:024x}-1"
     with repo.transaction(message="pretends a merge", metadata={"merged-from": gone}) as store:
         zarr.create_group(store)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
@@ -79,7 +80,7 @@ def repository(storage: MemoryStorage) -> Repository:
         {"default": {"max-manifest-size": 9_000}},
     ]
     config = {"chunk-manifests": {"sets": sets}, "compaction": {"size-ratio": 0}}
-    made = Repository.create(storage, config)
+    made = zm.create(storage, config)
     session = made.writable_session()
     make(session, "big", (12_000, 3))
     make(session, "small", (5,))
@@ -208,7 +209,7 @@ def test_the_index_answers_without_a_manifest(
     assert (report.leaves, report.indexed) == (3, 3)
     assert build_index(repository).indexed == 0
     counting = CountingStorage(storage)
-    reader = Repository.open(counting)
+    reader = zm.open(counting)
     counting.reset()
     stats = reader.du(path="/big")
     assert (stats.initialized_chunks, stats.total_chunks) == (12_000, 36_000)
@@ -239,7 +240,7 @@ def test_commits_are_laid_over_the_index(repository: Repository, storage: Memory
     zarr.open_array(session.store, path="small").resize((3,))
     session.commit("cut off")
     counting = CountingStorage(storage)
-    reader = Repository.open(counting)
+    reader = zm.open(counting)
     stats = reader.du(path="big")
     assert (stats.initialized_chunks, stats.stored_bytes, stats.counted) == (12_000, 95_992, False)
     assert counts(reader) == {"big": 12_000, "small": 3}
@@ -290,7 +291,7 @@ def test_counts_of_arrays_that_no_delta_touches_are_free(
     repository: Repository, storage: MemoryStorage
 ) -> None:
     counting = CountingStorage(storage)
-    reader = Repository.open(counting)
+    reader = zm.open(counting)
     view = contents_of(reader.readonly_session().store).view
     counting.reset()
     assert initialized_counts(context_of(reader), view) == {"big": 12_000, "small": 5}
@@ -303,7 +304,7 @@ def test_a_lookup_fetches_the_bitmaps_of_its_leaves_only(
     build_index(repository)
     assert len(list(storage.list("indexes/"))) == 3
     counting = CountingStorage(storage)
-    session = Repository.open(counting).readonly_session()
+    session = zm.open(counting).readonly_session()
     counting.reset()
     session.initialized_chunks("small")
     read = [r for r in counting.log if r.op == "get"]
@@ -318,11 +319,11 @@ def test_building_is_incremental(repository: Repository, storage: MemoryStorage)
     session.commit("another")
     repository.compact("main", "major")
     counting = CountingStorage(storage)
-    builder = Repository.open(counting)
+    builder = zm.open(counting)
     report = build_index(builder)
     assert (report.leaves, report.indexed) == (3, 0)  # the compaction has told it
     assert manifests_read(counting) == []
-    assert Repository.open(storage).du(path="big").stored_bytes == 96_000
+    assert zm.open(storage).du(path="big").stored_bytes == 96_000
 
 
 # --- never wrong ---------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def damage_nothing(storage: MemoryStorage) -> None:
 
 
 def remove_bitmaps(storage: MemoryStorage) -> None:
-    pointer = index_pointer(context_of(Repository.open(storage)))
+    pointer = index_pointer(context_of(zm.open(storage)))
     assert pointer is not None
     storage.delete_many([i.key for i in storage.list("indexes/") if i.key != pointer.key])
 
@@ -361,8 +362,8 @@ def name_another(storage: MemoryStorage, blob: BlobRef | None) -> None:
         main = replace(root.branches["main"], index=blob)
         return replace(root, branches={**root.branches, "main": main})
 
-    change_root(Repository.open(storage), "damage", change)
-    assert index_pointer(context_of(Repository.open(storage))) == blob
+    change_root(zm.open(storage), "damage", change)
+    assert index_pointer(context_of(zm.open(storage))) == blob
 
 
 def name_none(storage: MemoryStorage) -> None:
@@ -376,7 +377,7 @@ def name_an_index_of_another_type(storage: MemoryStorage) -> None:
 
 
 def name_what_is_no_index(storage: MemoryStorage) -> None:
-    base = context_of(Repository.open(storage)).roots.latest.root.branches["main"].base
+    base = context_of(zm.open(storage)).roots.latest.root.branches["main"].base
     assert base is not None
     name_another(storage, base.bare())
 
@@ -400,18 +401,18 @@ def test_whatever_the_index_is_the_answers_are_the_same(
     put(session, "big/c/6000/1")
     session.store.delete_sync("big/c/6001/1")
     session.commit("before")
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     put(session, "big/c/3/0")
     session.commit("which does not look up what it overwrites")
     expected = answers(repository)
     build_index(repository)
     damage(storage)
-    assert answers(Repository.open(storage)) == expected
-    assert Repository.open(storage).du(path="big").counted == (damage is not damage_nothing)
-    report = build_index(Repository.open(storage))
+    assert answers(zm.open(storage)) == expected
+    assert zm.open(storage).du(path="big").counted == (damage is not damage_nothing)
+    report = build_index(zm.open(storage))
     assert report.indexed == (0 if damage is damage_nothing else 3)
-    assert answers(Repository.open(storage)) == expected
-    assert not Repository.open(storage).du(path="big").counted
+    assert answers(zm.open(storage)) == expected
+    assert not zm.open(storage).du(path="big").counted
 
 
 def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
@@ -423,7 +424,7 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     put(session, "big/c/11999/0")
     session.commit("change")
     repository.compact("main", "major")
-    reader = Repository.open(storage)
+    reader = zm.open(storage)
     found = reader.readonly_session().initialized_chunks("big", [slice(4, 7), slice(None)])
     assert found.tolist() == [[4, 1], [6, 0]]
     assert counts(reader)["big"] == 12_000
@@ -440,11 +441,11 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     repository.compact("trial", "major")
     assert build_index(repository, "trial").indexed == 0
     assert build_index(repository, "main").indexed == 0
-    reader = Repository.open(storage)
+    reader = zm.open(storage)
     for branch in ("main", "trial"):
         assert not reader.du(branch, path="small").counted
     counting = CountingStorage(storage)
-    session = Repository.open(counting).readonly_session("trial")
+    session = zm.open(counting).readonly_session("trial")
     counting.reset()
     assert len(session.initialized_chunks("small")) == 5
     assert manifests_read(counting) == []
@@ -485,7 +486,7 @@ _STEP = st.one_of(
 def test_a_session_knows_what_is_there(
     steps: list[tuple[str, int, int]], lo: tuple[int, int], size: tuple[int, int]
 ) -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     session = repository.writable_session()
     make(session, "a", (12, 4))
     session.commit("array")
@@ -553,7 +554,7 @@ def test_what_a_compaction_indexes_meanwhile_stays_indexed(
     name_another(storage, None)
 
     def meanwhile(*given: Any) -> Any:
-        other = Repository.open(storage)
+        other = zm.open(storage)
         session = other.writable_session()
         put(session, "small/c/0", b"5678")
         session.commit("everything anew")
@@ -563,4 +564,4 @@ def test_what_a_compaction_indexes_meanwhile_stays_indexed(
     monkeypatch.setattr("zarr_manifests.engine.compact.presence_index.index_leaves", meanwhile)
     build_index(repository)
     monkeypatch.undo()
-    assert build_index(Repository.open(storage)).indexed == 0
+    assert build_index(zm.open(storage)).indexed == 0

@@ -147,7 +147,7 @@ class Scenario:
         return xr.concat([dataset(0, 4), dataset(4, 6)], "time", data_vars="minimal")
 
     def landed(self) -> bool:
-        found = [info.message for info in zm.Repository.open(self.storage).ancestry()]
+        found = [info.message for info in zm.open(self.storage).ancestry()]
         assert found in (["first", "create repository"], ["wanted", "first", "create repository"])
         return len(found) == 3
 
@@ -158,7 +158,7 @@ class Scenario:
         assert self.landed()
         read = xr.open_dataset(self.through, engine="zarr_manifests").load()
         xr.testing.assert_identical(read, self.wanted)
-        assert zm.Repository.open(self.storage).verify().ok
+        assert zm.open(self.storage).verify().ok
 
 
 class Create(Scenario):
@@ -174,7 +174,7 @@ class Create(Scenario):
 
     def landed(self) -> bool:
         try:
-            found = [info.message for info in zm.Repository.open(self.storage).ancestry()]
+            found = [info.message for info in zm.open(self.storage).ancestry()]
         except NotARepositoryError:
             return False
         assert found in (["create repository"], ["wanted", "create repository"])
@@ -188,7 +188,7 @@ class GoOn(Scenario):
 
     def work(self) -> None:
         if self.session is None:
-            self.session = zm.Repository.open(self.through).writable_session()
+            self.session = zm.open(self.through).writable_session()
         group, new = zarr.open_group(self.session.store, mode="r+"), dataset(0, 4, 1)
         for name in new.data_vars:
             group[str(name)][:] = new[name].values  # type: ignore[index]
@@ -215,7 +215,7 @@ class Read(Scenario):
     def __init__(self, storage: Storage, through: Storage) -> None:
         super().__init__(storage, through)
         zm.write(dataset(4, 6), storage, message="wanted", append_dim="time")
-        self.repository = zm.Repository.open(through)
+        self.repository = zm.open(through)
         self.store = self.repository.readonly_session().store
 
     def work(self) -> None:
@@ -351,7 +351,7 @@ def test_what_has_landed_is_not_committed_again(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     storage = MemoryStorage()
-    session = zm.Repository.create(storage).writable_session()
+    session = zm.create(storage).writable_session()
     zarr.create_array(session.store, name="a", data=np.arange(3))
     with monkeypatch.context() as patch:
         patch.setattr(SessionCommits, "_go_on", interrupted)  # right after the swap
@@ -359,5 +359,5 @@ def test_what_has_landed_is_not_committed_again(monkeypatch: pytest.MonkeyPatch)
             session.commit("once")
     with pytest.raises(SessionClosedError, match="took effect is not known"):
         session.commit("twice")
-    found = [info.message for info in zm.Repository.open(storage).ancestry()]
+    found = [info.message for info in zm.open(storage).ancestry()]
     assert found == ["once", "create repository"]

@@ -71,13 +71,13 @@ def interrupt() -> None:
 
 
 def with_session(storage: Storage) -> None:
-    session = zm.Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     dataset(0, 3).to_zarr(session.store, consolidated=False, encoding=CHUNKS)
     session.commit("wanted")
 
 
 def with_transaction(storage: Storage) -> None:
-    with zm.Repository.open(storage).transaction(message="wanted") as store:
+    with zm.open(storage).transaction(message="wanted") as store:
         dataset(0, 3).to_zarr(store, consolidated=False, encoding=CHUNKS)
 
 
@@ -104,7 +104,7 @@ def in_time(call: Callable[[], object]) -> None:
 
 
 def messages(storage: Storage) -> list[str]:
-    return [info.message for info in zm.Repository.open(storage).ancestry()]
+    return [info.message for info in zm.open(storage).ancestry()]
 
 
 def check(storage: Storage, through: Storage) -> bool:
@@ -115,15 +115,13 @@ def check(storage: Storage, through: Storage) -> bool:
         read = xr.open_dataset(storage, engine="zarr_manifests")
         xr.testing.assert_identical(read.load(), dataset(0, 3))
     else:
-        assert [
-            *contents_of(zm.Repository.open(storage).readonly_session().store).keys_below("")
-        ] == []
+        assert [*contents_of(zm.open(storage).readonly_session().store).keys_below("")] == []
         zm.write(dataset(0, 3), through, message="again", encoding=CHUNKS)
     zm.write(dataset(3, 4), through, message="more", append_dim="time")
     read = xr.open_dataset(storage, engine="zarr_manifests").load()
     np.testing.assert_array_equal(read.time, np.arange(4))
     np.testing.assert_array_equal(read.t[:3], dataset(0, 3).t)
-    assert zm.Repository.open(storage).verify().ok
+    assert zm.open(storage).verify().ok
     return len(found) == 2
 
 
@@ -134,7 +132,7 @@ def places(tmp_path: Path) -> Iterator[Callable[[str], Storage]]:
     def make(kind: str) -> Storage:
         on_disk = kind == "after"
         storage = LocalStorage(tmp_path / str(next(made))) if on_disk else MemoryStorage()
-        zm.Repository.create(storage)
+        zm.create(storage)
         return storage
 
     return make
@@ -179,7 +177,7 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
     for at in range(2, len(counting.ops) + 1):
         storage = places(kind)
         wrapped = KINDS[kind](storage)
-        session = zm.Repository.open(wrapped).writable_session()
+        session = zm.open(wrapped).writable_session()
         wrapped.arm(at)
         with suppress(KeyboardInterrupt):
             dataset(0, 3).to_zarr(session.store, consolidated=False, encoding=CHUNKS)
@@ -201,7 +199,7 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
         if answers[0] or len(messages(storage)) > 1:
             read = xr.open_dataset(storage, engine="zarr_manifests")
             xr.testing.assert_identical(read.load(), dataset(0, 3))
-        assert zm.Repository.open(storage).verify().ok
+        assert zm.open(storage).verify().ok
     assert went_on
     assert closed
 
@@ -221,7 +219,7 @@ def test_an_interrupt_in_a_write_closes_its_session_and_no_other(
     closed = []
     for number in itertools.count(1, 4):
         storage = MemoryStorage()
-        repo = zm.Repository.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+        repo = zm.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
         with repo.transaction(message="wanted") as store:
             data = np.arange(4, dtype="i4")
             zarr.create_array(store, name="a", data=data, chunks=(2,), compressors=None)

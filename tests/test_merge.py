@@ -28,7 +28,7 @@ from zarr_manifests.testing import CountingStorage
 @pytest.fixture
 def repo() -> Repository:
     """An array of 60 chunks on `main` and `side`, and an array `b` of 2."""
-    made = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 4})
+    made = zm.create(MemoryStorage(), {"inline-chunk-bytes": 4})
     with made.transaction(message="make a and b") as store:
         zarr.create_array(store, name="a", shape=(120,), chunks=(2,), dtype="i4")[:] = 1
         zarr.create_array(store, name="b", shape=(4,), chunks=(2,), dtype="i4")[:] = 1
@@ -75,7 +75,7 @@ def test_commits_of_both_sides_come_together(repo: Repository) -> None:
 
 def test_no_chunk_is_read_or_written() -> None:
     storage = CountingStorage(MemoryStorage())
-    repo = Repository.create(storage, {"inline-chunk-bytes": 0})
+    repo = zm.create(storage, {"inline-chunk-bytes": 0})
     with repo.transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
     repo.create_branch("side")
@@ -216,7 +216,7 @@ def test_policies_take_the_words_of_git(repo: Repository) -> None:
 
 def test_a_dry_run_writes_nothing() -> None:
     storage = CountingStorage(MemoryStorage())
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     repo.create_branch("side")
     for branch in ("main", "side"):
         with repo.transaction(branch, message="group") as store:

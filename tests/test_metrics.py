@@ -20,6 +20,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests import metrics as metrics_module
 from zarr_manifests.error_cases import ObjectNotFoundError
@@ -44,14 +45,14 @@ def with_array(repository: Repository) -> Repository:
 
 def test_the_counts_are_those_of_the_calls() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = with_array(Repository.create(counting, {"inline-chunk-bytes": 0}))
+    repository = with_array(zm.create(counting, {"inline-chunk-bytes": 0}))
     with repository.transaction(message="chunks") as store:
         for i in range(10):
             put(store, f"a/c/{i}", bytes(5000))
     assert repository.readonly_session().store.get_sync("a/c/3") is not None
     repository.create_branch("side")
     assert (
-        not Repository.open(counting.storage).readonly_session().has_uncommitted_changes
+        not zm.open(counting.storage).readonly_session().has_uncommitted_changes
     )  # another object's
     metrics = repository.metrics()
     assert metrics.requests == counting.requests
@@ -124,7 +125,7 @@ def test_what_is_counted_stays_here(tmp_path: Path) -> None:
     travelled = pickle.loads(pickle.dumps(storage))
     assert not isinstance(travelled, MeteredStorage)
     assert travelled.url == inner.url
-    with_array(repository := Repository.create(tmp_path / "r"))
+    with_array(repository := zm.create(tmp_path / "r"))
     assert not isinstance(repository.storage, MeteredStorage)
     there = pickle.loads(pickle.dumps(repository))
     assert there.metrics().commits == 0
@@ -138,8 +139,8 @@ def test_what_is_counted_stays_here(tmp_path: Path) -> None:
 
 def test_conflicts_and_retries() -> None:
     storage = MemoryStorage()
-    repository = with_array(Repository.create(storage))
-    other = Repository.open(storage)
+    repository = with_array(zm.create(storage))
+    other = zm.open(storage)
     one, two, three = (r.writable_session() for r in (repository, other, other))
     for session, key, value in ((one, "a/c/0", b"1"), (two, "a/c/1", b"2"), (three, "a/c/0", b"3")):
         put(session.store, key, value)
@@ -153,7 +154,7 @@ def test_conflicts_and_retries() -> None:
 
 
 def test_compactions_and_merged_refs() -> None:
-    repository = with_array(Repository.create(MemoryStorage(), {"max-delta-count": 4}))
+    repository = with_array(zm.create(MemoryStorage(), {"max-delta-count": 4}))
     for commit in range(6):
         with repository.transaction(message="chunks") as store:
             put(store, f"a/c/{commit}", b"1")
@@ -293,7 +294,7 @@ def test_a_forked_child_starts_at_zero() -> None:
 
 def test_one_line_for_each_commit_and_compaction(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "zarr_manifests.operations")
-    repository = with_array(Repository.create(MemoryStorage(), {"max-delta-count": 2}))
+    repository = with_array(zm.create(MemoryStorage(), {"max-delta-count": 2}))
     with repository.transaction(message="chunks") as store:
         for i in range(3):
             put(store, f"a/c/{i}", b"1")
@@ -316,7 +317,7 @@ def test_nothing_is_logged_unless_asked_for() -> None:
         logging.basicConfig(stream=sys.stdout)
         import zarr, zarr_manifests as zm
         def commit(name):
-            with zm.Repository.create(f"memory://{name}").transaction(message="group") as store:
+            with zm.create(f"memory://{name}").transaction(message="group") as store:
                 _ = zarr.create_group(store, path="g")
         commit("quiet")
         logging.getLogger("zarr_manifests.operations").setLevel(logging.INFO)
@@ -331,7 +332,7 @@ def test_a_commit_is_logged_though_its_snapshot_is_not_in_memory(
 ) -> None:
     """What the snapshot says is left out when it is not in memory any more."""
     caplog.set_level(logging.INFO, "zarr_manifests.operations")
-    with_array(Repository.create(MemoryStorage(), cache={"expire-ms": 0, "max-size": 0}))
+    with_array(zm.create(MemoryStorage(), cache={"expire-ms": 0, "max-size": 0}))
     assert [record.operation for record in caplog.records] == ["commit"]
 
 
@@ -359,7 +360,7 @@ def test_without_opentelemetry_all_works() -> None:
         import sys
         sys.modules["opentelemetry"] = None
         import zarr_manifests as zm
-        repo = zm.Repository.create("memory://r")
+        repo = zm.create("memory://r")
         print(repo.metrics().requests > 0)
     """
     assert run(script) == "True"
@@ -377,7 +378,7 @@ def test_a_reader_of_opentelemetry_sees_the_counts(provider_first: bool) -> None
         provide = lambda: metrics.set_meter_provider(MeterProvider([reader]))
         if {provider_first}:
             provide()
-        repos = [zm.Repository.create(f"memory://r{{n}}") for n in range(2)]
+        repos = [zm.create(f"memory://r{{n}}") for n in range(2)]
         if not {provider_first}:
             provide()
         for repo in repos:

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from matplotlib import pyplot
 
+import zarr_manifests as zm
 from notebooks import is_blank
 from zarr_manifests import Repository
 from zarr_manifests.engine.edit import map_chunks as gathering
@@ -151,7 +152,7 @@ def test_metadata_that_pretends_a_circle_is_drawn_without_it() -> None:
 
 
 def test_the_graph_of_a_repository_has_its_branches_tags_and_merges() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     put(repo, "main", "a", 0)
     repo.create_branch("side")
     put(repo, "side", "b", 0)
@@ -209,7 +210,7 @@ def test_a_map_says_which_chunks_exist_how_large_and_when_they_last_changed() ->
         clock[0] += 1000
         return clock[0]
 
-    repo = Repository.create(MemoryStorage(), runtime=replace(SYSTEM, now_ms=now))
+    repo = zm.create(MemoryStorage(), runtime=replace(SYSTEM, now_ms=now))
     put(repo, "main", "a", 0)
     put(repo, "main", "a", 1)
     with repo.transaction(message="a column again, and a row less") as store:
@@ -257,7 +258,7 @@ def check(repo: Repository, found: ChunkMap, changed: Mapping[tuple[int, ...], i
 def test_a_map_looks_at_a_bounded_number_of_commits_and_through_expiry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     for at in range(6):
         put(repo, "main", "a", at)
     times = [round(info.written_at.timestamp() * 1000) for info in repo.ancestry()]
@@ -269,13 +270,13 @@ def test_a_map_looks_at_a_bounded_number_of_commits_and_through_expiry(
     monkeypatch.undo()
     repo.expire_snapshots(keep_last=3)
     repo.garbage_collect(timedelta(0))
-    again = chunk_map_of(Repository.open(repo.storage).readonly_session(), "a")
+    again = chunk_map_of(zm.open(repo.storage).readonly_session(), "a")
     assert (again.changed_ms[3:6, 0] > 0).all()
 
 
 def test_a_map_of_a_million_chunks_is_gathered_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "_SLAB_CHUNKS", 200)
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message="many") as store:
         zarr.create_array(store, name="a", shape=(40, 50), chunks=(1, 1), dtype="u1")[:] = 1
         zarr.create_array(store, name="scalar", shape=(), dtype="u1")[...] = 1
@@ -299,7 +300,7 @@ def test_a_map_of_a_million_chunks_is_gathered_in_slabs(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_each_picture_takes_one_call_and_is_not_blank() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     put(repo, "main", "a", 3)
     repo.create_branch("side")
     put(repo, "side", "a", 4)
@@ -332,7 +333,7 @@ def test_ids_are_as_short_in_pictures_and_pages_as_in_the_log() -> None:
     def random_bytes(size: int) -> bytes:  # all alike but for the fifth byte, as of old ids
         return bytes([7, 7, 7, 7, next(numbers) % 256]).ljust(size, b"x")[:size]
 
-    repo = Repository.create(MemoryStorage(), runtime=replace(SYSTEM, random_bytes=random_bytes))
+    repo = zm.create(MemoryStorage(), runtime=replace(SYSTEM, random_bytes=random_bytes))
     for at in range(3):
         put(repo, "main", "a", at)
     short = [*short_ids(info.id for info in repo.ancestry()).values()]
@@ -346,7 +347,7 @@ def test_ids_are_as_short_in_pictures_and_pages_as_in_the_log() -> None:
 
 
 def test_the_axes_of_a_difference_have_the_names_of_the_later_version() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     for names in (("old", "x"), ("time", None)):
         with repo.transaction(message="make t") as store:
             made = zarr.create_array(
@@ -401,7 +402,7 @@ def test_hostile_names_are_only_text_in_a_picture() -> None:
 
 
 def test_without_matplotlib_each_call_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     put(repo, "main", "a", 3)
     session, diff = repo.readonly_session(), repo.diff("main~1", "main")
     monkeypatch.setitem(sys.modules, "matplotlib", None)

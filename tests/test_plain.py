@@ -97,7 +97,7 @@ def test_what_is_made_of_lines_has_one_for_each() -> None:
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> zm.Repository:
-    repo = zm.Repository.create(tmp_path / NAME)
+    repo = zm.create(tmp_path / NAME)
     with repo.transaction(message=NAME, metadata={NAME: NAME}) as store:
         array = zarr.create_array(
             store,
@@ -144,10 +144,10 @@ def test_errors_with_names_are_shown_harmless(hostile: zm.Repository, tmp_path: 
         lambda: hostile.writable_session().move(f"{NAME}3", "x"),
         lambda: hostile.writable_session().chunk_refs(f"{NAME}3"),
         lambda: zm.virtual.import_zarr(hostile, tmp_path / f"{NAME}3"),
-        lambda: zm.Repository.open(tmp_path / f"{NAME}3"),
-        lambda: zm.Repository.open(f"memory://{NAME}"),
-        lambda: zm.Repository.open(hostile.storage, virtual_containers={NAME: "x"}),
-        lambda: zm.Repository.open(hostile.storage, config={NAME: NAME}),
+        lambda: zm.open(tmp_path / f"{NAME}3"),
+        lambda: zm.open(f"memory://{NAME}"),
+        lambda: zm.open(hostile.storage, virtual_containers={NAME: "x"}),
+        lambda: zm.open(hostile.storage, config={NAME: NAME}),
         lambda: hostile.writable_session().commit(NAME),
     ]
     for call in calls:

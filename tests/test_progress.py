@@ -24,7 +24,7 @@ COMMITS = 70
 def repo(tmp_path: Path) -> zm.Repository:
     """An array that `COMMITS` commits have filled; a branch ends ten commits before."""
     options = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
-    repo = zm.Repository.create(tmp_path / "repository", options)
+    repo = zm.create(tmp_path / "repository", options)
     with repo.transaction(message="make t") as store:
         zarr.create_array(store, name="t", shape=(2 * COMMITS,), chunks=(2,), dtype="i4")
     for at in range(COMMITS):
@@ -131,7 +131,7 @@ def test_a_recovery_tells_how_far_it_is(repo: zm.Repository) -> None:
     archives = sorted(info.key for info in repo.storage.list("root/"))
     repo.storage.delete_many(["current", archives[-1]])
     metadata = kinds(repo, *METADATA)
-    hearing = heard(lambda told: zm.Repository.recover(repo.storage, dry_run=True, progress=told))
+    hearing = heard(lambda told: zm.recover(repo.storage, dry_run=True, progress=told))
     assert hearing.totals["trying archives"] == len(archives) - 1
     # Pages of history only repeat what snapshots say, and are not needed.
     assert hearing.done["reading metadata"] == hearing.totals["reading metadata"]
@@ -141,7 +141,7 @@ def test_a_recovery_tells_how_far_it_is(repo: zm.Repository) -> None:
     repo.storage.delete_many([next(repo.storage.list("snapshots/")).key])
     tried = Hearing()
     with pytest.raises(zm.errors.CorruptObjectError):
-        zm.Repository.recover(repo.storage, dry_run=True, progress=tried)
+        zm.recover(repo.storage, dry_run=True, progress=tried)
     assert tried.done["trying archives"] == tried.totals["trying archives"] == len(archives) - 1
 
 
@@ -181,7 +181,7 @@ def references(folder: Path, chunks: int) -> dict[str, Any]:
 def test_an_import_of_references_tells_of_references_and_chunks(
     repo: zm.Repository, tmp_path: Path
 ) -> None:
-    repo = zm.Repository.open(repo.storage, virtual_containers={"here": tmp_path})
+    repo = zm.open(repo.storage, virtual_containers={"here": tmp_path})
     given = references(tmp_path, 30)
     hearing = heard(lambda told: zm.virtual.import_kerchunk(repo, given, "/in", progress=told))
     assert hearing.done == hearing.totals == {"reading references": 32, "chunks": 30}
@@ -193,9 +193,7 @@ def test_an_import_of_a_zarr_store_tells_of_files_and_chunks(
 ) -> None:
     zm.export(repo.readonly_session(), tmp_path / "plain")
     files = sum(path.is_file() for path in (tmp_path / "plain").rglob("*"))
-    target = zm.Repository.create(
-        tmp_path / "target", virtual_containers={"plain": tmp_path / "plain"}
-    )
+    target = zm.create(tmp_path / "target", virtual_containers={"plain": tmp_path / "plain"})
     hearing = heard(
         lambda told: zm.virtual.import_zarr(target, tmp_path / "plain", "/in", copy, progress=told)
     )

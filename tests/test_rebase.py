@@ -248,7 +248,7 @@ ROWS = [(a, b, mine, theirs, how) for a, b, mine, theirs, how, _ in TABLE] + [
 
 
 def base(storage: MemoryStorage | None = None, **config: Any) -> Repository:
-    repository = Repository.create(storage or MemoryStorage(), config or None)
+    repository = zm.create(storage or MemoryStorage(), config or None)
     session = repository.writable_session()
     root = zarr.create_group(session.store)
     a = root.create_array(
@@ -272,7 +272,7 @@ def both(
     mine(second)
     first.commit("theirs")
     second.commit("mine", **options)
-    found = contents(Repository.open(repository.storage))
+    found = contents(zm.open(repository.storage))
     read = contents_of(second.store)
     assert {key: get(second, key) for key in read.keys_below("")} == found
     return found
@@ -409,7 +409,7 @@ def test_attributes_that_xarray_decodes_by_are_structure(dtype: str, key: str, v
         for attributes in ({}, {key: value})
     )
     decoded = plain.dtype != said.dtype or not plain.variable.equals(said.variable)
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     with repository.transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(2,), chunks=(2,), dtype=dtype, zarr_format=2)
     writer, editor = repository.writable_session(), repository.writable_session()
@@ -833,7 +833,7 @@ def hours(start: int, stop: int) -> xr.Dataset:
 
 
 def test_two_appends_at_the_same_place_conflict_and_say_what_to_do() -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     with repository.transaction(message="hours") as store:
         hours(0, 4).to_zarr(store, zarr_format=3, consolidated=False)
 
@@ -863,10 +863,10 @@ def overtaken_write(mine: xr.Dataset, theirs: xr.Dataset, **options: Any) -> xr.
         if point == "root.swap" and due:
             zm.write(due.pop(), storage, message="theirs", **options)
 
-    repository = Repository.open(storage, runtime=replace(SYSTEM, checkpoint=overtake))
+    repository = zm.open(storage, runtime=replace(SYSTEM, checkpoint=overtake))
     zm.write(mine, repository, message="mine", **options)
     assert [info.message for info in repository.ancestry()][:2] == ["mine", "theirs"]
-    return xr.open_dataset(Repository.open(storage), engine="zarr_manifests").load()  # type: ignore[arg-type]
+    return xr.open_dataset(zm.open(storage), engine="zarr_manifests").load()  # type: ignore[arg-type]
 
 
 def test_writes_to_two_regions_both_land() -> None:
@@ -922,12 +922,12 @@ def test_nothing_that_was_uploaded_is_uploaded_again() -> None:
 
     def overtake(point: str) -> None:
         if point == "root.swap" and due:
-            other = Repository.open(storage).writable_session()
+            other = zm.open(storage).writable_session()
             due.pop()(other)
             other.commit("other")
 
     runtime = replace(SYSTEM, checkpoint=overtake)
-    session = Repository.open(counting, runtime=runtime).writable_session()
+    session = zm.open(counting, runtime=runtime).writable_session()
     edits("a", shape=[8, 4], attributes={"note": "n"})(session)
     put(session, "a/c/3/0", b"x" * 5000)
     put(session, "a/c/0/1", b"y")
@@ -937,14 +937,14 @@ def test_nothing_that_was_uploaded_is_uploaded_again() -> None:
     assert len(made) == len(set(made))
     kinds = [key.split("/")[0] for key in made if key.split("/")[0] != "root"]
     assert sorted(kinds) == ["chunks", *["deltas"] * 4, *["snapshots"] * 4]
-    found = contents(Repository.open(storage))
+    found = contents(zm.open(storage))
     assert (found["a/c/3/0"], found["a/c/4/0"], found["a/c/0/1"]) == (b"x" * 5000, b"40", b"01")
     assert attributes(found) == {"title": "one", "x": 1.5, "note": "n"}
 
 
 def test_rows_that_are_left_to_others_leave_their_manifest() -> None:
     """Beyond what is embedded in a delta, with another array in the same commit."""
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     with repository.transaction(message="arrays") as store:
         for name in ("big", "also"):
             zarr.create_array(store, name=name, shape=(400,), chunks=(1,), dtype="u1")
@@ -960,7 +960,7 @@ def test_rows_that_are_left_to_others_leave_their_manifest() -> None:
     second.commit("mine", rebase="theirs")
     made = {info.key for info in repository.storage.list("manifests/")} - before
     assert made
-    found = contents(Repository.open(repository.storage))
+    found = contents(zm.open(repository.storage))
     assert found["big/c/399"] == b"theirs"
     assert {key: found[key] for key in expected} == expected
     assert len(found) == 803
@@ -975,11 +975,11 @@ def test_retries_are_counted() -> None:
         nonlocal overtaken
         if point == "root.swap":
             overtaken += 1
-            with Repository.open(storage).transaction(message="other") as store:
+            with zm.open(storage).transaction(message="other") as store:
                 store.set_sync("a/c/1/1", cpu.Buffer.from_bytes(bytes([overtaken])))
 
     runtime = replace(SYSTEM, checkpoint=overtake, sleep=lambda _: None)
-    session = Repository.open(storage, runtime=runtime).writable_session()
+    session = zm.open(storage, runtime=runtime).writable_session()
     put(session, "a/c/0/0", b"1")
     with pytest.raises(ConflictError, match="came first 3 times"):
         session.commit("mine", retries=2)
@@ -1011,10 +1011,10 @@ def test_a_missing_log_fails_closed(kind: str) -> None:
     """The tip can be read without it; only whether the two conflict is not known."""
     storage = MemoryStorage()
     base(storage)
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     put(session, "a/c/0/0", b"1")
     before = {info.key for info in storage.list()}
-    other = Repository.open(storage).writable_session()
+    other = zm.open(storage).writable_session()
     rng = np.random.default_rng(0)
     text = rng.bytes(30_000).hex()  # more than a snapshot carries a copy of
     edits("a", {"text": text}, shape=[600, 4])(other)
@@ -1022,9 +1022,9 @@ def test_a_missing_log_fails_closed(kind: str) -> None:
         put(other, f"a/c/{i}/0", rng.bytes(200))
     other.commit("other")
     lost = {info.key for info in storage.list(f"{kind}/")} - before
-    assert Repository.open(storage).compact(mode="full").snapshot_id is not None
+    assert zm.open(storage).compact(mode="full").snapshot_id is not None
     storage.delete_many(sorted(lost))
-    assert len(contents(Repository.open(storage))) > 190
+    assert len(contents(zm.open(storage))) > 190
     (key,) = lost
     for go_on in (lambda: session.rebase("ours"), lambda: session.commit("mine", rebase="ours")):
         with pytest.raises(CorruptObjectError, match=key):
@@ -1071,7 +1071,7 @@ def v2_shape(*shape: int) -> Action:
 )
 def test_documents_of_zarr_v2(one: Action, two: Action, expected: Any) -> None:
     for mine, theirs in ((one, two), (two, one)):
-        repository = Repository.create(MemoryStorage())
+        repository = zm.create(MemoryStorage())
         with repository.transaction(message="v2") as store:
             made = zarr.create_array(
                 store, name="v", shape=(6,), chunks=(2,), dtype="u1", zarr_format=2

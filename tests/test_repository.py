@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.error_cases import (
     ConfigError,
@@ -53,7 +55,7 @@ def read_value(repository: Repository, key: str, version: str | None = None) -> 
 
 @pytest.fixture
 def repository() -> Repository:
-    return Repository.create(MemoryStorage())
+    return zm.create(MemoryStorage())
 
 
 # --- create and open -------------------------------------------------------------------------
@@ -68,11 +70,11 @@ def test_create_and_open_by_any_location(tmp_path: Path, kind: str) -> None:
         "url": LocalStorage(folder).url,
         "storage": LocalStorage(folder),
     }[kind]
-    assert not Repository.exists(location)
-    repository = Repository.create(location)
+    assert not zm.exists(location)
+    repository = zm.create(location)
     commit_value(repository, "k", b"v")
-    assert Repository.exists(location)
-    opened = Repository.open(location)
+    assert zm.exists(location)
+    opened = zm.open(location)
     assert read_value(opened, "k") == b"v"
     assert opened.repository_id == repository.repository_id
     assert len(opened.repository_id) == 32
@@ -89,19 +91,19 @@ def test_a_new_repository_has_one_empty_snapshot(repository: Repository) -> None
 
 
 def test_create_refuses_a_repository_and_anything_else(tmp_path: Path) -> None:
-    Repository.create(tmp_path / "a")
+    zm.create(tmp_path / "a")
     with pytest.raises(AlreadyExistsError, match="there is a repository"):
-        Repository.create(tmp_path / "a")
-    with Repository.open(tmp_path / "a").transaction(message="data") as store:
+        zm.create(tmp_path / "a")
+    with zm.open(tmp_path / "a").transaction(message="data") as store:
         zarr.create_array(store, name="big", data=np.arange(10_000))
     with pytest.raises(AlreadyExistsError, match="there is a repository"):
-        Repository.create(tmp_path / "a")  # its chunks come first in a listing
+        zm.create(tmp_path / "a")  # its chunks come first in a listing
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "holiday.jpg").write_bytes(b"jpeg")
     with pytest.raises(AlreadyExistsError, match=r"not empty.*holiday\.jpg"):
-        Repository.create(tmp_path / "b")
+        zm.create(tmp_path / "b")
     with pytest.raises(AlreadyExistsError, match="not empty"):
-        Repository.open_or_create(tmp_path / "b")
+        zm.open(tmp_path / "b", create=True)
     assert [p.name for p in (tmp_path / "b").iterdir()] == ["holiday.jpg"]
 
 
@@ -110,27 +112,27 @@ def test_create_refuses_a_repository_that_lost_its_root(repository: Repository) 
     commit_value(repository, "k", b"v")
     storage.delete_many(["current"])
     with pytest.raises(AlreadyExistsError, match="newest archive under 'root/'"):
-        Repository.create(storage)
+        zm.create(storage)
     with pytest.raises(NotARepositoryError):
-        Repository.open(storage)
+        zm.open(storage)
 
 
 def test_create_goes_on_where_a_killed_create_left_off() -> None:
     storage = MemoryStorage()
-    Repository.create(storage)
+    zm.create(storage)
     # A create that was killed before its swap leaves these two.
     left = [i.key for i in storage.list() if i.key.startswith(("deltas/", "snapshots/"))]
     storage.delete_many(["current", *(i.key for i in storage.list("root/"))])
     assert len(left) == 2
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     assert len([*repository.ancestry()]) == 1
 
 
 def test_open_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NotARepositoryError, match=r"no repository at .*nothing.*'current'"):
-        Repository.open(tmp_path / "nothing")
+        zm.open(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError):
-        Repository.open(tmp_path / "nothing")
+        zm.open(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
@@ -143,7 +145,7 @@ def test_open_says_what_is_missing(tmp_path: Path) -> None:
             "winds.grib2",
             r"a GRIB file.*`zm\.virtual\.import_kerchunk` refers.*`zm\.write`",
         ),
-        ("winds.csv", r"make one with Repository\.create, or check the path"),
+        ("winds.csv", r"make one with zm\.create, or check the path"),
     ],
 )
 def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> None:
@@ -151,15 +153,15 @@ def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> 
     file = tmp_path / "files" / name
     file.write_bytes(b"data")
     with pytest.raises(NotARepositoryError, match=said):
-        Repository.open(file)
+        zm.open(file)
     in_folder = said.replace("a netCDF file", "a folder with netCDF files")
     with pytest.raises(NotARepositoryError, match=in_folder.replace("a GRIB file", "GRIB files")):
-        Repository.open(tmp_path / "files")
+        zm.open(tmp_path / "files")
 
 
-def test_open_or_create_makes_one_and_opens_it_afterwards(tmp_path: Path) -> None:
-    first = Repository.open_or_create(tmp_path / "r", {"max-delta-count": 7})
-    second = Repository.open_or_create(tmp_path / "r")
+def test_open_makes_one_if_asked_to_and_opens_it_afterwards(tmp_path: Path) -> None:
+    first = zm.open(tmp_path / "r", {"max-delta-count": 7}, create=True)
+    second = zm.open(tmp_path / "r", create=True)
     assert first.repository_id == second.repository_id
     assert second.config.max_delta_count == 7
 
@@ -170,19 +172,19 @@ def test_racing_creates_have_one_winner() -> None:
 
     def create() -> None:
         try:
-            outcomes.append(Repository.create(storage).repository_id)
+            outcomes.append(zm.create(storage).repository_id)
         except AlreadyExistsError as error:
             outcomes.append(error)
 
     SYSTEM.parallel([create] * 8)
     winners = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    assert winners == [Repository.open(storage).repository_id]
+    assert winners == [zm.open(storage).repository_id]
     assert len(outcomes) == 8
 
 
-def test_racing_open_or_create_all_open_the_same() -> None:
+def test_racing_processes_that_may_create_all_open_the_same() -> None:
     storage = MemoryStorage()
-    found = SYSTEM.parallel([lambda: Repository.open_or_create(storage).repository_id] * 8)
+    found = SYSTEM.parallel([lambda: zm.open(storage, create=True).repository_id] * 8)
     assert len(set(found)) == 1
 
 
@@ -195,16 +197,16 @@ class _WithoutSwap(WrappedStorage):
 def test_storage_that_cannot_swap_is_read_only() -> None:
     storage = MemoryStorage()
     with pytest.raises(UnsupportedStorageError, match="compare-and-swap"):
-        Repository.create(_WithoutSwap(storage))
-    commit_value(Repository.create(storage), "k", b"v")
-    repository = Repository.open(_WithoutSwap(storage))
+        zm.create(_WithoutSwap(storage))
+    commit_value(zm.create(storage), "k", b"v")
+    repository = zm.open(_WithoutSwap(storage))
     assert read_value(repository, "k") == b"v"
     with pytest.raises(UnsupportedStorageError, match="read-only"):
         repository.writable_session("main")
 
 
 def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "r", {"max-delta-count": 9})
+    repository = zm.create(tmp_path / "r", {"max-delta-count": 9})
     commit_value(repository, "k", b"v")
     again = pickle.loads(pickle.dumps(repository))
     assert again.repository_id == repository.repository_id
@@ -218,23 +220,24 @@ def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
 def test_configuration_is_saved_and_overlaid_when_opened() -> None:
     storage = MemoryStorage()
     saved = RepositoryConfig(inline_chunk_bytes=7, max_delta_count=8)
-    Repository.create(storage, saved)
-    assert Repository.open(storage).config == saved
-    overlaid = Repository.open(storage, {"max_delta_count": 9})
+    zm.create(storage, saved)
+    assert zm.open(storage).config == saved
+    overlaid = zm.open(storage, {"max_delta_count": 9})
     assert overlaid.config == replace(saved, max_delta_count=9)
-    replaced = Repository.open(storage, RepositoryConfig(commit_attempts=3))
+    replaced = zm.open(storage, RepositoryConfig(commit_attempts=3))
     assert replaced.config == RepositoryConfig(commit_attempts=3)
-    assert Repository.open(storage).config == saved
+    assert zm.open(storage).config == saved
 
 
-@pytest.mark.parametrize("name", ["create", "open", "open_or_create"])
+@pytest.mark.parametrize("name", ["create", "open", "open or create"])
 def test_unknown_option_is_refused_before_anything_is_written(name: str) -> None:
     storage = MemoryStorage()
     if name == "open":
-        Repository.create(storage)
+        zm.create(storage)
     before = [*storage.list()]
+    make = partial(zm.open, create=True) if name == "open or create" else getattr(zm, name)
     with pytest.raises(ConfigError, match="compression: unknown option"):
-        getattr(Repository, name)(storage, {"compression": "zip", "max-delta-count": 0})
+        make(storage, {"compression": "zip", "max-delta-count": 0})
     assert [*storage.list()] == before
 
 
@@ -282,7 +285,7 @@ def test_a_reset_from_an_expected_head_drops_no_commit_that_came_meanwhile(
 ) -> None:
     one = commit_value(repository, "k", b"1")
     two = commit_value(repository, "k", b"2")
-    other, made, cas = Repository.open(repository.storage), list[str](), MemoryStorage.cas
+    other, made, cas = zm.open(repository.storage), list[str](), MemoryStorage.cas
 
     def late(storage: MemoryStorage, *args: Any, **options: Any) -> Any:
         if not made:  # between what the reset has read and its swap
@@ -297,7 +300,7 @@ def test_a_reset_from_an_expected_head_drops_no_commit_that_came_meanwhile(
     with pytest.raises(ConflictError, match=f"not at {two} any more"):
         repository.reset_branch("main", one, expected=two)
     three = made[0]
-    assert Repository.open(repository.storage).list_branches()["main"] == three
+    assert zm.open(repository.storage).list_branches()["main"] == three
     with pytest.raises(ConflictError):  # also if nothing would be dropped
         repository.reset_branch("main", three, expected=two)
     with pytest.raises(InvalidArgumentError, match="not a snapshot id"):
@@ -369,7 +372,7 @@ def test_the_name_of_a_deleted_tag_is_never_used_again(repository: Repository) -
         repository.create_branch("b")
         repository.delete_branch("b")
     with pytest.raises(AlreadyExistsError, match="never used again"):
-        Repository.open(repository.storage).create_tag("v1")
+        zm.open(repository.storage).create_tag("v1")
     repository.create_branch("v1")  # a branch may have it
 
 
@@ -401,7 +404,7 @@ def test_a_tag_keeps_its_snapshot_in_history(repository: Repository) -> None:
 
 
 def test_refs_keep_working_after_a_fold() -> None:
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 2})
+    repository = zm.create(MemoryStorage(), {"max-delta-count": 2})
     ids = [commit_value(repository, "k", bytes([i])) for i in range(7)]
     repository.create_branch("old", ids[2])
     repository.create_tag("older", ids[0])
@@ -413,7 +416,7 @@ def test_refs_keep_working_after_a_fold() -> None:
 
 def test_many_refs_and_operations(repository: Repository) -> None:
     """More than fits in the tail of the log, from two handles that take turns."""
-    other = Repository.open(repository.storage)
+    other = zm.open(repository.storage)
     for i in range(50):
         (repository, other)[i % 2].create_tag(f"t{i}")
     assert sorted(repository.list_tags()) == sorted(f"t{i}" for i in range(50))
@@ -429,7 +432,7 @@ def _clock(times: list[int]) -> Runtime:
 
 def test_a_branch_at_a_time() -> None:
     times = [1_000_000]
-    repository = Repository.create(MemoryStorage(), runtime=_clock(times))
+    repository = zm.create(MemoryStorage(), runtime=_clock(times))
     for i, at in enumerate((2_000_000, 3_000_000, 4_000_000)):
         times[0] = at
         commit_value(repository, "k", bytes([i]))
@@ -469,7 +472,7 @@ def test_unknown_snapshots(repository: Repository) -> None:
 
 
 def test_a_readonly_session_is_stable_while_others_commit() -> None:
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 3})
+    repository = zm.create(MemoryStorage(), {"max-delta-count": 3})
     for i in range(4):
         commit_value(repository, f"k{i}", bytes([i]))
     session = repository.readonly_session("main")
@@ -563,7 +566,7 @@ def test_diff(repository: Repository) -> None:
 
 
 def test_diff_across_a_fold() -> None:
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 2})
+    repository = zm.create(MemoryStorage(), {"max-delta-count": 2})
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
     assert array.nchunks == 9
@@ -611,7 +614,7 @@ def test_transaction_without_changes_makes_no_commit(repository: Repository) -> 
 @pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_transaction_does_not_leave_out_what_pickled_copies_wrote(tmp_path: Path) -> None:
     """Also where the block itself has changed nothing."""
-    repository = Repository.create(tmp_path / "r")
+    repository = zm.create(tmp_path / "r")
 
     def write_in_a_copy() -> None:
         with repository.transaction("main", message="in a copy") as store:
@@ -636,7 +639,7 @@ def test_readonly_session_cannot_commit(repository: Repository) -> None:
 
 def test_a_location_that_is_none_is_refused() -> None:
     with pytest.raises((InvalidArgumentError, ObjectNotFoundError, UnsupportedStorageError)):
-        Repository.open("ftp://host/place")
+        zm.open("ftp://host/place")
 
 
 @pytest.mark.parametrize("name", ["my data.nc", "some data/part.nc", "x~"])
@@ -647,28 +650,28 @@ def test_no_repository_is_made_among_files_that_no_key_can_name(tmp_path: Path, 
     (tmp_path / ".hidden").write_bytes(b"does not count")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(AlreadyExistsError, match="is not empty"):
-        Repository.open_or_create(tmp_path)
+        zm.open(tmp_path, create=True)
     assert sorted(tmp_path.rglob("*")) == before
     path.unlink()
     if path.parent != tmp_path:
         path.parent.rmdir()
-    Repository.create(tmp_path)
+    zm.create(tmp_path)
 
 
 def test_what_a_recovery_would_do_can_be_asked_where_nothing_can_be_swapped() -> None:
     storage = MemoryStorage()
-    Repository.create(storage).create_tag("empty")
+    zm.create(storage).create_tag("empty")
     storage.delete_many(["current"])
     with pytest.raises(UnsupportedStorageError, match="compare-and-swap"):
-        Repository.recover(_WithoutSwap(storage))
-    told = Repository.recover(_WithoutSwap(storage), dry_run=True)
-    assert told.recovered == Repository.recover(storage).recovered
+        zm.recover(_WithoutSwap(storage))
+    told = zm.recover(_WithoutSwap(storage), dry_run=True)
+    assert told.recovered == zm.recover(storage).recovered
 
 
 def test_a_transaction_may_start_from_what_is_known() -> None:
     """It lands on top of what others have committed meanwhile, or conflicts with it."""
     storage = MemoryStorage()
-    repo, other = Repository.create(storage), Repository.open(storage)
+    repo, other = zm.create(storage), zm.open(storage)
     with repo.transaction(message="two arrays") as store:
         for name in ("a", "b"):
             zarr.create_array(store, name=name, shape=(2,), chunks=(1,), dtype="i4")

@@ -33,14 +33,14 @@ def group(repo: Repository, name: str, **metadata: Any) -> str:
 
 
 def test_it_is_set_replaced_and_updated() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     assert repo.metadata == {}
     assert METADATA not in root_of(repo).features
     repo.update_metadata({})
     assert METADATA not in root_of(repo).features
     repo.update_metadata(ABOUT, replace=True)
     assert METADATA in root_of(repo).features
-    assert repo.metadata == Repository.open(repo.storage).metadata == ABOUT
+    assert repo.metadata == zm.open(repo.storage).metadata == ABOUT
     told = repo.metadata
     told["contacts"].append("nobody")
     told["more"] = 1
@@ -58,13 +58,13 @@ def test_it_is_set_replaced_and_updated() -> None:
 
 def cloned(repo: Repository) -> Repository:
     zm.clone(repo, "memory://metadata-of-a-clone")
-    return Repository.open("memory://metadata-of-a-clone")
+    return zm.open("memory://metadata-of-a-clone")
 
 
 def recovered(repo: Repository) -> Repository:
     repo.storage.put("current", b"damaged")
-    Repository.recover(repo.storage)
-    return Repository.open(repo.storage)
+    zm.recover(repo.storage)
+    return zm.open(repo.storage)
 
 
 LATER: dict[str, Callable[[Repository], object]] = {
@@ -84,21 +84,21 @@ LATER: dict[str, Callable[[Repository], object]] = {
 
 @pytest.mark.parametrize("what", LATER)
 def test_it_survives_all_that_is_done_later(what: str) -> None:
-    repo = Repository.create("memory://metadata-survives-" + what)
+    repo = zm.create("memory://metadata-survives-" + what)
     group(repo, "air")
     repo.update_metadata(ABOUT, replace=True)
     group(repo, "sea")
     found = LATER[what](repo)
-    assert Repository.open(repo.storage).metadata == ABOUT
+    assert zm.open(repo.storage).metadata == ABOUT
     if isinstance(found, Repository):
         assert found.metadata == ABOUT
         assert found.verify().ok
 
 
 def test_a_clone_takes_over_what_is_set_later(tmp_path: Path) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     zm.clone(repo, tmp_path / "clone")
-    clone = Repository.open(tmp_path / "clone")
+    clone = zm.open(tmp_path / "clone")
     assert METADATA not in root_of(clone).features
     clone.update_metadata({"here": 1}, replace=True)
     repo.update_metadata(ABOUT, replace=True)
@@ -118,13 +118,13 @@ def test_two_updates_at_once_are_both_kept() -> None:
         def _around[R](self, call: Call[R]) -> R:
             if call.op == "cas" and self.others:
                 self.others -= 1
-                Repository.open(storage).update_metadata({f"other {self.others}": 1, "both": "o"})
+                zm.open(storage).update_metadata({f"other {self.others}": 1, "both": "o"})
             return call.run()
 
-    Repository.create(storage)
-    mine = Repository.open(Between(storage)).update_metadata({"mine": 1, "both": "mine"})
+    zm.create(storage)
+    mine = zm.open(Between(storage)).update_metadata({"mine": 1, "both": "mine"})
     assert mine == {"other 0": 1, "other 1": 1, "mine": 1, "both": "mine"}
-    assert Repository.open(storage).metadata == mine
+    assert zm.open(storage).metadata == mine
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_two_updates_at_once_are_both_kept() -> None:
     ],
 )
 def test_what_cannot_be_kept_is_refused(metadata: Any, message: str) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     repo.update_metadata(ABOUT, replace=True)
     for change in (partial(repo.update_metadata, replace=True), repo.update_metadata):
         with pytest.raises(InvalidArgumentError, match=message):
@@ -148,7 +148,7 @@ def test_what_cannot_be_kept_is_refused(metadata: Any, message: str) -> None:
 
 def test_the_root_has_room_beside_the_largest() -> None:
     """Refs go to pages as without metadata, and no page is made because of it."""
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     repo.update_metadata({"a": "x" * 16_000}, replace=True)
     group(repo, "air")
     assert not root_of(repo).pages
@@ -164,9 +164,9 @@ def test_the_root_has_room_beside_the_largest() -> None:
 
 def test_every_commit_gets_what_is_configured_and_its_own_comes_first() -> None:
     storage = "memory://metadata-of-commits"
-    Repository.create(storage)
+    zm.create(storage)
     about = {"host": "node7", "run": 5, "test": True}
-    repo = Repository.open(storage, {"commits": {"metadata": about}})
+    repo = zm.open(storage, {"commits": {"metadata": about}})
     first = group(repo, "air")
     own = group(repo, "sea", run=6, why="again")
     with repo.transaction(metadata={"host": "here"}) as store:
@@ -189,7 +189,7 @@ def test_every_commit_gets_what_is_configured_and_its_own_comes_first() -> None:
     assert any(about | {"reverts": own} == one for one in found.values())
     assert picked
     assert pickle.loads(pickle.dumps(repo)).config.commits.metadata == tuple(about.items())
-    session = Repository.open(storage).writable_session()  # it was not saved
+    session = zm.open(storage).writable_session()  # it was not saved
     zarr.create_group(session.store, path="plain")
     session.commit("plain")
     assert dict(next(repo.ancestry()).metadata) == {}
@@ -197,13 +197,13 @@ def test_every_commit_gets_what_is_configured_and_its_own_comes_first() -> None:
 
 def test_it_can_be_saved_and_a_name_removed() -> None:
     storage = MemoryStorage()
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     assert "metadata" not in repo.config.to_dict()["commits"]
     repo.save_config({"commits": {"metadata": {"institution": "here", "run": 1}}})
-    group(Repository.open(storage), "air")
+    group(zm.open(storage), "air")
     assert dict(next(repo.ancestry()).metadata) == {"institution": "here", "run": 1}
     repo.save_config({"commits": {"metadata": {"run": None, "more": 0.5}}})
-    again = Repository.open(storage)
+    again = zm.open(storage)
     assert again.config.commits == zm.config.Commits(
         metadata=(("institution", "here"), ("more", 0.5))
     )
@@ -225,4 +225,4 @@ def test_it_can_be_saved_and_a_name_removed() -> None:
 )
 def test_what_no_commit_can_say_is_refused(metadata: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Repository.create(MemoryStorage(), {"commits": {"metadata": metadata}})
+        zm.create(MemoryStorage(), {"commits": {"metadata": metadata}})

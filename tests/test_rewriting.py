@@ -23,7 +23,7 @@ VALUES = np.arange(480, dtype="f4").reshape(60, 8)
 
 @pytest.fixture
 def repo(request: pytest.FixtureRequest) -> zm.Repository:
-    repo = zm.Repository.create(f"memory://{request.node.name.replace('[', '-').strip(']')}")
+    repo = zm.create(f"memory://{request.node.name.replace('[', '-').strip(']')}")
     with repo.transaction(message="one day a chunk") as store:
         how: dict[str, Any] = {"chunks": (1, 8), "dtype": "f4", "attributes": {"units": "K"}}
         a = zarr.create_array(
@@ -242,7 +242,7 @@ def test_wrong_arguments_change_nothing(repo: zm.Repository) -> None:
 )
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_values_of_any_type_are_the_same_bytes(data: Any, zarr_format: Any) -> None:
-    repo = zm.Repository.create(f"memory://rewritten-{data.dtype.kind}-{zarr_format}")
+    repo = zm.create(f"memory://rewritten-{data.dtype.kind}-{zarr_format}")
     with repo.transaction(message="values") as store:
         how = {"shape": data.shape, "dtype": data.dtype, "chunks": (1,) * data.ndim}
         a = zarr.create_array(store, name="t", zarr_format=zarr_format, **how)

@@ -75,10 +75,10 @@ def test_who_holds_a_lock_does_not_wait_for_threads_that_wait_for_it() -> None:
 def test_usage_is_counted_of_more_arrays_than_there_are_threads(tmp_path: Path) -> None:
     code = """
         import sys, zarr
-        from zarr_manifests import Repository
+        import zarr_manifests as zm
         small = {"sets": [{"small": {"max-manifest-size": 2, "cardinality": None}}]}
         some = {"rules": [{"target": "small"}], "splitting": [{"path": ".*", "along": {0: 2}}]}
-        repo = Repository.create(sys.argv[1], {"chunk-manifests": {**small, **some}})
+        repo = zm.create(sys.argv[1], {"chunk-manifests": {**small, **some}})
         with repo.transaction(message="make") as store:
             for i in range(4):
                 zarr.create_array(store, name=f"a{i}", shape=(8,), chunks=(1,), dtype="u1")[:] = 9
@@ -87,7 +87,7 @@ def test_usage_is_counted_of_more_arrays_than_there_are_threads(tmp_path: Path) 
             with repo.transaction(message=f"step {step}") as store:
                 for i in range(4):
                     zarr.open_array(store, path=f"a{i}")[step] = step + 1
-        fresh = Repository.open(sys.argv[1])
+        fresh = zm.open(sys.argv[1])
         print([usage.chunks for usage in fresh.du().arrays])
     """
     code = textwrap.dedent(ONE_THREAD) + textwrap.dedent(code)
@@ -156,8 +156,8 @@ def test_a_commit_lands_while_the_interpreter_exits(tmp_path: Path, ending: str)
     code = """
         import atexit, sys, threading, zarr
         from concurrent.futures import thread
-        from zarr_manifests import Repository
-        repo = Repository.create(sys.argv[1])
+        import zarr_manifests as zm
+        repo = zm.create(sys.argv[1])
         session = repo.writable_session()
         zarr.create_array(session.store, name="a", shape=(4,), chunks=(1,), dtype="u1")[:] = 7
         def end():

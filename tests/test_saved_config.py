@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.config import (
@@ -30,7 +31,7 @@ from zarr_manifests.testing import CountingStorage
 
 def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
     storage = MemoryStorage()
-    here, there = Repository.create(storage), Repository.open(storage)
+    here, there = zm.create(storage), zm.open(storage)
     config = RepositoryConfig(
         commits=Commits("rewrite"),
         chunk_manifests=ChunkManifests(
@@ -41,25 +42,25 @@ def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
     )
     session = here.writable_session()
     assert here.save_config(config) == here.config == config
-    assert Repository.open(storage).config == config
+    assert zm.open(storage).config == config
     assert there.config == RepositoryConfig()
     session.store.set_sync("k", cpu.Buffer.from_bytes(b"v"))
     session.commit("a session that was open goes on")
-    assert Repository.open(storage).config == config, "a commit carries it over"
+    assert zm.open(storage).config == config, "a commit carries it over"
     log = root_of(storage).log
     assert [entry.operation for entry in log][:2] == ["create", "save config"]
 
 
 def test_saving_options_changes_only_these_of_what_is_saved() -> None:
     storage = MemoryStorage()
-    Repository.create(storage, {"max-delta-count": 5})
-    overlaid = Repository.open(storage, {"inline-chunk-bytes": 0})
-    Repository.open(storage).save_config({"commits": {"attempts": 6}})
+    zm.create(storage, {"max-delta-count": 5})
+    overlaid = zm.open(storage, {"inline-chunk-bytes": 0})
+    zm.open(storage).save_config({"commits": {"attempts": 6}})
     saved = overlaid.save_config({"pack_bytes": 7})
     assert saved == RepositoryConfig(max_delta_count=5, commit_attempts=6, pack_bytes=7)
-    assert Repository.open(storage).config == saved
+    assert zm.open(storage).config == saved
     assert overlaid.config == RepositoryConfig(0, 5, pack_bytes=7), "the overlay stays in use"
-    assert overlaid.save_config() == overlaid.config == Repository.open(storage).config
+    assert overlaid.save_config() == overlaid.config == zm.open(storage).config
 
 
 def limits(repository: Repository) -> tuple[int, int]:
@@ -71,29 +72,29 @@ def limits(repository: Repository) -> tuple[int, int]:
 
 def test_a_saved_cache_is_used_where_nothing_else_is_said() -> None:
     storage = MemoryStorage()
-    created = Repository.create(storage, {"cache": {"max-size": 7_000}})
+    created = zm.create(storage, {"cache": {"max-size": 7_000}})
     assert limits(created) == (7_000, 300_000), "whoever makes it does not say otherwise"
     created.save_config({"cache": {"expire-ms": 9}})
     assert limits(created) == (7_000, 300_000), "what is open goes on as it was"
-    assert limits(Repository.open(storage)) == (7_000, 9)
-    assert limits(Repository.open(storage, {"cache": {"max-size": 5}})) == (5, 9), "overlaid"
-    assert limits(Repository.open(storage, cache={"max-size": 6})) == (6, 9), "the caller says"
-    assert limits(Repository.open(storage, cache=CacheOptions())) == (256 << 20, 300_000)
-    assert limits(Repository.open_or_create(storage)) == (7_000, 9)
-    assert Repository.open(storage).config.cache == Cache(7_000, 9)
+    assert limits(zm.open(storage)) == (7_000, 9)
+    assert limits(zm.open(storage, {"cache": {"max-size": 5}})) == (5, 9), "overlaid"
+    assert limits(zm.open(storage, cache={"max-size": 6})) == (6, 9), "the caller says"
+    assert limits(zm.open(storage, cache=CacheOptions())) == (256 << 20, 300_000)
+    assert limits(zm.open(storage, create=True)) == (7_000, 9)
+    assert zm.open(storage).config.cache == Cache(7_000, 9)
 
 
 def test_a_saved_cache_bounds_what_is_kept(tmp_path: Path) -> None:
     """With no room, what was read is read again; and nobody is told to write to a folder."""
     place = tmp_path / "repository"
-    repository = Repository.create(place, {"cache": {"max-size": 0}, "inline-chunk-bytes": 0})
+    repository = zm.create(place, {"cache": {"max-size": 0}, "inline-chunk-bytes": 0})
     session = repository.writable_session()
     for name in ("a", "b"):
         session.store.set_sync(name, cpu.Buffer.from_bytes(name.encode() * 99_999))
     session.commit("two keys")
     reads = []
     for cache in (None, {"max-size": 1 << 20}):
-        found = Repository.open(place, cache=cache)
+        found = zm.open(place, cache=cache)
         for _ in range(3):
             found.readonly_session(session.snapshot_id).close()
         reads.append(found.metrics().cache_hits)
@@ -104,18 +105,18 @@ def test_a_saved_cache_bounds_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_pickle_keeps_the_cache_it_had() -> None:
-    repository = Repository.create("memory://pickled-cache", {"cache": {"max-size": 8_000}})
-    given = Repository.open("memory://pickled-cache", cache={"max-size": 3})
+    repository = zm.create("memory://pickled-cache", {"cache": {"max-size": 8_000}})
+    given = zm.open("memory://pickled-cache", cache={"max-size": 3})
     for one in (repository, given):
         assert limits(pickle.loads(pickle.dumps(one))) == limits(one)
 
 
 def test_a_configuration_with_faults_is_not_saved() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     repository.save_config({"chunk-manifests": {"sets": ["a"]}})
     before = storage.get("current")
-    stale = Repository.open(storage, {"chunk-manifests": {"sets": ["b"]}})
+    stale = zm.open(storage, {"chunk-manifests": {"sets": ["b"]}})
     for options in ({"colour": "blue"}, {"chunk-manifests": {"rules": [{"target": "c"}]}}):
         with pytest.raises(ConfigError):
             repository.save_config(options)
@@ -127,7 +128,7 @@ def test_a_configuration_with_faults_is_not_saved() -> None:
 
 def test_a_large_configuration_takes_no_room_from_refs() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     for i in range(20):
         repository.create_tag(f"tag-{i}")
     words = [sha256(bytes([i])).hexdigest() for i in range(220)]
@@ -139,15 +140,15 @@ def test_a_large_configuration_takes_no_room_from_refs() -> None:
     assert len(root.tags) == 20
     repository.create_tag("tag-20")
     assert not any(root_of(storage).pages.values())
-    assert Repository.open(storage).config.chunk_manifests.rules == rules
+    assert zm.open(storage).config.chunk_manifests.rules == rules
 
 
 def test_saving_reads_no_page_of_refs() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting)
+    repository = zm.create(counting)
     for i in range(250):
         repository.create_tag(sha256(bytes([i])).hexdigest())
-    fresh = Repository.open(counting)
+    fresh = zm.open(counting)
     assert any(root_of(counting).pages.values())
     before = len(counting.log)
     fresh.save_config({"pack-bytes": 5})

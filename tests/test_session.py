@@ -16,6 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Fork, ManifestStore, Repository, Session
 from zarr_manifests.error_cases import FencedError, UnmergedForksError
@@ -65,7 +66,7 @@ def resize(session: Session, n: int, name: str = "a") -> None:
 
 @pytest.fixture
 def repository() -> Repository:
-    return with_array(Repository.create(MemoryStorage()))
+    return with_array(zm.create(MemoryStorage()))
 
 
 # --- commits ---------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_metadata_that_cannot_be_kept_is_refused(repository: Repository, metadat
     with pytest.raises(InvalidArgumentError, match="metadata"):
         session.commit("x", metadata=metadata)
     session.commit("x")
-    assert get(Repository.open(repository.storage).readonly_session(), "a/c/0") == b"1"
+    assert get(zm.open(repository.storage).readonly_session(), "a/c/0") == b"1"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -258,7 +259,7 @@ def test_writing_and_deleting_the_same_chunk_is_a_conflict(repository: Repositor
 
 def test_same_chunk_of_a_large_commit_is_found_in_its_manifest() -> None:
     """Beyond what is embedded in a delta."""
-    repository = with_array(Repository.create(MemoryStorage()), n=20_000)
+    repository = with_array(zm.create(MemoryStorage()), n=20_000)
     one, two = repository.writable_session("main"), repository.writable_session("main")
     rng = np.random.default_rng(0)
     for i in range(15_000):
@@ -295,7 +296,7 @@ def test_many_rebases_in_a_row(repository: Repository) -> None:
 
 
 def test_racing_threads_lose_no_commit() -> None:
-    repository = with_array(Repository.create(MemoryStorage(), {"max-delta-count": 6}))
+    repository = with_array(zm.create(MemoryStorage(), {"max-delta-count": 6}))
 
     def work(worker: int) -> list[str]:
         ids = []
@@ -309,7 +310,7 @@ def test_racing_threads_lose_no_commit() -> None:
         acknowledged = {i for ids in pool.map(work, range(6)) for i in ids}
     assert len(acknowledged) == 36
     assert acknowledged <= {info.snapshot_id for info in repository.ancestry()}
-    read = Repository.open(repository.storage).readonly_session()
+    read = zm.open(repository.storage).readonly_session()
     for worker in range(6):
         for i in range(6):
             assert get(read, f"a/c/{worker * 6 + i}") == bytes([worker, i])
@@ -388,7 +389,7 @@ def test_other_branches_tags_and_commits_there_are_no_conflict(repository: Repos
 
 def _update_root(repository: Repository, **changes: Any) -> None:
     """Another process's maintenance."""
-    roots = context_of(Repository.open(repository.storage)).roots
+    roots = context_of(zm.open(repository.storage)).roots
 
     def change(root: Root) -> Root:
         return replace(root, **changes)
@@ -427,7 +428,7 @@ def test_a_lease_lets_a_session_through_the_fence(repository: Repository) -> Non
     _update_root(repository, fence=begun + 1, leases=(lease,))
     session.commit("with a lease")
     assert get(repository.readonly_session(), "a/c/0") == b"1"
-    assert root_of(Repository.open(repository.storage)).leases == (lease,)
+    assert root_of(zm.open(repository.storage)).leases == (lease,)
 
 
 # --- folds -----------------------------------------------------------------------------------
@@ -436,7 +437,7 @@ def test_a_lease_lets_a_session_through_the_fence(repository: Repository) -> Non
 def folding(n: int = 100, **options: Any) -> Repository:
     """One that merges everything into the base at the third delta."""
     config = {"compaction": {"max-delta-count": 3, "size-ratio": 0}, **options}
-    return with_array(Repository.create(MemoryStorage(), config), n=n)
+    return with_array(zm.create(MemoryStorage(), config), n=n)
 
 
 def test_fold_changes_no_contents_in_the_head_and_in_any_old_snapshot() -> None:
@@ -454,7 +455,7 @@ def test_fold_changes_no_contents_in_the_head_and_in_any_old_snapshot() -> None:
         history.append((session.commit(f"{i}"), before))
         assert contents(session) == before
     assert sum(info.kind == "rewrite" for info in repository.ancestry()) >= 4
-    fresh = Repository.open(repository.storage)
+    fresh = zm.open(repository.storage)
     assert contents(fresh.readonly_session()) == history[-1][1]
     for snapshot_id, expected in history:
         assert contents(fresh.readonly_session(snapshot_id)) == expected
@@ -513,7 +514,7 @@ def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> 
     """And reads, shrinks, grows and folds on as if it were whole."""
     manifests = {"sets": [{"default": {"max-manifest-size": 7}}], "rules": []}
     config = {"max-delta-count": 1, "chunk-manifests": manifests}
-    repository = Repository.create(MemoryStorage(), config)
+    repository = zm.create(MemoryStorage(), config)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9, 5), chunks=(1, 1), dtype="u1")
     expected = {}
@@ -535,14 +536,14 @@ def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> 
     leaves = [part for ref in view.manifests for part in ref.parts]
     assert len(leaves) > 5
     assert max(part.count for part in leaves) <= 7
-    fresh = contents(Repository.open(repository.storage).readonly_session())
+    fresh = contents(zm.open(repository.storage).readonly_session())
     assert {k: v for k, v in fresh.items() if "/c/" in k} == expected
 
 
 def test_commits_of_others_during_a_fold_stay_on_top() -> None:
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 3})
+    repository = zm.create(MemoryStorage(), {"max-delta-count": 3})
     with_array(repository)
-    other = Repository.open(repository.storage, {"max-delta-count": 1000})
+    other = zm.open(repository.storage, {"max-delta-count": 1000})
     raced = []
 
     def race(name: str) -> None:
@@ -557,7 +558,7 @@ def test_commits_of_others_during_a_fold_stay_on_top() -> None:
             intruder.commit("intruder")
 
     runtime = replace(context_of(repository).runtime, checkpoint=race)
-    writer = Repository.open(repository.storage, runtime=runtime).writable_session("main")
+    writer = zm.open(repository.storage, runtime=runtime).writable_session("main")
     for i in range(2):
         put(writer, f"a/c/{i}", b"1")
         writer.commit(f"{i}")
@@ -585,7 +586,7 @@ def head_ref(repository: Repository, generation: int) -> Any:
 def test_a_commit_is_put_on_top_of_a_fold(change: str) -> None:
     repository = folding()
     session = repository.writable_session("main")  # begins before the fold
-    writer = Repository.open(repository.storage, {"max-delta-count": 1}).writable_session("main")
+    writer = zm.open(repository.storage, {"max-delta-count": 1}).writable_session("main")
     if change == "chunk":
         put(writer, "a/c/1", b"w")
         writer.commit("and fold")
@@ -618,7 +619,7 @@ def test_shrink_and_grow_across_commits_and_folds() -> None:
         session.commit("grown")
         put(session, "a/c/6", b"new")
         session.commit("a new one")
-        for read in (session, Repository.open(repository.storage).readonly_session()):
+        for read in (session, zm.open(repository.storage).readonly_session()):
             values = [get(read, f"a/c/{i}") for i in range(10)]
             assert [i for i, value in enumerate(values) if value is not None] == [0, 1, 2, 3, 6]
             assert values[6] == b"new"
@@ -639,7 +640,7 @@ def test_an_array_made_again_does_not_see_old_chunks() -> None:
             session.commit("between")
         if session.has_uncommitted_changes:
             session.commit("made again")
-        read = Repository.open(repository.storage).readonly_session()
+        read = zm.open(repository.storage).readonly_session()
         assert [i for i in range(100) if get(read, f"a/c/{i}") is not None] == (
             [9] if commits else []
         )
@@ -652,7 +653,7 @@ def test_a_fold_behind_the_fence_is_dropped() -> None:
     fenced = []
 
     def raise_fence(name: str) -> None:
-        latest = root_of(Repository.open(repository.storage))
+        latest = root_of(zm.open(repository.storage))
         head = latest.branches["main"].head
         snapshot = context_of(repository).objects.load(head, Snapshot)
         if name == "root.swap" and len(snapshot.deltas) >= 3 and not fenced:
@@ -660,7 +661,7 @@ def test_a_fold_behind_the_fence_is_dropped() -> None:
             _update_root(repository, fence=latest.version + 1)
 
     runtime = replace(context_of(repository).runtime, checkpoint=raise_fence)
-    writer = Repository.open(repository.storage, runtime=runtime).writable_session("main")
+    writer = zm.open(repository.storage, runtime=runtime).writable_session("main")
     for i in range(2):
         put(writer, f"a/c/{i}", b"1")
         writer.commit(f"{i}")
@@ -671,23 +672,23 @@ def test_a_fold_behind_the_fence_is_dropped() -> None:
 
 def test_the_commit_stands_if_the_fold_fails(caplog: pytest.LogCaptureFixture) -> None:
     storage = MemoryStorage()
-    with_array(Repository.create(storage, {"max-delta-count": 3}))
+    with_array(zm.create(storage, {"max-delta-count": 3}))
     faulty = FaultyStorage(storage, [Fault("fail_before", op="create", key="nodes/*")])
-    session = Repository.open(faulty).writable_session("main")
+    session = zm.open(faulty).writable_session("main")
     for i in range(2):
         put(session, f"a/c/{i}", b"1")
         committed = session.commit(f"{i}")
     assert "compacting 'main' failed" in caplog.text
-    assert Repository.open(storage).list_branches()["main"] == committed
+    assert zm.open(storage).list_branches()["main"] == committed
     put(session, "a/c/2", b"1")  # the session goes on
     session.commit("folds this time")
-    assert next(Repository.open(storage).ancestry()).kind == "rewrite"
-    assert len(contents(Repository.open(storage).readonly_session())) == 5
+    assert next(zm.open(storage).ancestry()).kind == "rewrite"
+    assert len(contents(zm.open(storage).readonly_session())) == 5
 
 
 def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
     storage = MemoryStorage()
-    with_array(Repository.create(storage, {"max-delta-count": 2}))
+    with_array(zm.create(storage, {"max-delta-count": 2}))
     swaps = []
 
     def interrupt(name: str) -> None:
@@ -697,28 +698,28 @@ def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
             raise KeyboardInterrupt
 
     runtime = replace(SYSTEM, checkpoint=interrupt)
-    session = Repository.open(storage, runtime=runtime).writable_session("main")
+    session = zm.open(storage, runtime=runtime).writable_session("main")
     put(session, "a/c/0", b"1")
     with pytest.raises(KeyboardInterrupt):
         session.commit("lands")
-    assert next(Repository.open(storage).ancestry()).message == "lands"
+    assert next(zm.open(storage).ancestry()).message == "lands"
     assert not session.has_uncommitted_changes
     put(session, "a/c/1", b"1")
     session.commit("goes on")
-    messages = [info.message for info in Repository.open(storage).ancestry()]
+    messages = [info.message for info in zm.open(storage).ancestry()]
     assert messages.count("lands") == 1
-    assert get(Repository.open(storage).readonly_session(), "a/c/1") == b"1"
+    assert get(zm.open(storage).readonly_session(), "a/c/1") == b"1"
 
 
 def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> None:
     """As when what it is based on has been dropped from the cache and cannot be read again."""
     storage = MemoryStorage()
-    with_array(Repository.create(storage, {"max-delta-count": 1}))
-    base = Repository.open(storage).writable_session("main")
+    with_array(zm.create(storage, {"max-delta-count": 1}))
+    base = zm.open(storage).writable_session("main")
     put(base, "a/c/0", b"1")
     base.commit("fold")
     faulty = FaultyStorage(storage, [Fault("fail_before", op="get", key="nodes/*", count=None)])
-    repository = Repository.open(faulty, {"max-delta-count": 50})
+    repository = zm.open(faulty, {"max-delta-count": 50})
     session = repository.writable_session("main")
     context_of(repository).objects.cache.max_size = 0
     for branch in (root := context_of(repository).roots.latest.root).branches.values():
@@ -727,7 +728,7 @@ def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> N
     context_of(repository).roots._latest = bare
     put(session, "a/c/1", b"1")
     snapshot_id = session.commit("lands")
-    assert next(Repository.open(storage).ancestry()).snapshot_id == snapshot_id
+    assert next(zm.open(storage).ancestry()).snapshot_id == snapshot_id
     assert get(session, "a/c/1") == b"1"
     with pytest.raises(SessionClosedError, match="landed"):
         session.commit("again")
@@ -746,7 +747,7 @@ def travel(fork: Fork) -> Fork:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Repository:
-    return with_array(Repository.create(tmp_path / "repository"))
+    return with_array(zm.create(tmp_path / "repository"))
 
 
 def test_fork_and_merge(local: Repository) -> None:
@@ -918,7 +919,7 @@ def test_chunks_written_where_the_session_has_deleted_the_array(local: Repositor
 def test_forks_of_others_are_refused(tmp_path: Path, local: Repository) -> None:
     session = local.writable_session("main")
     put(session, "a/c/0", b"x")
-    elsewhere = with_array(Repository.create(tmp_path / "elsewhere")).writable_session("main")
+    elsewhere = with_array(zm.create(tmp_path / "elsewhere")).writable_session("main")
     with pytest.raises(InvalidArgumentError, match="another repository"):
         session.merge(elsewhere.fork())
     with pytest.raises(InvalidArgumentError, match="another session"):
@@ -981,7 +982,7 @@ def test_forks_in_processes(local: Repository, method: str) -> None:
         done = [pool.apply_async(_work_in_process, (session.fork(), w)) for w in range(3)]
         session.merge(*[result.get(60) for result in done])
     session.commit("from processes")
-    read = Repository.open(local.storage).readonly_session()
+    read = zm.open(local.storage).readonly_session()
     for worker in range(3):
         for i in range(3):
             assert get(read, f"a/c/{worker * 3 + i}") == BIG + bytes([worker, i])
@@ -1002,7 +1003,7 @@ def test_pickled_stores_in_processes(local: Repository, method: str) -> None:
         session.commit("without them")
     session.merge(*copies)
     session.commit("with them")
-    read = Repository.open(local.storage).readonly_session()
+    read = zm.open(local.storage).readonly_session()
     assert [get(read, f"a/c/{w}") for w in range(3)] == [BIG + bytes([w]) for w in range(3)]
     assert get(read, "a/c/99") == b"mine"
 
@@ -1049,7 +1050,7 @@ def test_a_session_in_doubt_is_closed(repository: Repository) -> None:
             raise KeyboardInterrupt
 
     runtime = replace(context_of(repository).runtime, checkpoint=interrupt)
-    session = Repository.open(repository.storage, runtime=runtime).writable_session("main")
+    session = zm.open(repository.storage, runtime=runtime).writable_session("main")
     put(session, "a/c/0", b"1")
     with pytest.raises(KeyboardInterrupt):
         session.commit("interrupted")

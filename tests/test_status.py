@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.session import Session
@@ -86,7 +87,7 @@ CHANGES: dict[str, Callable[[Session], object]] = {
 
 @pytest.fixture(scope="module")
 def repo() -> Repository:
-    made = Repository.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
+    made = zm.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
     with made.transaction() as store:
         for name in ("a", "g/b"):
             array = zarr.create_array(
@@ -148,7 +149,7 @@ def test_status_says_that_what_an_array_held_is_gone(repo: Repository) -> None:
 
 @pytest.mark.slow
 def test_the_first_chunks_are_named_and_all_are_counted() -> None:
-    repo = Repository.create(MemoryStorage(), {"spill-refs": 1000})
+    repo = zm.create(MemoryStorage(), {"spill-refs": 1000})
     session = repo.writable_session()
     array = zarr.create_array(session.store, name="a", shape=(60, 50), chunks=(1, 1), dtype="i2")
     order = np.random.default_rng(1).permutation(60)

@@ -21,8 +21,9 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachi
 from zarr.testing.store import StoreTests
 from zarr.testing.strategies import arrays
 
+import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import ManifestStore, Repository
+from zarr_manifests import ManifestStore
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
 from zarr_manifests.store import contents_of, workspace_of
@@ -47,7 +48,7 @@ _any_data_type = pytest.mark.filterwarnings(
 
 
 def _store(storage: Storage) -> ManifestStore:
-    return Repository.create(storage).writable_session("main").store
+    return zm.create(storage).writable_session("main").store
 
 
 # --- Zarr's own suites -----------------------------------------------------------------------
@@ -72,7 +73,7 @@ class _ZarrStoreTests(StoreTests[ManifestStore, Buffer]):
 
     @pytest.fixture
     def store_kwargs(self, storage: Storage) -> dict[str, Any]:
-        session = Repository.create(storage).writable_session("main")
+        session = zm.create(storage).writable_session("main")
         return {"contents": workspace_of(session.store), "read_only": False}
 
     def test_store_repr(self, store: ManifestStore) -> None:
@@ -156,7 +157,7 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
 
     class Committing(ZarrHierarchyStateMachine):
         def __init__(self) -> None:
-            self.repository = Repository.create(MemoryStorage(), {"max-delta-count": 3})
+            self.repository = zm.create(MemoryStorage(), {"max-delta-count": 3})
             self.session = self.repository.writable_session("main")
             super().__init__(self.session.store)
             self.steps = 0
@@ -190,7 +191,7 @@ def test_arrays_of_format_2_that_zarr_draws(data: st.DataObject) -> None:
         )
     )
     due = {key: value.to_bytes() for key, value in model._store_dict.items()}
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 1})
+    repository = zm.create(MemoryStorage(), {"max-delta-count": 1})
     session = repository.writable_session("main")
     for key in data.draw(st.permutations(sorted(due))):
         session.store.set_sync(key, _buffer(due[key]))
@@ -216,7 +217,7 @@ def _bytes(found: Buffer | None) -> bytes | None:
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_sync_calls_from_many_threads(tmp_path: Path, kind: str) -> None:
-    repository = Repository.create(_storages(tmp_path, kind), {"inline-chunk-bytes": 4})
+    repository = zm.create(_storages(tmp_path, kind), {"inline-chunk-bytes": 4})
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(160,), chunks=(1,), dtype="u1")
     assert array.nchunks == 160
@@ -249,7 +250,7 @@ def test_sync_calls_from_many_threads(tmp_path: Path, kind: str) -> None:
 
 def test_threads_write_while_the_session_commits() -> None:
     """No write is lost between two commits."""
-    repository = Repository.create(MemoryStorage(), {"max-delta-count": 4})
+    repository = zm.create(MemoryStorage(), {"max-delta-count": 4})
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(400,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -294,12 +295,12 @@ def test_documents_far_away_are_read_without_a_thread_for_each(
 ) -> None:
     """They are in memory once the session is open; only what may have to be fetched waits."""
     storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
-    session = Repository.create(storage, {"inline-chunk-bytes": 0}).writable_session("main")
+    session = zm.create(storage, {"inline-chunk-bytes": 0}).writable_session("main")
     group = zarr.create_group(session.store)
     for i in range(30):
         group.create_array(f"a{i}", shape=(4,), chunks=(2,), dtype="i4")[:] = i
     session.commit("arrays")
-    store = Repository.open(storage).readonly_session("main").store
+    store = zm.open(storage).readonly_session("main").store
     hops = 0
     to_thread = asyncio.to_thread
 
@@ -326,7 +327,7 @@ def test_codec_pipelines(pipeline: str, remote: bool) -> None:
         storage = LatencyStorage(storage, latency_s=0.0)
     values = np.arange(1200, dtype="f4").reshape(40, 30)
     with zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{pipeline}"}):
-        repository = Repository.create(storage)
+        repository = zm.create(storage)
         session = repository.writable_session("main")
         for name, shards in (("plain", None), ("sharded", (20, 30))):
             array = zarr.create_array(
@@ -355,7 +356,7 @@ def test_consolidated_metadata_is_not_offered() -> None:
 
 
 def test_identical_documents_and_unset_of_absent_chunks_are_no_changes() -> None:
-    session = Repository.create(MemoryStorage()).writable_session("main")
+    session = zm.create(MemoryStorage()).writable_session("main")
     zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")
     session.commit("array")
     document = session.store.get_sync("a/zarr.json")
@@ -369,7 +370,7 @@ def test_identical_documents_and_unset_of_absent_chunks_are_no_changes() -> None
 
 
 def test_a_change_that_is_undone_is_no_change() -> None:
-    session = Repository.create(MemoryStorage()).writable_session("main")
+    session = zm.create(MemoryStorage()).writable_session("main")
     session.store.set_sync("a", _buffer(b"1"))
     session.store.delete_sync("a")
     assert not session.has_uncommitted_changes
@@ -400,7 +401,7 @@ def test_keys_that_name_no_one_place_are_refused_before_bytes_are_written(
 
 @pytest.mark.parametrize("key", ["a..b", "..a", "a...", "ä/ö", "a b", "%2e%2e/x", "c:\\x"])
 def test_odd_keys_are_kept(key: str) -> None:
-    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
+    repository = zm.create(MemoryStorage(), {"inline-chunk-bytes": 0})
     session = repository.writable_session("main")
     session.store.set_sync(key, _buffer(b"x"))
     session.commit("odd")
@@ -424,7 +425,7 @@ def test_only_buffers_are_taken() -> None:
 
 
 def test_readonly_session_refuses_writes_of_every_kind() -> None:
-    store = Repository.create(MemoryStorage()).readonly_session("main").store
+    store = zm.create(MemoryStorage()).readonly_session("main").store
     assert store.read_only
     assert not store.supports_writes
     for write in (
@@ -452,7 +453,7 @@ def test_repr_says_what_is_read_now_and_is_made_once() -> None:
             return super().url
 
     storage = Asked(MemoryStorage(), latency_s=0)
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     store = session.store
     first = repr(store)
     storage.times = 0
@@ -464,7 +465,7 @@ def test_repr_says_what_is_read_now_and_is_made_once() -> None:
 
 
 def test_equality_and_hash() -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     session, other = repository.writable_session("main"), repository.writable_session("main")
     assert session.store == session.store
     assert hash(session.store) == hash(session.store)
@@ -479,7 +480,7 @@ def test_partial_values_of_inline_and_native_chunks(remote: bool) -> None:
     storage: Storage = MemoryStorage()
     if remote:
         storage = LatencyStorage(storage, latency_s=0.0)
-    session = Repository.create(storage, {"inline-chunk-bytes": 8}).writable_session("main")
+    session = zm.create(storage, {"inline-chunk-bytes": 8}).writable_session("main")
     small, large = bytes(range(8)), bytes(range(100))
     sync(session.store.set("small", _buffer(small)))
     sync(session.store.set("large", _buffer(large)))

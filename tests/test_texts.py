@@ -49,7 +49,7 @@ def test_a_very_long_name_is_compared_with_none() -> None:
 
 
 def test_an_unknown_version_among_thousands_costs_few_comparisons_and_requests() -> None:
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     for name in NAMES[:300]:
         repo.create_tag(name)
     before = repo.metrics().requests

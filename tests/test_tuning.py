@@ -24,7 +24,7 @@ def _as_before() -> Iterator[None]:
 
 
 def pipeline_of_a_new_array() -> object:
-    store = zm.Repository.create(f"memory://tuning-{np.random.default_rng().integers(2**60)}")
+    store = zm.create(f"memory://tuning-{np.random.default_rng().integers(2**60)}")
     session = store.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i4")
     array[:] = range(8)

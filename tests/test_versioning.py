@@ -72,7 +72,7 @@ def commit(repository: Repository, change: Callable[[Session], object], message:
 @pytest.fixture
 def repository() -> Repository:
     """A tree with inline and native chunks, and an opaque key."""
-    repo = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 16})
+    repo = zm.create(MemoryStorage(), {"inline-chunk-bytes": 16})
 
     def fill(session: Session) -> None:
         zarr.create_group(session.store, path="g/inner")
@@ -117,7 +117,7 @@ def test_a_move_keeps_every_byte_and_id(repository: Repository, folded: bool) ->
 
 def test_a_move_uploads_no_chunks_and_no_manifest(repository: Repository) -> None:
     counting = CountingStorage(repository.storage)
-    session = Repository.open(counting).writable_session()
+    session = zm.open(counting).writable_session()
     counting.reset()
     session.move("g", "moved")
     assert counting.log == []
@@ -267,7 +267,7 @@ def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
     inside = tuple(map(slice, shape))
     expected = np.zeros(whole, "i4")
     expected[inside] = np.arange(1, np.prod(shape) + 1).reshape(shape)
-    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 16})
+    repository = zm.create(MemoryStorage(), {"inline-chunk-bytes": 16})
     session = repository.writable_session()
     array(session, "a", expected[inside], chunks)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -287,9 +287,9 @@ def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
 
 def test_shift_and_reindex_upload_no_chunks() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    repository = zm.create(counting, {"inline-chunk-bytes": 0})
     commit(repository, lambda s: array(s, "a", np.arange(40, dtype="i4"), (2,)), "a")
-    session = Repository.open(counting).writable_session()
+    session = zm.open(counting).writable_session()
     counting.reset()
     session.shift_array("a", [3])
     session.reindex_array("a", {(3,): (0,), (19,): None})
@@ -306,7 +306,7 @@ def test_shift_and_reindex_upload_no_chunks() -> None:
     st.permutations(range(6)), st.sets(st.integers(0, 5)), st.sampled_from(["map", "call", "array"])
 )
 def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], how: str) -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     commit(repository, lambda s: array(s, "a", np.arange(12, dtype="i4"), (2,)), "a")
     places = {(i,): None if i in dropped else (to,) for i, to in enumerate(order)}
     session = repository.writable_session()
@@ -497,7 +497,7 @@ def do(session: Session, steps: list[tuple[Any, str, int]]) -> None:
 
 
 def start() -> Repository:
-    repo = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 16})
+    repo = zm.create(MemoryStorage(), {"inline-chunk-bytes": 16})
 
     def fill(session: Session) -> None:
         zarr.create_group(session.store, path="g/inner")
@@ -625,7 +625,7 @@ def in_array(path: str, start: int, stop: int, value: int) -> Callable[[Session]
 
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_node_that_comes_back_has_no_chunks_of_later_commits(folded: bool) -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
 
     def make(session: Session) -> None:
         zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:2] = 1
@@ -713,7 +713,7 @@ def test_a_refused_revert_says_what_stands_in_the_way(repository: Repository) ->
 
 
 def test_an_attribute_of_zarr_2_is_no_shape() -> None:
-    repository, written = Repository.create(MemoryStorage()), []
+    repository, written = zm.create(MemoryStorage()), []
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(2,), dtype="i4", zarr_format=2)
     for number in (1, 2):
@@ -804,7 +804,7 @@ def test_reverts_and_picks_that_make_no_sense(repository: Repository) -> None:
 
 def test_revert_and_cherry_pick_read_and_write_no_chunks() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    repository = zm.create(counting, {"inline-chunk-bytes": 0})
     commit(repository, lambda s: array(s, "a", np.arange(40, dtype="i4"), (2,)), "a")
     repository.create_branch("side")
     written = commit(repository, in_array("a", 0, 20, 5), "write")
@@ -819,11 +819,11 @@ def test_a_revert_reads_the_leaves_of_the_chunks_it_is_about() -> None:
     counting = CountingStorage(MemoryStorage())
     manifests = {"sets": [{"default": {"max-manifest-size": 8}}], "rules": []}
     config = {"inline-chunk-bytes": 0, "chunk-manifests": manifests}
-    repository = Repository.create(counting, config)
+    repository = zm.create(counting, config)
     commit(repository, lambda s: array(s, "a", np.arange(128, dtype="i4"), (2,)), "a")
     repository.compact("main", "full")
     written = commit(repository, in_array("a", 20, 24, 5), "write")
-    cold = Repository.open(counting)
+    cold = zm.open(counting)
     counting.reset()
     cold.revert(written)
     leaves = [r.key for r in counting.log if r.op == "get" and r.key.startswith("manifests/")]
@@ -864,7 +864,7 @@ def test_amends_that_are_refused(repository: Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="a rewrite"):
         repository.writable_session().amend("no")
     with pytest.raises(InvalidArgumentError, match="the first"):
-        Repository.create(MemoryStorage()).writable_session().amend("no")
+        zm.create(MemoryStorage()).writable_session().amend("no")
     with pytest.raises(ReadOnlyError):
         repository.readonly_session().amend("no")
 
@@ -879,7 +879,7 @@ def test_of_two_amends_one_lands(repository: Repository) -> None:
 
 def test_amend_uploads_no_chunk_again() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    repository = zm.create(counting, {"inline-chunk-bytes": 0})
     session = repository.writable_session()
     array(session, "a", np.arange(40, dtype="i4"), (2,))
     session.commit("a")
@@ -893,7 +893,7 @@ def test_amend_uploads_no_chunk_again() -> None:
 
 def test_chunks_that_are_still_staged_are_shifted_into_one_pack() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    repository = zm.create(counting, {"inline-chunk-bytes": 0})
     session = repository.writable_session()
     made = array(session, "a", np.arange(40, dtype="i4"), (2,))
     session.shift_array("a", (-3,))
@@ -933,7 +933,7 @@ def test_du_adds_up_by_array_and_by_kind(repository: Repository) -> None:
 
 def test_du_reads_no_chunk_and_in_few_rounds() -> None:
     counting = CountingStorage(MemoryStorage())
-    repository = Repository.create(counting, {"inline-chunk-bytes": 0})
+    repository = zm.create(counting, {"inline-chunk-bytes": 0})
 
     def fill(session: Session) -> None:
         for i in range(20):
@@ -941,7 +941,7 @@ def test_du_reads_no_chunk_and_in_few_rounds() -> None:
 
     commit(repository, fill, "arrays")
     repository.compact("main", "full")
-    cold = Repository.open(counting)
+    cold = zm.open(counting)
     session = cold.readonly_session()
     counting.reset()
     assert sum(usage.chunks for usage in session.du()) == 20 * 20
@@ -962,13 +962,13 @@ def test_html_shows_what_tree_shows(repository: Repository) -> None:
         assert page.count("<") == page.count(">")
     assert "&gt; /g to /moved" in pages[0]
     assert "branch main" in pages[2]
-    empty = Repository.create(MemoryStorage()).readonly_session()
+    empty = zm.create(MemoryStorage()).readonly_session()
     assert "(empty)" in empty._repr_html_()
 
 
 def test_html_escapes_everything() -> None:
     evil = "<script>alert('&')</script>"
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     with repository.transaction(message=evil) as store:
         group = zarr.create_group(store, path=f"a {evil.replace('/', '')}")
         group.create_array(
@@ -989,7 +989,7 @@ def test_html_escapes_everything() -> None:
 
 
 def test_html_has_no_character_that_turns_text_around() -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     with repository.transaction(message="\u202egnorw\x1b[31m") as store:
         zarr.create_group(store, path="a\u202eb")
     for page in (repository._repr_html_(), repository.readonly_session()._repr_html_()):
@@ -1025,8 +1025,8 @@ def test_html_of_very_much_is_short_and_of_what_is_gone_no_error(
 
 def test_amend_and_revert_land_when_only_other_refs_have_moved() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
-    other = Repository.open(storage)
+    repository = zm.create(storage)
+    other = zm.open(storage)
     commit(repository, lambda s: array(s, "a", np.arange(4, dtype="i4"), (2,)), "a")
     session = repository.writable_session()
     other.create_tag("meanwhile")
@@ -1070,7 +1070,7 @@ def test_a_commit_that_has_left_the_history_meanwhile_is_picked_all_the_same(
     session = repository.writable_session("side")
     in_array("g/x", 0, 2, 50)(session)
     written = session.commit("write")
-    other = repository if same_process else Repository.open(repository.storage)
+    other = repository if same_process else zm.open(repository.storage)
     first(monkeypatch, lambda: other.delete_branch("side"))
     repository.cherry_pick(written)
     assert next(repository.ancestry()).message == "write"
@@ -1083,7 +1083,7 @@ def test_a_revert_lands_although_the_snapshot_before_has_expired_meanwhile(
 ) -> None:
     written = commit(repository, in_array("g/x", 0, 2, 50), "write")
     commit(repository, in_array("g/x", 2, 4, 60), "write another")
-    other = repository if same_process else Repository.open(repository.storage)
+    other = repository if same_process else zm.open(repository.storage)
 
     def expire() -> None:
         """Let the branch's history begin with the commit that is being reverted."""
@@ -1106,10 +1106,10 @@ def test_a_revert_lands_although_the_snapshot_before_has_expired_meanwhile(
 @pytest.mark.parametrize("kind", ["lose_answer", "fail_after"])
 def test_an_amend_whose_answer_is_lost_has_landed(kind: FaultKind) -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     commit(repository, lambda s: array(s, "a", np.arange(4, dtype="i4"), (2,)), "a")
     faulty = FaultyStorage(storage, [Fault(kind, op="cas")])
-    snapshot_id = Repository.open(faulty).writable_session().amend("amended")
+    snapshot_id = zm.open(faulty).writable_session().amend("amended")
     assert [info.message for info in repository.ancestry()] == ["amended", "create repository"]
     assert repository.list_branches()["main"] == snapshot_id
 
@@ -1119,7 +1119,7 @@ def test_an_amend_whose_answer_is_lost_has_landed(kind: FaultKind) -> None:
 
 def test_xarray_opens_what_was_moved_at_every_ref() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     ds = xr.Dataset({"t": ("x", np.arange(6.0))}, {"x": np.arange(6)})
     written = zm.write(ds, storage, message="write", group="air")
     repository.create_tag("v1", written)

@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 import zarr
 
+import zarr_manifests as zm
 from inside import change_root
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
@@ -27,7 +28,7 @@ def made() -> tuple[Repository, list[str]]:
     """A history of five snapshots, one a day from 1970-01-01 on, and their ids."""
     today = 0
     runtime = replace(SYSTEM, now_ms=lambda: today * _DAY_MS)
-    repo = Repository.create(MemoryStorage(), runtime=runtime)
+    repo = zm.create(MemoryStorage(), runtime=runtime)
     ids = [repo.resolve("main")]
     for day in range(1, 5):
         today = day
@@ -107,12 +108,12 @@ def test_every_call_takes_any_name(made: tuple[Repository, list[str]]) -> None:
 @pytest.mark.parametrize("undo", [False, True])
 def test_a_commit_that_another_process_has_just_made_is_picked_and_undone(undo: bool) -> None:
     storage = MemoryStorage()
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     branch = "main" if undo else "side"
     repo.create_branch("side", "main")
-    with Repository.open(storage).transaction(message="elsewhere") as store:
+    with zm.open(storage).transaction(message="elsewhere") as store:
         zarr.create_group(store, path="new")
-    made = Repository.open(storage).resolve("main")
+    made = zm.open(storage).resolve("main")
     (repo.revert if undo else repo.cherry_pick)(made, branch)
     there = repo.readonly_session(branch).store.get_sync("new/zarr.json")
     assert (there is None) is undo
@@ -145,7 +146,7 @@ def test_a_short_id_of_two_snapshots_lists_both() -> None:
     def alike(number: int) -> bytes:
         return b"\xab" * (number - 2) + next(drawn).to_bytes(2, "big")
 
-    repo = Repository.create(MemoryStorage(), runtime=replace(SYSTEM, random_bytes=alike))
+    repo = zm.create(MemoryStorage(), runtime=replace(SYSTEM, random_bytes=alike))
     with repo.transaction(message="make air") as store:
         zarr.create_group(store, path="air")
     newest, first = (info.id for info in repo.ancestry())
@@ -246,7 +247,7 @@ def test_spaces_of_a_time_do_not_matter() -> None:
 
 
 def test_a_short_id_is_as_short_as_it_may_be_and_finds_its_snapshot() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     for number in range(40):
         with repo.transaction(allow_empty=True, message=f"commit {number}"):
             pass

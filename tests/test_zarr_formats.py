@@ -14,6 +14,7 @@ import xarray as xr
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
@@ -46,7 +47,7 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
         storage = LocalStorage(tmp_path / "repository")
     if request.param == "remote":
         storage = LatencyStorage(storage, latency_s=0.0)
-    return Repository.create(storage, config)
+    return zm.create(storage, config)
 
 
 def kinds(store: ManifestStore) -> dict[str, NodeKind]:
@@ -201,7 +202,7 @@ def test_bytes_of_any_length(repository: Repository) -> None:
 @pytest.mark.parametrize("location", ["start", "end"])
 def test_shards_are_read_in_part(location: Any) -> None:
     storage = MemoryStorage()
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     values = np.random.default_rng(0).normal(size=(256, 256))
     array = zarr.create_array(
         session.store,
@@ -218,7 +219,7 @@ def test_shards_are_read_in_part(location: Any) -> None:
     session.commit("shards")
     assert len(keys(session.store, "a/c/")) == 4
     counting = CountingStorage(storage)
-    found = zarr.open_array(Repository.open(counting).readonly_session().store, path="a", mode="r")
+    found = zarr.open_array(zm.open(counting).readonly_session().store, path="a", mode="r")
     counting.reset()
     np.testing.assert_array_equal(found[20:30, 130:140], values[20:30, 130:140])
     # The index (16 bytes a chunk and a checksum) and one inner chunk, not the shard's 128 KiB.
@@ -318,7 +319,7 @@ def _both() -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The keys of one array in either format, with the same chunk keys."""
     contents = []
     for zarr_format in FORMATS:
-        session = Repository.create(MemoryStorage()).writable_session("main")
+        session = zm.create(MemoryStorage()).writable_session("main")
         array: Any = zarr.create_array(
             session.store,
             name="a",
@@ -340,7 +341,7 @@ def test_one_format_beside_the_other_and_instead_of_it() -> None:
     v2, v3 = _both()
     assert sorted(v2) == ["a/.zarray", "a/.zattrs", "a/0", "a/1", "a/2"]
     assert sorted(v3) == ["a/0", "a/1", "a/2", "a/zarr.json"]
-    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
+    repository = zm.create(MemoryStorage(), {"inline-chunk-bytes": 0})
     session = repository.writable_session("main")
     for key, value in v2.items():
         set_key(session, key, value)
@@ -369,7 +370,7 @@ def test_one_format_beside_the_other_and_instead_of_it() -> None:
 
 def test_another_format_with_a_smaller_shape_is_no_shrink() -> None:
     v2, v3 = _both()
-    session = Repository.create(MemoryStorage()).writable_session("main")
+    session = zm.create(MemoryStorage()).writable_session("main")
     for key, value in v3.items():
         set_key(session, key, value)
     small = {**json.loads(v2["a/.zarray"]), "shape": [2]}
@@ -384,7 +385,7 @@ def test_another_format_with_a_smaller_shape_is_no_shrink() -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1]])
 def test_documents_of_a_v2_array_arrive_in_any_order(order: list[int]) -> None:
     v2, _ = _both()
-    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
+    repository = zm.create(MemoryStorage(), {"inline-chunk-bytes": 0})
     session = repository.writable_session("main")
     names = ["a/.zarray", "a/.zattrs", "a/1"]
     for i in order:
@@ -403,7 +404,7 @@ def test_documents_of_a_v2_array_arrive_in_any_order(order: list[int]) -> None:
 @pytest.mark.parametrize("attributes", [b"", b"{", b"[]", b"7", b'{"_ARRAY_DIMENSIONS": [1]}'])
 def test_attributes_of_format_2_may_be_anything(attributes: bytes) -> None:
     v2, _ = _both()
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     session = repository.writable_session("main")
     set_key(session, "a/.zarray", v2["a/.zarray"])
     set_key(session, "a/.zattrs", attributes)
@@ -431,7 +432,7 @@ def test_attributes_of_format_2_may_be_anything(attributes: bytes) -> None:
 )
 def test_malformed_documents_of_format_2_are_opaque(changes: dict[str, Any]) -> None:
     v2, _ = _both()
-    session = Repository.create(MemoryStorage()).writable_session("main")
+    session = zm.create(MemoryStorage()).writable_session("main")
     document = json.dumps({**json.loads(v2["a/.zarray"]), **changes}).encode()
     set_key(session, "a/.zarray", document)
     set_key(session, "a/0", v2["a/0"])

@@ -98,7 +98,7 @@ def test_every_array_is_itself_wherever_its_chunks_lie(
 ) -> None:
     judge = tmp_path / "plain"
     fill(LocalStore(judge), ENCODINGS[encoding])
-    repository = Repository.create(
+    repository = zm.create(
         tmp_path / "repository", PLACES[place], virtual_containers={"plain": judge}
     )
     write_unless_virtual(repository, place, encoding, judge)
@@ -172,7 +172,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 
 def test_opaque_keys_beside_arrays_move_along_and_stay_what_they_are(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "repository", {"inline-chunk-bytes": 0})
+    repository = zm.create(tmp_path / "repository", {"inline-chunk-bytes": 0})
     session = repository.writable_session()
     group = zarr.create_group(session.store, path="g")
     group.create_array("a", data=np.arange(6), chunks=(2,))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zarr_manifests import virtual as virtual
     from zarr_manifests.config import RepositoryConfig
     from zarr_manifests.moving import clone, export
+    from zarr_manifests.opening import create, exists, open, recover  # noqa: A004
     from zarr_manifests.planning.conflict.transactions import Txn
     from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
     from zarr_manifests.repository import Repository
@@ -39,9 +40,13 @@ __all__ = [
     "Txn",
     "VirtualContainer",
     "clone",
+    "create",
     "errors",
+    "exists",
     "export",
     "ingest",
+    "open",
+    "recover",
     "rewrite_chunks",
     "to_session",
     "tune_zarr",
@@ -61,9 +66,13 @@ _HOMES: Final = {
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
     "clone": "moving",
+    "create": "opening",
+    "exists": "opening",
     "export": "moving",
-    "rewrite_chunks": "rewriting",
     "ingest": "xarray.ingest_files",
+    "open": "opening",
+    "recover": "opening",
+    "rewrite_chunks": "rewriting",
     "to_session": "xarray",
     "tune_zarr": "tuning",
     "write": "xarray",

@@ -54,7 +54,7 @@ def hierarchy(nodes: Mapping[str, Node]) -> Iterator[Row]:
     >>> import zarr, zarr_manifests as zm
     >>> from zarr_manifests.display import hierarchy
     >>> from zarr_manifests.store import contents_of
-    >>> session = zm.Repository.create("memory://display-example").writable_session()
+    >>> session = zm.create("memory://display-example").writable_session()
     >>> _ = zarr.create_array(session.store, name="air/t", shape=(4,), chunks=(2,), dtype="f4")
     >>> for row in hierarchy(contents_of(session.store).nodes()):
     ...     print(row.guide + row.name)

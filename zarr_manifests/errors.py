@@ -57,7 +57,7 @@ class ManifestsError(Exception):
     --------
     >>> import zarr_manifests as zm
     >>> try:
-    ...     zm.Repository.open("memory://nowhere")
+    ...     zm.open("memory://nowhere")
     ... except zm.errors.NotFoundError as error:
     ...     error.kind
     'not-a-repository'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from zarr_manifests import opening
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.errors import AlreadyExistsError, ManifestsError
@@ -38,26 +39,26 @@ def write_into[Written](
     make : bool
         Whether a repository may be made.
     virtual_containers : mapping, optional
-        Places elsewhere whose files may be read, as for `Repository.open`.
+        Places elsewhere whose files may be read, as for `zarr_manifests.open`.
     """
-    if make and not Repository.exists(storage):
+    if make and not opening.exists(storage):
         unmade = Unmade(storage)
         try:
-            made = Repository.create(unmade, config, virtual_containers=virtual_containers)
+            made = opening.create(unmade, config, virtual_containers=virtual_containers)
             written = write(made)
             unmade.make()
             return written
         except BaseException as error:
             if not _made_by_others(unmade, error):
                 raise
-    return write(Repository.open(storage, config, virtual_containers=virtual_containers))
+    return write(opening.open(storage, config, virtual_containers=virtual_containers))
 
 
 def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
     """Withdraw what was written; return whether somebody else has made a repository."""
     try:
         others = unmade.withdraw() or isinstance(error, AlreadyExistsError)
-        return others and isinstance(error, ManifestsError) and Repository.exists(unmade.storage)
+        return others and isinstance(error, ManifestsError) and opening.exists(unmade.storage)
     except ManifestsError as another:
         error.add_note(f"what was written to {unmade.url} may be left there: {another}")
         return False

@@ -70,7 +70,7 @@ class Metrics:
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://metrics-example")
+    >>> repo = zm.create("memory://metrics-example")
     >>> before = repo.metrics()
     >>> with repo.transaction(message="make air") as store:
     ...     _ = zarr.create_group(store, path="air")

@@ -16,9 +16,10 @@ from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.importing import import_history
 from zarr_manifests.keys import directory
+from zarr_manifests.opening import repository_of
 from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import CloneReport, ExportReport
-from zarr_manifests.repository import Repository, context_of, repository_of
+from zarr_manifests.repository import Repository, context_of
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
@@ -96,7 +97,7 @@ def import_zarr(
     >>> from zarr_manifests.storage import MemoryStorage
     >>> plain = MemoryStorage("plain-zarr")
     >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
-    >>> repo = zm.Repository.create("memory://import-example")
+    >>> repo = zm.create("memory://import-example")
     >>> snapshot_id = zm.virtual.import_zarr(repo, "memory://plain-zarr", message="take it in")
     >>> list(zarr.open_group(repo.readonly_session().store, mode="r"))
     []
@@ -290,7 +291,7 @@ def import_icechunk(
     Examples
     --------
     >>> import zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://from-icechunk")
+    >>> repo = zm.create("memory://from-icechunk")
     >>> zm.virtual.import_icechunk(repo, "memory://nothing-there")
     Traceback (most recent call last):
     zarr_manifests.error_cases.NotARepositoryError: there is no icechunk repository at ...
@@ -366,13 +367,13 @@ def clone(
     Examples
     --------
     >>> import numpy as np, zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://cloned-example")
+    >>> repo = zm.create("memory://cloned-example")
     >>> with repo.transaction(message="two values") as store:
     ...     _ = zarr.create_array(store, name="a", data=np.array([1, 2]))
     >>> report = zm.clone(repo, "memory://clone-example")
     >>> report.snapshots, zm.clone(repo, "memory://clone-example").snapshots
     (2, 0)
-    >>> copy = zm.Repository.open("memory://clone-example")
+    >>> copy = zm.open("memory://clone-example")
     >>> copy.list_branches() == repo.list_branches()
     True
     """
@@ -461,7 +462,7 @@ def export(
     Examples
     --------
     >>> import numpy as np, xarray as xr, zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://export-example")
+    >>> repo = zm.create("memory://export-example")
     >>> ds = xr.Dataset({"t": ("x", np.arange(4.0))}).chunk(x=2)
     >>> _ = zm.write(ds, repo, message="values")
     >>> plain = zarr.storage.MemoryStore()

@@ -10,7 +10,6 @@ module that only commits, maintenance or imports of other formats need.
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -30,8 +29,6 @@ from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.opening import (
-    create_at,
-    exists_at,
     open_at,
     save_config,
 )
@@ -39,7 +36,6 @@ from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
-    AlreadyExistsError,
     InvalidArgumentError,
     ManifestsError,
     SnapshotExpiredError,
@@ -63,7 +59,6 @@ from zarr_manifests.reports import (
     LoggedOperation,
     ManifestLayout,
     MergeReport,
-    RecoveryReport,
     RepackReport,
     RestoreReport,
     SnapshotInfo,
@@ -77,7 +72,6 @@ from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot
@@ -96,7 +90,7 @@ __all__ = [
     "changed_cells",
     "context_of",
     "graph_of",
-    "repository_of",
+    "open_repository",
 ]
 
 _SHOWN_REFS: Final = 20
@@ -106,12 +100,12 @@ _DRAWN_ROWS: Final = 40
 class Repository:
     """A transactional, versioned store of Zarr hierarchies.
 
-    Made by `create`, `open` or `open_or_create`. Thread-safe.
+    Made by `zarr_manifests.create` and `zarr_manifests.open`. Thread-safe.
 
     Examples
     --------
     >>> import numpy as np, xarray as xr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://repository-example")
+    >>> repo = zm.create("memory://repository-example")
     >>> ds = xr.Dataset({"t": ("x", np.arange(3.0))})
     >>> with repo.transaction("main", message="first values") as store:
     ...     _ = ds.to_zarr(store, consolidated=False)
@@ -124,200 +118,6 @@ class Repository:
     def __init__(self, context: Context, opened_at: RootAt) -> None:
         self._context = context
         self._refs = Refs(context, opened_at)
-
-    # --- create and open ---------------------------------------------------------------------
-
-    @classmethod
-    def create(
-        cls,
-        location: str | os.PathLike[str] | Storage,
-        config: RepositoryConfig | Mapping[str, Any] | None = None,
-        *,
-        virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        authorize: Authorized = (),
-        cache: CacheOptions | Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        runtime: Runtime = SYSTEM,
-    ) -> Repository:
-        """A new repository at an empty place, with a branch `main`.
-
-        Parameters
-        ----------
-        location : str, path or Storage
-            A path, a URL (`file://`, `memory://name`) or a storage.
-        config : RepositoryConfig or mapping, optional
-            Saved with the repository.
-        virtual_containers, authorize, cache, storage_options, runtime
-            As for `open`.
-
-        Raises
-        ------
-        AlreadyExistsError
-            If there is a repository, or anything else.
-        InvalidArgumentError
-            If the location is the path of a file.
-        ConfigError
-            If the configuration has faults.
-        UnsupportedStorageError
-            If the storage cannot put-if-absent and compare-and-swap.
-        """
-        containers = Containers.of(virtual_containers)
-        storage = storage_of(location, storage_options)
-        where = storage, config, containers, cache, runtime
-        return cls(*create_at(*where, DEFAULT_BRANCH, authorize))
-
-    @classmethod
-    def open(
-        cls,
-        location: str | os.PathLike[str] | Storage,
-        config: RepositoryConfig | Mapping[str, Any] | None = None,
-        *,
-        virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        authorize: Authorized = (),
-        cache: CacheOptions | Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        runtime: Runtime = SYSTEM,
-    ) -> Repository:
-        """The repository at that place.
-
-        Parameters
-        ----------
-        location : str, path or Storage
-            A path, a URL (`file://`, `memory://name`) or a storage.
-        config : RepositoryConfig or mapping, optional
-            Used by this object instead of the saved configuration; a mapping changes only the
-            options it names (see `RepositoryConfig.overlaid`). It is not saved.
-        virtual_containers : mapping of str to VirtualContainer, str or path, optional
-            Places elsewhere that virtual chunks may be read from, by name; a URL or a path stands
-            for a container without options. They apply only to this object, what is made from it,
-            and their pickles.
-        authorize : iterable of str, or True
-            Names of containers saved in the configuration (`config.virtual_containers`) whose files
-            may be read, with the credentials of this machine unless a container is anonymous. Look
-            at their URLs first: whoever writes the repository can change them.
-        cache : CacheOptions or mapping, optional
-            How much metadata is cached in memory, and in which folder of the local disk. It applies
-            only to this object, what is made from it, and their pickles. Options that a mapping
-            leaves out come from the configuration's section `cache`.
-        storage_options : mapping, optional
-            Options of `zarr_manifests.storage.from_url` for the location, such as `region` and
-            `credentials`.
-        runtime : Runtime
-            Clock, randomness and threads; for tests.
-
-        Raises
-        ------
-        NotARepositoryError
-            If there is none.
-        ConfigError
-            If the configuration has faults.
-        UnsupportedFormatError
-            If it was written in a newer format.
-        CorruptObjectError
-            If its root is damaged.
-        """
-        containers = Containers.of(virtual_containers)
-        storage = storage_of(location, storage_options)
-        return _opened(cls, storage, config, containers, cache, runtime, authorize=authorize)
-
-    @classmethod
-    def open_or_create(
-        cls,
-        location: str | os.PathLike[str] | Storage,
-        config: RepositoryConfig | Mapping[str, Any] | None = None,
-        *,
-        virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-        authorize: Authorized = (),
-        cache: CacheOptions | Mapping[str, Any] | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        runtime: Runtime = SYSTEM,
-    ) -> Repository:
-        """The repository at that place, which is created if the place is empty.
-
-        Of any number of processes that do this at once, one makes it and all open it.
-        """
-        storage = storage_of(location, storage_options)
-        options: dict[str, Any] = {
-            "virtual_containers": virtual_containers,
-            "authorize": authorize,
-            "cache": cache,
-            "runtime": runtime,
-        }
-        if not cls.exists(storage):
-            try:
-                return cls.create(storage, config, **options)
-            except AlreadyExistsError:
-                if not cls.exists(storage):
-                    raise
-        return cls.open(storage, config, **options)
-
-    @staticmethod
-    def recover(
-        location: str | os.PathLike[str] | Storage,
-        *,
-        dry_run: bool = False,
-        collections_ended: bool = False,
-        progress: Progress | None = None,
-        storage_options: Mapping[str, object] | None = None,
-        runtime: Runtime = SYSTEM,
-    ) -> RecoveryReport:
-        """Replace a lost or damaged root by the newest archived one whose objects are all there.
-
-        No writer that began before can commit afterwards. Chunk objects are only looked for;
-        `verify` reads them.
-
-        Parameters
-        ----------
-        location : str, os.PathLike or Storage
-            Where it lies, as for `open`.
-        dry_run : bool
-            Only report which version would be taken; nothing is changed.
-        collections_ended : bool
-            Confirms that no garbage collection is running. Only needed if the archive to take is
-            older than a collection that is not known to have ended.
-        progress : callable, optional
-            Called with what is being done, and with how many objects or archives.
-        storage_options : mapping, optional
-            As for `open`.
-        runtime : Runtime
-            As for `open`.
-
-        Returns
-        -------
-        RecoveryReport
-            Which version was taken, and which ones may be lost.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the root is sound, so that there is nothing to recover.
-        NotARepositoryError
-            If there is no archive.
-        CorruptObjectError
-            If there is none that leads to a whole repository.
-        ConflictError
-            If others change the root meanwhile, or a collection may be running that deletes what
-            the archive leads to.
-        CommitOutcomeUnknownError
-            If the new root is in place and its archive could not be written.
-        """
-        storage = storage_of(location, storage_options)
-        return upkeep.recover.recover(
-            storage,
-            runtime,
-            dry_run=dry_run,
-            collections_ended=collections_ended,
-            progress=progress or ignore,
-        )
-
-    @staticmethod
-    def exists(
-        location: str | os.PathLike[str] | Storage,
-        *,
-        storage_options: Mapping[str, object] | None = None,
-    ) -> bool:
-        """Whether there is a repository at that place."""
-        return exists_at(storage_of(location, storage_options))
 
     def __repr__(self) -> str:
         return f"<Repository {plain_text(self.url)}>"
@@ -374,7 +174,7 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://counted-example")
+        >>> repo = zm.create("memory://counted-example")
         >>> before = repo.metrics()
         >>> _ = repo.list_branches()
         >>> (repo.metrics() - before).requests
@@ -411,9 +211,9 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://save-config-example")
+        >>> repo = zm.create("memory://save-config-example")
         >>> saved = repo.save_config({"commits": {"mode": "rewrite"}})
-        >>> zm.Repository.open("memory://save-config-example").config.commits.mode
+        >>> zm.open("memory://save-config-example").config.commits.mode
         'rewrite'
         """
         self._context, saved = save_config(self._context, config)
@@ -432,7 +232,7 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://metadata-example")
+        >>> repo = zm.create("memory://metadata-example")
         >>> _ = repo.update_metadata({"title": "reanalysis", "contact": "data@example.org"})
         >>> repo.update_metadata({"title": "Reanalysis, daily"})
         {'title': 'Reanalysis, daily', 'contact': 'data@example.org'}
@@ -502,7 +302,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://versions-example")
+        >>> repo = zm.create("memory://versions-example")
         >>> for name in ("air", "sea"):
         ...     with repo.transaction(message=f"make {name}") as store:
         ...         _ = zarr.create_group(store, path=name)
@@ -564,7 +364,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://exclusive-example")
+        >>> repo = zm.create("memory://exclusive-example")
         >>> before = repo.writable_session()
         >>> _ = zarr.create_group(before.store, path="air")
         >>> session = repo.writable_session(exclusive=True)
@@ -607,7 +407,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://resume-example")
+        >>> repo = zm.create("memory://resume-example")
         >>> session = repo.writable_session()
         >>> _ = zarr.create_group(session.store, path="air")
         >>> data = session.detach()
@@ -687,7 +487,7 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://resolve-example")
+        >>> repo = zm.create("memory://resolve-example")
         >>> repo.create_tag("empty")
         >>> repo.resolve("empty") == repo.resolve("HEAD") == repo.list_branches()["main"]
         True
@@ -719,7 +519,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://ancestry-example")
+        >>> repo = zm.create("memory://ancestry-example")
         >>> with repo.transaction(message="make air") as store:
         ...     _ = zarr.create_group(store, path="air")
         >>> [info.message for info in repo.ancestry()]
@@ -749,7 +549,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://plot-history-example")
+        >>> repo = zm.create("memory://plot-history-example")
         >>> with repo.transaction(message="make air") as store:
         ...     _ = zarr.create_group(store, path="air")
         >>> axes = repo.plot_history()
@@ -819,7 +619,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://diff-example")
+        >>> repo = zm.create("memory://diff-example")
         >>> with repo.transaction(message="four values") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4]
@@ -894,7 +694,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://changes-example")
+        >>> repo = zm.create("memory://changes-example")
         >>> with repo.transaction(message="make air") as store:
         ...     array = zarr.create_array(store, name="air", shape=(4,), chunks=(1,), dtype="i2")
         >>> made = repo.list_branches()["main"]
@@ -936,7 +736,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://revert-example")
+        >>> repo = zm.create("memory://revert-example")
         >>> with repo.transaction(message="make air") as store:
         ...     _ = zarr.create_group(store, path="air")
         >>> _ = repo.revert(repo.list_branches()["main"])
@@ -1057,7 +857,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://merge-example")
+        >>> repo = zm.create("memory://merge-example")
         >>> repo.create_branch("experiment")
         >>> with repo.transaction("experiment", message="make air") as store:
         ...     _ = zarr.create_group(store, path="air")
@@ -1094,7 +894,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://txn-versions-example")
+        >>> repo = zm.create("memory://txn-versions-example")
         >>> session = repo.writable_session()
         >>> _ = zarr.create_group(session.store, path="air")
         >>> _ = session.commit("batch 17", txn=("app", 17))
@@ -1133,7 +933,7 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://forget-txn-example")
+        >>> repo = zm.create("memory://forget-txn-example")
         >>> _ = repo.writable_session().commit("an empty batch", txn=("app", 17))
         >>> _ = repo.forget_txn("app", expected=17)
         >>> repo.txn_versions()
@@ -1158,7 +958,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://totals-example")
+        >>> repo = zm.create("memory://totals-example")
         >>> with repo.transaction(message="fill a quarter") as store:
         ...     array = zarr.create_array(
         ...         store, name="air", shape=(8,), chunks=(2,), dtype="i2", compressors=None)
@@ -1220,7 +1020,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://du-example")
+        >>> repo = zm.create("memory://du-example")
         >>> with repo.transaction(message="fill a quarter") as store:
         ...     array = zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i2")
         ...     array[:2] = 7
@@ -1283,7 +1083,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://statistics-example")
+        >>> repo = zm.create("memory://statistics-example")
         >>> with repo.transaction(message="three chunks") as store:
         ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4, 5, 6]
@@ -1357,7 +1157,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://reset-example")
+        >>> repo = zm.create("memory://reset-example")
         >>> before = repo.list_branches()["main"]
         >>> with repo.transaction(message="a mistake") as store:
         ...     _ = zarr.create_group(store, path="air")
@@ -1430,7 +1230,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://restore-example")
+        >>> repo = zm.create("memory://restore-example")
         >>> with repo.transaction(message="by mistake") as store:
         ...     _ = zarr.create_group(store, path="gruop")
         >>> report = repo.restore_refs(1)
@@ -1447,7 +1247,7 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://ops-example")
+        >>> repo = zm.create("memory://ops-example")
         >>> repo.create_tag("empty")
         >>> [(one.version, one.operation, one.ref) for one in repo.ops_log()]
         [(2, 'create tag', 'empty'), (1, 'create', 'main')]
@@ -1501,7 +1301,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://compact-example")
+        >>> repo = zm.create("memory://compact-example")
         >>> for i in range(3):
         ...     with repo.transaction("main", message=f"group {i}") as store:
         ...         _ = zarr.create_group(store, path=f"g{i}")
@@ -1569,7 +1369,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://repack-example", {"inline-chunk-bytes": 0})
+        >>> repo = zm.create("memory://repack-example", {"inline-chunk-bytes": 0})
         >>> with repo.transaction(message="four chunks, in one pack") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4]
@@ -1623,7 +1423,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://explain-example")
+        >>> repo = zm.create("memory://explain-example")
         >>> with repo.transaction(message="three chunks") as store:
         ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4, 5, 6]
@@ -1679,7 +1479,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://lease-example")
+        >>> repo = zm.create("memory://lease-example")
         >>> reader = repo.readonly_session("main")
         >>> with repo.lease(reader.snapshot_id) as lease:
         ...     _ = repo.garbage_collect()
@@ -1723,7 +1523,7 @@ class Repository:
         --------
         >>> import zarr, zarr_manifests as zm
         >>> from datetime import timedelta
-        >>> repo = zm.Repository.create("memory://clean-example")
+        >>> repo = zm.create("memory://clean-example")
         >>> for name in ("air", "sea", "ice"):
         ...     with repo.transaction(message=f"make {name}") as store:
         ...         _ = zarr.create_group(store, path=name)
@@ -1776,7 +1576,7 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://expire-example")
+        >>> repo = zm.create("memory://expire-example")
         >>> for name in ("air", "sea", "ice"):
         ...     with repo.transaction(message=f"make {name}") as store:
         ...         _ = zarr.create_group(store, path=name)
@@ -1825,7 +1625,7 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://collect-example")
+        >>> repo = zm.create("memory://collect-example")
         >>> repo.garbage_collect(dry_run=True).deleted
         0
         """
@@ -1848,15 +1648,14 @@ class Repository:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://verify-example")
+        >>> repo = zm.create("memory://verify-example")
         >>> repo.verify().ok
         True
         """
         return upkeep.verify.verify(self._context, progress or ignore, run or map)
 
 
-def _opened(
-    cls: type[Repository],
+def open_repository(
     storage: Storage,
     config: RepositoryConfig | Mapping[str, Any] | None,
     containers: Containers,
@@ -1869,40 +1668,10 @@ def _opened(
     """The repository in that storage, whose branches and tags are preloaded as configured."""
     where = storage, config, containers, cache, runtime
     context, at = open_at(*where, authorize=authorize, elsewhere=elsewhere)
-    repository, preload = cls(context, at), RefsPreload(context, at.root)
+    repository, preload = Repository(context, at), RefsPreload(context, at.root)
     if preload.start():
         weakref.finalize(repository, preload.cancel).atexit = False
     return repository
-
-
-def repository_of(
-    location: str | os.PathLike[str] | Storage | Repository,
-    storage_options: Mapping[str, object] | None = None,
-    *,
-    virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
-    authorize: Authorized = (),
-) -> Repository:
-    """The repository at a place; a repository is returned as it is.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are options for a storage or a repository, which is open already.
-    """
-    if isinstance(location, Repository):
-        refuse_options("a repository", storage_options)
-        if virtual_containers or authorize:
-            raise InvalidArgumentError(
-                "virtual_containers and authorize apply when a repository is opened, and this "
-                "one is open already: pass its URL instead"
-            )
-        return location
-    return Repository.open(
-        location,
-        virtual_containers=virtual_containers,
-        authorize=authorize,
-        storage_options=storage_options,
-    )
 
 
 def context_of(repository: Repository) -> Context:
@@ -1957,7 +1726,7 @@ def changed_cells(
     --------
     >>> import zarr, zarr_manifests as zm
     >>> from zarr_manifests.repository import changed_cells
-    >>> repo = zm.Repository.create("memory://changed-cells-example")
+    >>> repo = zm.create("memory://changed-cells-example")
     >>> with repo.transaction(message="three days") as store:
     ...     days = zarr.create_array(store, name="air", shape=(3,), chunks=(4,), dtype="i2")
     ...     days[:] = 7
@@ -1996,7 +1765,7 @@ def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> IndexRe
     --------
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.repository import build_index
-    >>> repo = zm.Repository.create("memory://index-example")
+    >>> repo = zm.create("memory://index-example")
     >>> build_index(repo).indexed
     0
     """
@@ -2038,7 +1807,7 @@ def _reopen(
     containers: Containers,
     options: CacheOptions | None = None,
 ) -> Repository:
-    return _opened(Repository, storage, config, containers, options, elsewhere=True)
+    return open_repository(storage, config, containers, options, elsewhere=True)
 
 
 def _commits_of(writer: SessionWriter, *, serializable: bool = False) -> SessionCommits:

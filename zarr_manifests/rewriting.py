@@ -21,15 +21,17 @@ from typing import Any, Final, Literal
 import zarr
 import zarr.storage
 
+from zarr_manifests import opening
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.grid import Box
+from zarr_manifests.opening import repository_of
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
-from zarr_manifests.repository import Repository, repository_of
+from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -112,7 +114,7 @@ def rewrite_chunks(
     Examples
     --------
     >>> import numpy as np, zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://rewrite-chunks-example")
+    >>> repo = zm.create("memory://rewrite-chunks-example")
     >>> with repo.transaction(message="one day a chunk") as store:
     ...     a = zarr.create_array(store, name="t", shape=(60, 8), chunks=(1, 8), dtype="f4")
     ...     a[:] = np.arange(480).reshape(60, 8)
@@ -235,7 +237,7 @@ class _Rewriting:
     ) -> RewriteReport:
         """Rewrite what is left, and commit it to the branch."""
         # No compaction may come between the commits that amend each other.
-        repository = Repository.open(
+        repository = opening.open(
             self.repository.storage,
             replace(
                 self.repository.config,

@@ -82,7 +82,7 @@ class Fork:
     A worker gives a part of its work to a worker of its own:
 
     >>> import pickle, zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://fork-example")
+    >>> repo = zm.create("memory://fork-example")
     >>> session = repo.writable_session()
     >>> a = zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")
     >>> worker = pickle.loads(pickle.dumps(session.fork()))
@@ -114,7 +114,7 @@ class Fork:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> fork = zm.Repository.create("memory://has-changes-example").writable_session().fork()
+        >>> fork = zm.create("memory://has-changes-example").writable_session().fork()
         >>> before = fork.has_changes
         >>> _ = zarr.create_group(fork.store, path="air")
         >>> before, fork.has_changes
@@ -135,7 +135,7 @@ class Fork:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://fork-of-fork-example").writable_session()
+        >>> session = zm.create("memory://fork-of-fork-example").writable_session()
         >>> fork = session.fork()
         >>> _ = zarr.create_group(fork.store, path="air")
         >>> inner = fork.fork()
@@ -163,7 +163,7 @@ class Fork:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://merge-forks-example").writable_session()
+        >>> session = zm.create("memory://merge-forks-example").writable_session()
         >>> _ = zarr.create_group(session.store)
         >>> left, right = session.fork(), session.fork()
         >>> _ = zarr.create_group(left.store, path="left")
@@ -188,7 +188,7 @@ class Session:
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://session-example")
+    >>> repo = zm.create("memory://session-example")
     >>> session = repo.writable_session("main")
     >>> _ = zarr.create_group(session.store, path="air")
     >>> print(session.status())
@@ -390,7 +390,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://amend-example")
+        >>> repo = zm.create("memory://amend-example")
         >>> session = repo.writable_session()
         >>> _ = zarr.create_group(session.store, path="air")
         >>> _ = session.commit("make a gruop")
@@ -430,7 +430,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://rebase-example")
+        >>> repo = zm.create("memory://rebase-example")
         >>> with repo.transaction(message="make a") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
         >>> session = repo.writable_session()
@@ -471,7 +471,7 @@ class Session:
         Examples
         --------
         >>> import xarray as xr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://relocate-appends-example")
+        >>> repo = zm.create("memory://relocate-appends-example")
         >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
         >>> _ = zm.write(ds, repo, message="create")
         >>> session = repo.writable_session()
@@ -508,7 +508,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://refresh-example")
+        >>> repo = zm.create("memory://refresh-example")
         >>> reader = repo.readonly_session("main")
         >>> with repo.transaction(message="make air") as store:
         ...     _ = zarr.create_group(store, path="air")
@@ -526,7 +526,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://close-example")
+        >>> repo = zm.create("memory://close-example")
         >>> with repo.writable_session() as session:
         ...     _ = zarr.create_group(session.store, path="air")
         ...     _ = session.commit("make a group")
@@ -603,13 +603,13 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://detach-example")
+        >>> repo = zm.create("memory://detach-example")
         >>> session = repo.writable_session()
         >>> _ = zarr.create_group(session.store, path="air")
         >>> fork = session.fork()
         >>> data = session.detach()
         >>> _ = zarr.create_group(fork.store, path="sea")
-        >>> resumed = zm.Repository.open("memory://detach-example").resume(data)
+        >>> resumed = zm.open("memory://detach-example").resume(data)
         >>> resumed.merge(fork)
         >>> _ = resumed.commit("from another process")
         >>> sorted(zarr.open_group(repo.readonly_session().store, mode="r"))
@@ -642,7 +642,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://move-example").writable_session()
+        >>> session = zm.create("memory://move-example").writable_session()
         >>> _ = zarr.create_group(session.store, path="air")
         >>> session.move("air", "water")
         >>> list(zarr.open_group(session.store, mode="r"))
@@ -674,7 +674,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://shift-example").writable_session()
+        >>> session = zm.create("memory://shift-example").writable_session()
         >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
         >>> a[:] = [1, 2, 3, 4, 5, 6]
         >>> session.shift_array("a", (-1,))
@@ -707,7 +707,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://reindex-example").writable_session()
+        >>> session = zm.create("memory://reindex-example").writable_session()
         >>> a = zarr.create_array(session.store, name="a", shape=(6,), chunks=(2,), dtype="i4")
         >>> a[:] = [1, 2, 3, 4, 5, 6]
         >>> session.reindex_array("a", lambda chunk: (2 - chunk[0],))
@@ -738,7 +738,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://session-totals-example").writable_session()
+        >>> session = zm.create("memory://session-totals-example").writable_session()
         >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
         >>> array[4:] = 7
         >>> _ = session.commit("fill half")
@@ -774,7 +774,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://present-example").writable_session()
+        >>> session = zm.create("memory://present-example").writable_session()
         >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
         >>> array[4:] = 7
         >>> session.initialized_chunks("a").tolist()
@@ -824,7 +824,7 @@ class Session:
         Examples
         --------
         >>> import numpy as np, zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://chunk-refs-example")
+        >>> repo = zm.create("memory://chunk-refs-example")
         >>> with repo.transaction(message="fill a part") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4, 300), chunks=(2, 300), dtype="f8")
         ...     a[:2] = np.random.default_rng(1).random((2, 300))
@@ -863,7 +863,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://chunk-statistics-example")
+        >>> repo = zm.create("memory://chunk-statistics-example")
         >>> with repo.transaction(message="written by Zarr, which counts nothing") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="f8")
         ...     a[:] = 7
@@ -925,7 +925,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://read-chunks-example")
+        >>> repo = zm.create("memory://read-chunks-example")
         >>> with repo.transaction(message="fill half") as store:
         ...     a = zarr.create_array(
         ...         store, name="a", shape=(8,), chunks=(2,), dtype="u1", compressors=None
@@ -991,7 +991,7 @@ class Session:
         Examples
         --------
         >>> import numpy as np, xarray as xr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://chunks-where-example")
+        >>> repo = zm.create("memory://chunks-where-example")
         >>> ds = xr.Dataset({"depth": ("x", np.arange(8.0))}, {"x": np.arange(8)})
         >>> _ = zm.write(ds.chunk(x=2), repo, message="depths")
         >>> found = repo.readonly_session().chunks_where("depth", "depth > 4 AND x < 6")
@@ -1035,7 +1035,7 @@ class Session:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://plot-chunks-example")
+        >>> repo = zm.create("memory://plot-chunks-example")
         >>> with repo.transaction(message="fill half") as store:
         ...     air = zarr.create_array(store, name="air", shape=(8, 8), chunks=(2, 2), dtype="i2")
         ...     air[:4] = 1
@@ -1096,7 +1096,7 @@ def preload_report(session: Session, wait_s: float = 0.0) -> PreloadReport:
     --------
     >>> import numpy as np, xarray as xr, zarr_manifests as zm
     >>> from zarr_manifests.session import preload_report
-    >>> repo = zm.Repository.create("memory://preload-example")
+    >>> repo = zm.create("memory://preload-example")
     >>> with repo.transaction(message="a coordinate") as store:
     ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
     >>> report = preload_report(repo.readonly_session(), wait_s=1)

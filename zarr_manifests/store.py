@@ -73,7 +73,7 @@ class ManifestStore(Store):
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://store-example")
+    >>> repo = zm.create("memory://store-example")
     >>> session = repo.writable_session("main")
     >>> a = zarr.create_array(session.store, name="a", shape=(4,), chunks=(2,), dtype="i4")
     >>> a[:2] = 7
@@ -431,7 +431,7 @@ class ManifestStore(Store):
         >>> import zarr, zarr_manifests as zm
         >>> from zarr_manifests.storage import MemoryStorage
         >>> MemoryStorage("virtual-files").put("a.bin", bytes(range(8)))
-        >>> repo = zm.Repository.create(
+        >>> repo = zm.create(
         ...     "memory://virtual-example", virtual_containers={"raw": "memory://virtual-files"}
         ... )
         >>> store = repo.writable_session("main").store

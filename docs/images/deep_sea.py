@@ -23,7 +23,7 @@ WHERE: Final = "relief < -6000"
 def draw(to: Path) -> None:
     """Draw the relief, the chunks that may match, and the cells that do."""
     relief = open_relief().relief
-    repository = zm.Repository.create("memory://deep-sea")
+    repository = zm.create("memory://deep-sea")
     how = {"relief": {"chunks": (CHUNK, CHUNK)}}
     zm.write(relief.to_dataset(), repository, message="heights", encoding=how)
     found = repository.readonly_session().chunks_where("relief", WHERE)

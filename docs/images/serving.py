@@ -25,7 +25,7 @@ _SIZE = {"width": 1000, "height": 1190}
 
 def repository() -> zm.Repository:
     """The demo's winds: six years, then month after month, and a correction on a branch."""
-    repo = zm.Repository.create("memory://winds")
+    repo = zm.create("memory://winds")
     winds = open_winds()
     zm.write(
         winds.isel(time=slice(0, 72)),

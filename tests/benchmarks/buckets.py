@@ -140,10 +140,10 @@ class _Ours(Contestant):
 
     def create(self, *, inline_bytes: int | None = None, **options: Any) -> None:
         config = {} if inline_bytes is None else {"inline-chunk-bytes": inline_bytes}
-        zm.Repository.create(self._url, config, storage_options=self._options, **options)
+        zm.create(self._url, config, storage_options=self._options, **options)
 
     def open(self) -> Any:
-        return zm.Repository.open(self._url, storage_options=self._options)
+        return zm.open(self._url, storage_options=self._options)
 
 
 class _Icechunk(Contestant):
@@ -325,7 +325,7 @@ def referring_far(case: Case) -> Iterator[Figure]:
         url = f"s3://{BUCKET}/r"
         container = {"raw": zm.VirtualContainer(raw, endpoint=place.endpoint, region=_REGION)}
         given: dict[str, Any] = {"virtual_containers": container, "storage_options": options}
-        session = zm.Repository.create(url, {"inline-chunk-bytes": 0}, **given).writable_session()
+        session = zm.create(url, {"inline-chunk-bytes": 0}, **given).writable_session()
         new_array(session.store, data, "native")[:] = data
         new_array(session.store, data, "virtual")
         here = np.arange(len(data))
@@ -345,7 +345,7 @@ def referring_far(case: Case) -> Iterator[Figure]:
             for name in ("native", "virtual"):
                 before = place.counts()[0]
                 with Watch() as watch:
-                    store = zm.Repository.open(url, **given).readonly_session("main").store
+                    store = zm.open(url, **given).readonly_session("main").store
                     row = zarr.open_array(store, path=name, mode="r")[3]
                 assert np.array_equal(row, data[3])
                 found[name] = watch, place.counts()[0] - before

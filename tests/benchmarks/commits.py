@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
@@ -62,7 +63,7 @@ def put(session: Session, key: str, value: bytes) -> None:
 
 def put_base(storage: Storage, refs: int = BASE_REFS, room: int = 0) -> None:
     """A repository with an array `huge` of that many chunks in the base, and room for more."""
-    repository = Repository.create(storage, _CONFIG)
+    repository = zm.create(storage, _CONFIG)
     session = repository.writable_session("main")
     put(session, "huge/zarr.json", document(refs + room))
     put(session, "huge/c/0", _CHUNK)  # a chunk for all others to refer to
@@ -128,7 +129,7 @@ def commit_all(
 ) -> Costs:
     """One commit for each number, by one session, of what `change` does."""
     counting, costs = CountingStorage(storage), Costs()
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     for number in numbers:
         change(session, number)
         before = contents_of(session.store).view.ref

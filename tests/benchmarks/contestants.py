@@ -67,13 +67,13 @@ class Ours(Contestant):
 
     def create(self, *, inline_bytes: int | None = None, **options: Any) -> None:
         config = {} if inline_bytes is None else {"inline-chunk-bytes": inline_bytes}
-        zm.Repository.create(str(self.folder / "r"), config, **options)
+        zm.create(str(self.folder / "r"), config, **options)
 
     def open(self, **options: Any) -> zm.Repository:
-        return zm.Repository.open(str(self.folder / "r"), **options)
+        return zm.open(str(self.folder / "r"), **options)
 
     def distant(self, port: int) -> zm.Repository:
-        return zm.Repository.open(HttpStorage(port, self.folder / "r"))
+        return zm.open(HttpStorage(port, self.folder / "r"))
 
     def distant_reader(self, port: int) -> Store:
         return self.distant(port).readonly_session("main").store

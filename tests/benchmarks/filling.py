@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from runner import Case, Figure, Watch
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +71,7 @@ def _written(case: Case, times: int, one_chunk: bool) -> Callable[[DataFrame], N
     def ours(rows: DataFrame) -> None:
         if place.exists():
             shutil.rmtree(place)
-        repository = Repository.create(place)
+        repository = zm.create(place)
         report = write_dataframe(
             rows,
             repository,

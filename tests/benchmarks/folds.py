@@ -35,7 +35,7 @@ import numpy as np
 from numcodecs import blosc
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 
 REFS, STEPS, TILES, IN_FILE, AT_ONCE = 10_000_000, 10, 100, 1_000, 1_000_000
 CASES = ("new", "many", "random", "update", "again", "import")
@@ -93,7 +93,7 @@ def _put_document(session: Any, name: str, refs: int) -> None:
 
 def make(url: str, refs: int, case: str) -> None:
     """The repository that is to be compacted."""
-    repository = Repository.create(url, _MODE)
+    repository = zm.create(url, _MODE)
     session = repository.writable_session("main")
     names = [f"v{i}" for i in range(STEPS)] if case == "many" else ["v"] * STEPS
     each = refs // STEPS
@@ -116,13 +116,13 @@ def make(url: str, refs: int, case: str) -> None:
 
 def compact(url: str, mode: str) -> dict[str, Any]:
     """The compaction."""
-    report = Repository.open(url).compact("main", mode)
+    report = zm.open(url).compact("main", mode)
     return {"refs": report.refs_merged, "manifests": report.manifests_written}
 
 
 def set_in_one_session(url: str, refs: int) -> dict[str, Any]:
     """All refs set in one session, and committed."""
-    session = Repository.create(url, _MODE).writable_session("main")
+    session = zm.create(url, _MODE).writable_session("main")
     _put_document(session, "v", refs)
     for step, first in enumerate(range(0, refs, AT_ONCE)):
         rows = np.arange(first, min(first + AT_ONCE, refs))

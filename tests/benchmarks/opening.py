@@ -27,7 +27,7 @@ import numpy as np
 from folds import TILES, apart, document, refs_of
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
 from zarr_manifests.format.manifest import Manifest
@@ -42,7 +42,7 @@ _CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 
 def make(url: str, refs: int, kind: str) -> dict[str, Any]:
     """A repository with such an array; where its manifest is."""
-    repository = Repository.create(url, _CONFIG)
+    repository = zm.create(url, _CONFIG)
     session = repository.writable_session("main")
     every = 2 if kind == "sparse" else 1
     session.store.set_sync("v/zarr.json", cpu.Buffer.from_bytes(document(every * refs // TILES)))
@@ -86,7 +86,7 @@ def look_up(url: str, blob: BlobRef) -> dict[str, Any]:
 
 def open_and_look_up(url: str, blob: BlobRef) -> dict[str, Any]:
     """The same, by the front door."""
-    contents = contents_of(Repository.open(url).readonly_session("main").store)
+    contents = contents_of(zm.open(url).readonly_session("main").store)
     node = contents.node("v")
     assert node is not None
     assert contents.ref(node, (0, 0, 0)) is not None

@@ -23,7 +23,8 @@ import numpy as np
 import zarr
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository, RepositoryConfig
+import zarr_manifests as zm
+from zarr_manifests import RepositoryConfig
 from zarr_manifests.config import Compaction
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.blobs import BlobRef
@@ -171,7 +172,7 @@ def repository_of(leaves: int) -> Callable[[], None]:
     default = ManifestSet("default", 10, None, None, None)
     planned = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
     config = RepositoryConfig(chunk_manifests=planned, compaction=Compaction(mode="manual"))
-    repository = Repository.create(MemoryStorage(), config)
+    repository = zm.create(MemoryStorage(), config)
     session = repository.writable_session()
     count = leaves * 10
     zarr.create_array(session.store, name="air", shape=(count,), chunks=(1,), dtype="i8")

@@ -22,7 +22,7 @@ import numpy as np
 from folds import AT_ONCE, TILES, document, refs_of
 from zarr.core.buffer import cpu, default_buffer_prototype
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.presence_index import index_leaves
@@ -161,7 +161,7 @@ def _set(session: Any, chunks: range) -> None:
 def measure(chunks: int, leaf_chunks: int = LEAF_ROWS) -> Scale:
     """Make a repository of that many chunks, in memory, and count what each operation asks for."""
     storage = CountingStorage(MemoryStorage())
-    session = Repository.create(storage, _config(leaf_chunks)).writable_session()
+    session = zm.create(storage, _config(leaf_chunks)).writable_session()
     _set(session, range(chunks))
     session.commit("refs")
     costs: dict[str, Cost] = {}
@@ -169,14 +169,14 @@ def measure(chunks: int, leaf_chunks: int = LEAF_ROWS) -> Scale:
     def count(name: str) -> None:
         costs[name] = Cost.of(storage.log)
 
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     repository.compact("main", "full")
     count("rewrite")
     layout = _layout(storage, chunks)
 
     storage.reset()
-    reader = Repository.open(storage).readonly_session("main")
+    reader = zm.open(storage).readonly_session("main")
     reader.store.get_sync("v/zarr.json", prototype=default_buffer_prototype())
     count("open")
     storage.reset()
@@ -184,16 +184,16 @@ def measure(chunks: int, leaf_chunks: int = LEAF_ROWS) -> Scale:
     assert view.lookup(view.nodes["v"].node_id, (chunks // TILES // 2, 3, 3)) is not None
     count("lookup")
 
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     storage.reset()
     _set(session, range(chunks, chunks + TILES))
     session.commit("more")
     count("append")
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     repository.compact("main", "major")
     count("compact")
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     repository.expire_snapshots(keep_last=1)
     repository.garbage_collect(grace=timedelta(0))
@@ -221,7 +221,7 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
     there: that decides how well the directory is compressed.
     """
     storage = MemoryStorage()
-    session = Repository.create(storage, _config(leaf_chunks)).writable_session()
+    session = zm.create(storage, _config(leaf_chunks)).writable_session()
     session.store.set_sync("v/zarr.json", cpu.Buffer.from_bytes(document(chunks // TILES)))
     session.commit("array")
     workspace = workspace_of(session.store)

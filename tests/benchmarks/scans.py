@@ -13,7 +13,7 @@ import zarr
 from contestants import Ours
 from runner import Case, Figure, Watch
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -190,7 +190,7 @@ def scanning_tiny_chunks(case: Case) -> Iterator[Figure]:
     cells = np.arange(chunks * _TINY_CELLS, dtype="<f4")
     (elsewhere / "cells").write_bytes(cells.tobytes())
     containers = {"raw": elsewhere}
-    repository = Repository.create(case.folder / "r", virtual_containers=containers)
+    repository = zm.create(case.folder / "r", virtual_containers=containers)
     session = repository.writable_session("main")
     like = zarr.create_array(
         session.store,

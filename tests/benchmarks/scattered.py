@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import zarr
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.storage import MemoryStorage
@@ -45,7 +46,7 @@ def point(session: Session, chunks: np.ndarray, rng: np.random.Generator) -> Non
 def base() -> MemoryStorage:
     """A repository with an array of a million chunks in the base."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session()
     zarr.create_array(session.store, name="huge", shape=(BASE_REFS,), chunks=(1,), dtype="i8")
     point(session, np.arange(BASE_REFS), np.random.default_rng(1))
@@ -68,8 +69,8 @@ def overwrite(storage: MemoryStorage, ratio: float, commits: int, each: int) -> 
     counting = CountingStorage(storage)
     # What is due is compacted by hand, so that both can be counted apart.
     config = {"compaction": {"mode": "manual", "size-ratio": ratio}}
-    writer = Repository.open(storage, config).writable_session()
-    compactor = Repository.open(counting, config)
+    writer = zm.open(storage, config).writable_session()
+    compactor = zm.open(counting, config)
     written: Counter[str] = Counter()
     ingested, merged, start = 0, 0, time.perf_counter()
     for number in range(commits):
@@ -82,7 +83,7 @@ def overwrite(storage: MemoryStorage, ratio: float, commits: int, each: int) -> 
         counting.reset()
         merged += compactor.compact(mode="major").refs_merged
         written += count(counting)
-        writer = Repository.open(storage, config).writable_session()
+        writer = zm.open(storage, config).writable_session()
     seconds = time.perf_counter() - start
     factors = ", ".join(f"{kind} {n / ingested:.2f}" for kind, n in sorted(written.items()))
     print(f"size-ratio {ratio}: {commits:,} commits of {each:,} refs, {ingested:,} B of them")

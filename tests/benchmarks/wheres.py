@@ -9,6 +9,7 @@ import numpy as np
 import zarr
 from runner import Case, Figure, Watch
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.format.zone_maps import Bounds, ZonePages
@@ -31,11 +32,11 @@ def choosing(case: Case) -> Iterator[Figure]:
     few, half = _fill(case, grid)
     rows, columns = (n * _SIDE for n in grid)
     cut = f"a > {half} AND y >= {rows * 7 // 20} AND x < {columns * 3 // 5}"
-    nbytes = _zone_bytes(Repository.open(case.folder))
+    nbytes = _zone_bytes(zm.open(case.folder))
     while True:
         found: dict[str, Figure] = {}
         for name, where in (("few", f"a > {few}"), ("cut", cut), ("half", f"a > {half}")):
-            session = Repository.open(case.folder).readonly_session()
+            session = zm.open(case.folder).readonly_session()
             with Watch() as watch:
                 selection = session.chunks_where("a", where)
             assert 0 < selection.selected < selection.chunks
@@ -54,7 +55,7 @@ def _fill(case: Case, grid: tuple[int, int]) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     chunks = grid[0] * grid[1]
     files = [f"file:///raw/{i}" for i in range(-(-chunks // _FILE_CHUNKS))]
-    repository = Repository.create(case.folder, virtual_containers={"raw": "file:///raw"})
+    repository = zm.create(case.folder, virtual_containers={"raw": "file:///raw"})
     session = repository.writable_session()
     zarr.create_array(
         session.store,

@@ -40,7 +40,7 @@ def lines(*arguments: object) -> list[str]:
 def url(tmp_path: Path) -> str:
     """A repository with three commits, a branch and a tag."""
     path = tmp_path / "repository"
-    repo = zm.Repository.create(path)
+    repo = zm.create(path)
     repo.create_tag("empty")
     with repo.transaction("main", message="make the hierarchy") as store:
         root = zarr.create_group(store)
@@ -65,7 +65,7 @@ def url(tmp_path: Path) -> str:
 
 
 def test_log_shows_every_snapshot_newest_first(url: str) -> None:
-    history = list(zm.Repository.open(url).ancestry())
+    history = list(zm.open(url).ancestry())
     shown = lines("log", url)
     assert [line.split()[0] for line in shown[::2]] == [info.snapshot_id for info in history]
     assert [info.kind in line for info, line in zip(history, shown[::2], strict=True)] == [True] * 3
@@ -78,7 +78,7 @@ def test_log_shows_every_snapshot_newest_first(url: str) -> None:
 def test_log_of_a_branch_a_tag_and_a_snapshot(url: str) -> None:
     assert lines("log", url, "--at", "trial")[1].startswith("    fill\\nall of it  [2 chunks")
     assert lines("log", url, "--at", "empty")[1:] == ["    create repository"]
-    parent = list(zm.Repository.open(url).ancestry())[1].snapshot_id
+    parent = list(zm.open(url).ancestry())[1].snapshot_id
     older = lines("log", url, "--at", parent)
     assert (older[0].split()[0], len(older)) == (parent, 4)
 
@@ -96,7 +96,7 @@ def test_log_is_limited_and_says_so(url: str) -> None:
 
 def test_tree_shows_the_hierarchy(url: str) -> None:
     snapshot, header, *shown = lines("tree", url)
-    assert snapshot == zm.Repository.open(url).list_branches()["main"]
+    assert snapshot == zm.open(url).list_branches()["main"]
     assert header.split() == ["dimensions", "type", "chunk", "units"]
     assert [line[:19].rstrip() for line in shown] == [
         "/",
@@ -138,7 +138,7 @@ def test_tree_says_which_arrays_have_statistics(url: str) -> None:
 
 
 def test_tree_of_format_2(url: str) -> None:
-    session = zm.Repository.open(url).writable_session("main")
+    session = zm.open(url).writable_session("main")
     group = zarr.create_group(session.store, path="old", zarr_format=2)
     group.create_array("height", shape=(4,), dtype="f4", attributes={"units": "m"})
     group.create_array("pairs", shape=(2,), dtype=[("x", "i4"), ("y", "f8")])
@@ -154,7 +154,7 @@ def test_tree_of_nothing(url: str) -> None:
 
 
 def test_names_and_units_cannot_reach_the_terminal_as_anything_but_text(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     with repo.transaction("main", message="\x1b[31mred\x07") as store:
         group = zarr.create_group(store)
         group.create_array(
@@ -171,7 +171,7 @@ def test_names_and_units_cannot_reach_the_terminal_as_anything_but_text(tmp_path
 
 
 def test_info_adds_up(url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     shown = lines("info", url)
     facts = dict(line.split(maxsplit=1) for line in shown[:3])
     assert facts == {"repository": repo.url, "id": repo.repository_id, "format": "1"}
@@ -191,7 +191,7 @@ def test_info_adds_up(url: str) -> None:
 
 
 def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     assert lines("metadata", tmp_path) == []
     assert lines("metadata", tmp_path, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
     expected = {"title": "winds: 10 m", "grid": {"lat": 0.25}, "n": 3}
@@ -212,7 +212,7 @@ def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
 
 
 def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     for number in range(25):
         repo.create_tag(f"v{number}")
     shown = lines("info", tmp_path)
@@ -225,9 +225,9 @@ def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
 
 def test_du_counts_what_each_array_refers_to(url: str) -> None:
     snapshot, header, *shown = lines("du", url)
-    assert snapshot == zm.Repository.open(url).list_branches()["main"]
+    assert snapshot == zm.open(url).list_branches()["main"]
     assert header.split() == ["chunks", "inline", "native", "virtual", "bytes"]
-    (usage, scalar), nbytes = zm.Repository.open(url).readonly_session().du(), 0
+    (usage, scalar), nbytes = zm.open(url).readonly_session().du(), 0
     assert (usage.path, usage.chunks, usage.native_chunks) == ("/air/temperature", 2, 0)
     nbytes = usage.inline_bytes
     assert nbytes > 0
@@ -246,7 +246,7 @@ def test_du_counts_what_each_array_refers_to(url: str) -> None:
 
 
 def test_du_of_one_array_says_how_far_it_is_filled(url: str) -> None:
-    stats = zm.Repository.open(url).du(path="/air/temperature")
+    stats = zm.open(url).du(path="/air/temperature")
     header, shown = lines("du", url, "--array", "air/temperature")
     assert header.split() == ["chunks", "of", "bytes"]
     assert stats.stored_bytes is not None
@@ -258,7 +258,7 @@ def test_du_of_one_array_says_how_far_it_is_filled(url: str) -> None:
 
 
 def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:
-    repository = zm.Repository.open(url)
+    repository = zm.open(url)
     total = repository.totals().total
     assert total.nbytes is not None
     snapshot, header, *shown = lines("du", url, "--totals")
@@ -269,10 +269,10 @@ def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:
     assert shown[2].split()[:2] == ["all", "2"]
     assert lines("log", url)[1].endswith(f"; in all 2 chunks, {size}]")
     repository.compact(mode="full")
-    session = zm.Repository.open(url).writable_session()  # which has read no manifest
+    session = zm.open(url).writable_session()  # which has read no manifest
     zarr.open_array(session.store, path="air/temperature")[:2] = np.full((2, 6), 3, "f4")
     session.commit("overwrite")
-    chunks = zm.Repository.open(url).totals().total.refs
+    chunks = zm.open(url).totals().total.refs
     shown = lines("du", url, "--totals")
     assert shown[2].split()[:3] == ["/air/temperature", "<=", str(chunks)]
     assert shown[-1].startswith("<= at most")
@@ -282,7 +282,7 @@ def test_du_and_log_show_what_snapshots_say_themselves(url: str) -> None:
 def test_diff_lists_nodes_and_chunks(url: str) -> None:
     assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks overwritten"]
     assert lines("diff", url, "main", "main") == ["no changes"]
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     session = repo.writable_session("trial")
     session.move("air", "water")
     zarr.create_group(session.store, path="new")
@@ -309,7 +309,7 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
 
 
 def test_diff_as_json_is_what_the_library_yields(url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     session = repo.writable_session("trial")
     zarr.open_array(session.store, path="air/temperature").resize((2, 9))
     workspace_of(session.store).delete_below("depth/")
@@ -340,7 +340,7 @@ def test_diff_as_json_is_what_the_library_yields(url: str) -> None:
 
 @pytest.mark.parametrize("verb", ["branch", "tag"])
 def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     names = repo.list_branches if verb == "branch" else repo.list_tags
     before = names()
     assert dict(map(str.split, lines(verb, url))) == before
@@ -360,7 +360,7 @@ def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
 
 
 def test_a_branch_is_reset(url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
     empty = repo.list_tags()["empty"]
     refused = call("reset", url, "trial", "empty")
@@ -496,7 +496,7 @@ def test_counts_as_text() -> None:
 
 def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
     path = tmp_path / "packed"
-    repo = zm.Repository.create(path, {"inline-chunk-bytes": 0})
+    repo = zm.create(path, {"inline-chunk-bytes": 0})
     with repo.transaction(message="a pack of four chunks") as store:
         array = zarr.create_array(store, name="a", shape=(400,), chunks=(100,), dtype="u1",
                                   compressors=None)  # fmt: skip
@@ -521,7 +521,7 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
 
 
 def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     version = next(repo.ops_log()).version
     head = repo.list_branches()["main"]
     repo.create_tag("later")
@@ -568,7 +568,7 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     assert call("restore", url, 10**6).exit_code == 2
     assert call("gc", url, "--grace", "soon").exit_code == 2
     assert call("recover", url).exit_code == 2
-    head = next(zm.Repository.open(url).ancestry()).snapshot_id
+    head = next(zm.open(url).ancestry()).snapshot_id
     (Path(url) / "current").write_bytes(b"damaged")
     refused = call("verify", url)
     assert refused.exit_code == 1
@@ -592,7 +592,7 @@ def test_a_document_that_zarr_refuses_is_an_error_without_escapes(
     tmp_path: Path, place: str
 ) -> None:
     evil = "\x1b[2Jall is well"
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     for value in (1, 2):
         with repo.transaction(message=f"{value}") as store:
             if value == 1:
@@ -615,7 +615,7 @@ def test_a_document_that_zarr_refuses_is_an_error_without_escapes(
 
 
 def test_show_and_diff_say_which_attributes_changed(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     with repo.transaction(message="made") as store:
         zarr.create_group(store, path="g", attributes={"units": "K\x1b[2J"})
     with repo.transaction(message="changed") as store:
@@ -633,7 +633,7 @@ def test_show_and_diff_say_which_attributes_changed(tmp_path: Path) -> None:
 
 def test_commits_name_their_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZARR_MANIFESTS_WHO")
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     with repo.transaction(message="first") as store:
         zarr.create_group(store, path="g")
     monkeypatch.setenv("ZARR_MANIFESTS_WHO", "the nightly job\x1b[2J")

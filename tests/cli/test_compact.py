@@ -17,7 +17,7 @@ from zarr_manifests.cli import app
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """Four deltas on no base."""
-    repo = zm.Repository.create(tmp_path / "repository", {"compaction": {"mode": "manual"}})
+    repo = zm.create(tmp_path / "repository", {"compaction": {"mode": "manual"}})
     with repo.transaction("main", message="array") as store:
         zarr.create_array(store, name="a", shape=(30,), chunks=(10,), dtype="f8")
     for i in range(3):
@@ -35,7 +35,7 @@ def shown(*arguments: str) -> dict[str, list[str]]:
 
 
 def test_a_full_compaction(url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     before = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[:]
     found = shown(url, "--mode", "full")
     assert found["deltas and runs"] == ["4", "0"]
@@ -54,7 +54,7 @@ def test_a_minor_one_makes_a_run(url: str) -> None:
 
 
 def test_a_dry_run_writes_nothing(url: str) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     objects = sorted(info.key for info in repo.storage.list())
     found = shown(url, "--dry-run")
     assert found["deltas and runs"] == ["4", "?"]

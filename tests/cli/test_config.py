@@ -21,7 +21,7 @@ def call(*arguments: object, given: bytes | None = None) -> Result:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     path = tmp_path / "repository"
-    zm.Repository.create(path, {"max-delta-count": 7})
+    zm.create(path, {"max-delta-count": 7})
     return str(path)
 
 
@@ -30,7 +30,7 @@ def test_show_prints_yaml_that_can_be_applied(url: str, tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert zm.RepositoryConfig.from_yaml(shown.stdout) == zm.RepositoryConfig(max_delta_count=7)
     other = tmp_path / "other"
-    zm.Repository.create(other)
+    zm.create(other)
     assert call("apply", other, "-", given=shown.stdout_bytes).exit_code == 0
     assert call("show", other).stdout == shown.stdout
 
@@ -45,7 +45,7 @@ def test_set_changes_and_saves_options(url: str) -> None:
         "chunk-manifests.preload.arrays=[{path: .*/time}]",
     )
     assert (done.exit_code, done.output) == (0, "")
-    config = zm.Repository.open(url).config
+    config = zm.open(url).config
     assert (config.commits.mode, config.commits.attempts) == ("rewrite", 3)
     assert (config.inline_chunk_bytes, config.max_delta_count) == (1_000, 7)
     assert config.chunk_manifests.preload.arrays == (".*/time",)
@@ -97,7 +97,7 @@ def test_apply_saves_nothing_of_a_file_with_faults(url: str, tmp_path: Path) -> 
     assert call("show", url).stdout == before
     file.write_text("commits: {mode: rewrite}\n", "utf-8")
     assert call("apply", url, file).exit_code == 0
-    config = zm.Repository.open(url).config
+    config = zm.open(url).config
     assert config.commits.mode == "rewrite"
     assert config.max_delta_count == 50, "what the file leaves out has its default"
 

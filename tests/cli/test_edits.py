@@ -33,7 +33,7 @@ def objects(*arguments: object) -> list[dict[str, Any]]:
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
     """`air/t` on main, which `trial` corrects; main has moved on in another array."""
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="make it", metadata={"source": "a\ntest"}) as store:
         root = zarr.create_group(store)
         t = root.create_array(
@@ -51,7 +51,7 @@ def url(tmp_path: Path) -> Path:
 
 
 def values(url: Path, path: str = "air/t", version: str = "main") -> list[float]:
-    store = zm.Repository.open(url).readonly_session(version).store
+    store = zm.open(url).readonly_session(version).store
     return np.asarray(zarr.open_array(store, path=path, mode="r")[:]).ravel().tolist()
 
 
@@ -60,7 +60,7 @@ def values(url: Path, path: str = "air/t", version: str = "main") -> list[float]
 
 def test_show_says_what_a_commit_is_and_did(url: Path) -> None:
     first, message, *rest = lines("show", url, "trial")
-    info = next(zm.Repository.open(url).ancestry("trial"))
+    info = next(zm.open(url).ancestry("trial"))
     assert first.startswith(info.snapshot_id)
     assert first.endswith("(trial)")
     assert message.startswith("    correct a row  [2 chunks")
@@ -76,7 +76,7 @@ def test_show_says_what_a_commit_is_and_did(url: Path) -> None:
 
 
 def test_show_of_the_oldest_commit_that_is_left(url: Path) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     repo.delete_branch("trial")
     repo.expire_snapshots(1)
     repo.garbage_collect(timedelta(0))
@@ -92,7 +92,7 @@ def test_log_of_a_path_follows_it_through_moves(url: Path) -> None:
     assert messages(url, "depth") == ["fill the depth", "make it"]
     assert messages(url, "/air", "--at", "trial") == ["correct a row", "make it"]
     lines("mv", url, "air", "sky", "-m", "rename")
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     with repo.transaction(message="later") as store:
         zarr.open_array(store, path="sky/t")[3] = 1
     assert messages(url, "sky/t") == ["later", "rename", "make it"]
@@ -107,7 +107,7 @@ def test_log_of_a_path_follows_it_through_moves(url: Path) -> None:
 
 
 def test_log_since_a_time_or_a_version(url: Path) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     _, made, oldest = repo.ancestry()
     assert messages(url, "--since", made.id) == ["fill the depth"]
     assert messages(url, "--since", "trial") == ["fill the depth"]
@@ -119,7 +119,7 @@ def test_log_since_a_time_or_a_version(url: Path) -> None:
 
 def test_log_in_one_line_has_short_ids_that_are_versions(url: Path) -> None:
     shown = lines("log", url, "--oneline")
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     assert [line.partition(" ")[2] for line in shown][1:] == ["make it", "create repository"]
     assert shown[0].endswith(" (main) fill the depth")
     for line, info in zip(shown, repo.ancestry(), strict=True):
@@ -178,7 +178,7 @@ def test_cat_prints_a_corner_or_an_index(url: Path) -> None:
 
 
 def test_cat_of_odd_arrays(url: Path) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     with repo.transaction(message="odd") as store:
         zarr.create_array(store, name="scalar", shape=(), dtype="f8")[...] = np.nan
         zarr.create_array(store, name="none", shape=(0, 3), chunks=(1, 1), dtype="i4")
@@ -198,10 +198,10 @@ def test_cat_of_odd_arrays(url: Path) -> None:
 def test_revert_and_cherry_pick(url: Path) -> None:
     (picked,) = lines("cherry-pick", url, "trial", "-m", "take it")
     assert values(url)[:2] == [100, 100]
-    assert next(zm.Repository.open(url).ancestry()).message == "take it"
+    assert next(zm.open(url).ancestry()).message == "take it"
     (undone,) = objects("revert", url, picked[13:21])
     assert values(url)[:2] == [0, 1]
-    assert next(zm.Repository.open(url).ancestry()).id == undone["snapshot_id"]
+    assert next(zm.open(url).ancestry()).id == undone["snapshot_id"]
     assert call("revert", url, "main~9").exit_code == 1
     assert call("cherry-pick", url, "main~9").exit_code == 1
 
@@ -219,7 +219,7 @@ def test_merge_reports_and_merges(url: Path) -> None:
 
 
 def test_conflicts_of_a_merge_are_all_told(url: Path) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     with repo.transaction(message="on main") as store:
         zarr.open_array(store, path="air/t")[:2] = -1
     dry = call("merge", url, "trial", "--dry-run")
@@ -240,7 +240,7 @@ def test_conflicts_of_a_merge_are_all_told(url: Path) -> None:
 
 def test_mv(url: Path) -> None:
     (made,) = lines("mv", url, "/air/t", "temperature")
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     assert next(repo.ancestry()).id == made
     assert next(repo.ancestry()).message == "move /air/t to temperature"
     assert values(url, "temperature")[5] == 5

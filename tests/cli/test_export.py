@@ -22,7 +22,7 @@ def call(*arguments: object) -> Result:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="first") as store:
         zarr.create_array(store, name="g/a", data=np.zeros(4, "i2"), chunks=(2,), compressors=None)
     repo.create_tag("v1")
@@ -46,11 +46,11 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     done = call(url, tmp_path / "r.json", "-f", "kerchunk", "--no-copy", "--tag", "kept")
     assert done.exit_code == 0, done.stderr
     assert "the tag kept keeps what is referred to" in done.stdout
-    assert set(zm.Repository.open(url).list_tags()) == {"v1", "kept"}
+    assert set(zm.open(url).list_tags()) == {"v1", "kept"}
 
 
 def test_attributes_that_are_no_json_are_exported_as_they_are(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="format 2") as store:
         root = zarr.create_group(store, zarr_format=2)
         root.create_array("a", data=np.arange(4), chunks=(2,))

@@ -31,7 +31,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 def values(repo: Path, path: str, **places: Path) -> list[int]:
-    opened = zm.Repository.open(repo, virtual_containers=places)
+    opened = zm.open(repo, virtual_containers=places)
     return np.asarray(zarr.open_array(opened.readonly_session().store, path=path)[:]).tolist()
 
 
@@ -39,11 +39,11 @@ def test_a_zarr_store(repo: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.zarr"
     zarr.create_array(LocalStore(plain), name="u", data=np.arange(3), chunks=(1,))
     made = call("import", "zarr", repo, plain, "--path", "/old", "-m", "take it in").strip()
-    assert next(zm.Repository.open(repo).ancestry()).snapshot_id == made
+    assert next(zm.open(repo).ancestry()).snapshot_id == made
     assert values(repo, "old/u", plain=plain) == [0, 1, 2]
     assert "with --authorize" in call("cat", repo, "old/u", code=1)
     assert "[0 1 2]" in call("cat", repo, "old/u", "--authorize")
-    assert zm.Repository.open(repo).config.virtual_containers[0].name == "plain-zarr"
+    assert zm.open(repo).config.virtual_containers[0].name == "plain-zarr"
     call("import", "zarr", repo, plain, "--path", "/copied", "--copy")
     assert values(repo, "copied/u") == [0, 1, 2]
     assert "exists already" in call("import", "zarr", repo, plain, "--path", "/old", code=1)
@@ -76,7 +76,7 @@ def test_an_icechunk_repository(repo: Path, tmp_path: Path) -> None:
     words = ("import", "icechunk", repo, tmp_path / "source")
     place = ("--container", f"source={tmp_path / 'source'}")
     shown = call(*words, *place)
-    opened = zm.Repository.open(repo)
+    opened = zm.open(repo)
     assert all(f"{name}  {head}" in shown for name, head in opened.list_branches().items())
     assert "--history" not in call(*words, *place, "--history", "heads")
     assert "give 'all' or 'heads'" in call(*words, "--history", "some", code=2)
@@ -114,4 +114,4 @@ def test_files_are_imported_by_reference(repo: Path, tmp_path: Path) -> None:
     read = xr.open_dataset(repo, engine="zarr_manifests", authorize=True)
     xr.testing.assert_equal(read.load(), ds)
     call(*place, "--container", f"again={tmp_path}")
-    assert [one.name for one in zm.Repository.open(repo).config.virtual_containers] == ["raw"]
+    assert [one.name for one in zm.open(repo).config.virtual_containers] == ["raw"]

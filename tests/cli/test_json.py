@@ -49,7 +49,7 @@ def tell(*words: object, code: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="make t", metadata={"by": b"\x01"}) as store:
         zarr.create_array(
             store, name="t", data=np.arange(4.0), chunks=(2,), attributes={"units": "K"}
@@ -92,13 +92,13 @@ def test_reports_are_objects_with_the_names_of_their_attributes(url: Path, tmp_p
 
 
 def test_branches_and_tags_of_a_snapshot_are_told_apart_by_their_kind() -> None:
-    (info,) = zm.Repository.create("memory://json-of-refs").ancestry()
+    (info,) = zm.create("memory://json-of-refs").ancestry()
     found = snapshot_record(info, [RefName("branch", "tag v1"), RefName("tag", "v1")])
     assert (found["branches"], found["tags"]) == (["tag v1"], ["v1"])
 
 
 def test_listings_are_an_object_on_each_line(url: Path) -> None:
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     newest, first = tell("log", url)
     info = next(repo.ancestry())
     assert newest == {

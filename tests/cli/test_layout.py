@@ -21,7 +21,7 @@ def call(*arguments: object, given: bytes | None = None) -> Result:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    repository = zm.Repository.create(tmp_path / "repository")
+    repository = zm.create(tmp_path / "repository")
     session = repository.writable_session()
     for name, chunks in (("lat", 5), ("air", 300), ("sea", 6_000)):
         zarr.create_array(
@@ -49,7 +49,7 @@ def test_explain_shows_where_each_array_is(url: str) -> None:
     done = call("explain", url)
     assert done.exit_code == 0, done.output
     found = rows(done.stdout)
-    assert found[0] == [zm.Repository.open(url).list_branches()["main"]]
+    assert found[0] == [zm.open(url).list_branches()["main"]]
     assert ["/lat", "0", "coordinates", "1", "1", "5"] in found
     assert ["/air", "0", "coordinates", "1", "1", "300"] in found
     assert ["/sea", "default", "2", "1", "6,000"] in found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zarr
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 
 _LOADED = """
 import sys
@@ -55,7 +55,7 @@ def test_only_what_is_used_is_loaded(code: str, due: list[str]) -> None:
 
 _READ = """
 import zarr, zarr_manifests as zm
-store = zm.Repository.open({url!r}).readonly_session("main").store
+store = zm.open({url!r}).readonly_session("main").store
 assert zarr.open_array(store, path="a", mode="r")[0] == 7
 """
 _FOR_OTHERS = {
@@ -88,7 +88,7 @@ _FOR_OTHERS = {
 @pytest.mark.slow
 def test_opening_a_repository_and_reading_a_chunk_loads_what_reading_needs(tmp_path: Path) -> None:
     url = str(tmp_path / "r")
-    repository = Repository.create(url)
+    repository = zm.create(url)
     with repository.transaction("main", message="values") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     found = loaded(_READ.format(url=url), "zarr_manifests.")

@@ -44,7 +44,7 @@ def test_options_reach_the_storage(verb: str, tmp_path: Path) -> None:
 
 def test_options_are_used(tmp_path: Path) -> None:
     at = tmp_path / "winds"
-    zm.Repository.create(at)
+    zm.create(at)
     (at / "current").rename(tmp_path / "current")
     (at / "current").symlink_to(tmp_path / "current")
     assert call("log", at).exit_code == 1

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import zarr_manifests as zm
+from zarr_manifests import opening
 from zarr_manifests.cli import app
 from zarr_manifests.cli.progress_bar import ProgressBar
 from zarr_manifests.cli.words import on_command_line
@@ -26,7 +27,7 @@ ICECHUNK = Path(__file__).parents[1] / "virtual/icechunk_golden/format-2"
 
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
-    repo = zm.Repository.create(tmp_path / "repository", {"inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "repository", {"inline-chunk-bytes": 0})
     with repo.transaction(message="make t") as store:
         zarr.create_array(store, name="t", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     repo.create_tag("v1")
@@ -54,7 +55,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object, **__: object) -> None:
         raise BrokenPipeError("of a storage")
 
-    monkeypatch.setattr(zm.Repository, "open", broken)
+    monkeypatch.setattr(opening, "open", broken)
     done = CliRunner().invoke(app, ["log", "x"])
     assert done.exit_code == 1
 
@@ -179,7 +180,7 @@ VERBS: dict[str, tuple[list[str], list[str], list[str]]] = {
 @pytest.fixture
 def places(url: Path) -> dict[str, str]:
     """Places for `VERBS`: a repository, what was made from it, and where nothing is yet."""
-    repo, elsewhere = zm.Repository.open(url), url.parent
+    repo, elsewhere = zm.open(url), url.parent
     zm.clone(repo, elsewhere / "clone")
     repo.create_branch("gone")
     for branch in ("main", "main", "gone"):
@@ -273,7 +274,7 @@ def test_a_shell_completes_verbs_options_and_versions(url: Path) -> None:
         ("history='some': give 'all'", "--history some: give 'all'"),
         ("authorize=['raw'] if you", "--authorize if you"),
         (
-            "`Repository.recover` and `zarr-manifests recover` make a new one",
+            "`zm.recover` and `zarr-manifests recover` make a new one",
             "`zarr-manifests recover` makes a new one",
         ),
         (

@@ -161,7 +161,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    repo = zm.Repository.create(tmp_path / "url")
+    repo = zm.create(tmp_path / "url")
     with repo.transaction(message="make t") as store:
         zarr.create_array(store, name="t", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     repo.create_tag("v1")
@@ -236,4 +236,4 @@ def test_every_verb_has_wrong_words() -> None:
 def test_an_import_that_fails_makes_no_repository(kind: str, places: dict[str, str]) -> None:
     made = places["new"]
     said(f"import {kind}", made, places["empty"])
-    assert not zm.Repository.exists(made)
+    assert not zm.exists(made)

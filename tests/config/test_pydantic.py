@@ -13,11 +13,11 @@ PROGRAM = """
     from zarr_manifests.config import CacheOptions, ChunkManifests, Compaction, ManifestSet
 
     place, config = sys.argv[1], zm.RepositoryConfig(compaction=Compaction("manual"))
-    zm.Repository.create(place)
-    created = zm.Repository.open(place)
+    zm.create(place)
+    created = zm.open(place)
     created.save_config(config)
     created.save_config(zm.RepositoryConfig(chunk_manifests=ChunkManifests((ManifestSet("a"),))))
-    opened = zm.Repository.open(place, cache=CacheOptions(chunk_bytes=5))
+    opened = zm.open(place, cache=CacheOptions(chunk_bytes=5))
     assert opened.config.chunk_manifests.sets[0].name == "a"
     print("pydantic" in sys.modules)
     opened.config.overlaid({})

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.config import Snapshots
 from zarr_manifests.error_cases import ConfigError
@@ -47,7 +48,7 @@ def test_values_are_checked_when_the_section_is_built() -> None:
 
 
 def filled(config: dict[str, object] | None = None) -> Repository:
-    repository = Repository.create(MemoryStorage(), config)
+    repository = zm.create(MemoryStorage(), config)
     for i in range(6):
         with repository.transaction(message=f"{i}") as store:
             zarr.create_group(store, path=f"g{i}")
@@ -66,5 +67,5 @@ def test_the_configuration_of_this_process_counts_and_none_is_an_error() -> None
     repository = filled()
     with pytest.raises(InvalidArgumentError, match="keep_last"):
         repository.expire_snapshots()
-    repository = Repository.open(repository.storage, {"snapshots": {"max-age": "36525d"}})
+    repository = zm.open(repository.storage, {"snapshots": {"max-age": "36525d"}})
     assert repository.expire_snapshots().kept == {"main": 7}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
@@ -46,7 +47,7 @@ def test_a_commit_does_not_wait_for_it() -> None:
             assert go.wait(60)
 
     runtime = replace(SYSTEM, checkpoint=hold)
-    repository = Repository.create(storage, CONFIG, runtime=runtime)
+    repository = zm.create(storage, CONFIG, runtime=runtime)
     commits(repository, 5)
     assert "rewrite" not in kinds(repository)
     assert not wait_for_compactions(0.01)
@@ -58,13 +59,13 @@ def test_a_commit_does_not_wait_for_it() -> None:
 
 def test_what_fails_is_logged_and_due_again(caplog: pytest.LogCaptureFixture) -> None:
     storage = FaultyStorage(MemoryStorage(), [Fault("fail_before", op="create", key="nodes/*")])
-    repository = Repository.create(storage, CONFIG)
+    repository = zm.create(storage, CONFIG)
     with caplog.at_level(logging.WARNING):
         commits(repository, 3)
         assert wait_for_compactions(60)
     assert "compacting 'main' in the background failed" in caplog.text
     assert "rewrite" not in kinds(repository)
-    commits(Repository.open(storage), 1, first=3)
+    commits(zm.open(storage), 1, first=3)
     assert wait_for_compactions(60)
     assert "rewrite" in kinds(repository)
 
@@ -79,7 +80,7 @@ def late(name):
     if threading.current_thread().name == "zarr-manifests-background":
         threading.main_thread().join()  # the interpreter exits
 
-repository = Repository.create(
+repository = zm.create(
     sys.argv[1],
     {"compaction": {"mode": "async", "max-delta-count": 3}},
     runtime=replace(SYSTEM, checkpoint=late),
@@ -101,4 +102,4 @@ def test_what_is_under_way_is_ended_before_the_interpreter(tmp_path: Path) -> No
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert kinds(Repository.open(path))[0] == "rewrite"
+    assert kinds(zm.open(path))[0] == "rewrite"

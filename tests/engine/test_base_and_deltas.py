@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.storage import MemoryStorage
@@ -22,7 +23,7 @@ GRID = 20_000
 
 def created(refs: int = 0, **compaction: object) -> Repository:
     """An array of 20,000 chunks, of which so many are there, in the base."""
-    repository = Repository.create(MemoryStorage(), {"compaction": compaction})
+    repository = zm.create(MemoryStorage(), {"compaction": compaction})
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(GRID,), chunks=(1,), dtype="i1")
     if refs:
@@ -53,14 +54,14 @@ def commit(repository: Repository, chunks: np.ndarray, mark: int) -> str:
 
 def marks(repository: Repository, snapshot_id: str | None = None) -> dict[int, int]:
     """The mark of each chunk that is there."""
-    fresh = Repository.open(repository.storage)
+    fresh = zm.open(repository.storage)
     refs = fresh.readonly_session(snapshot_id).store.get_virtual_refs("a")
     assert refs.offset.tolist() == refs.index[:, 0].tolist()
     return dict(zip(refs.index[:, 0].tolist(), (refs.length - 1).tolist(), strict=True))
 
 
 def view_of(repository: Repository, snapshot_id: str | None = None) -> SnapshotView:
-    session = Repository.open(repository.storage).readonly_session(snapshot_id)
+    session = zm.open(repository.storage).readonly_session(snapshot_id)
     return contents_of(session.store).view
 
 
@@ -78,7 +79,7 @@ def test_twenty_commits_leave_the_base_alone_and_are_all_read() -> None:
     written = []
     for n in range(1, 21):
         counting = CountingStorage(repository.storage)
-        commit(Repository.open(counting), np.arange(990 + 10 * n, 1_000 + 10 * n), n)
+        commit(zm.open(counting), np.arange(990 + 10 * n, 1_000 + 10 * n), n)
         created_keys = [r.key for r in counting.log if r.op == "create"]
         assert not any(key.startswith(("nodes/", "manifests/")) for key in created_keys)
         written.append(sum(r.nbytes for r in counting.log if r.key.startswith("deltas/")))
@@ -130,7 +131,7 @@ def test_the_changes_from_the_third_commit_to_the_fifth(compacted: bool, mode: s
 
 def test_base_and_delta_are_apart() -> None:
     """The first snapshots have no base; what comes after one links it, and adds its own delta."""
-    repository = Repository.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
+    repository = zm.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(GRID,), chunks=(1,), dtype="i1")
     point(session, np.arange(10), 0)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
@@ -60,7 +61,7 @@ def limits(of: PageLimits) -> Iterator[None]:
 
 def repository(storage: Any = None, **config: Any) -> Repository:
     given_config = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 100, **config}
-    return Repository.create(MemoryStorage() if storage is None else storage, given_config)
+    return zm.create(MemoryStorage() if storage is None else storage, given_config)
 
 
 def pages_of(repo: Repository) -> Base:
@@ -191,7 +192,7 @@ class Many(NamedTuple):
 def many(request: pytest.FixtureRequest) -> Many:
     storage = MemoryStorage()
     found = Many(storage, request.param)
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     with repo.transaction("main", message="make") as store:
         put(store, "zarr.json", GROUP)
         for i in range(found.arrays):
@@ -214,7 +215,7 @@ def copy_of(storage: MemoryStorage) -> MemoryStorage:
 
 def test_one_array_of_many_is_opened_by_one_page(many: Many) -> None:
     storage = counted(many)
-    session = Repository.open(storage).readonly_session("main")
+    session = zm.open(storage).readonly_session("main")
     assert zarr.open_array(session.store, path="g7/a23", mode="r").shape == (23 * many.groups + 8,)
     assert storage.rounds() <= 3
     assert storage.bytes_read <= 32 * 1024
@@ -229,7 +230,7 @@ def test_one_array_of_many_is_opened_by_one_page(many: Many) -> None:
 
 def test_a_group_of_many_lists_its_members_by_its_pages(many: Many) -> None:
     storage = counted(many)
-    session = Repository.open(storage).readonly_session("main")
+    session = zm.open(storage).readonly_session("main")
     storage.reset()
     assert len(collected(session.store.list_dir(""))) == many.groups + 1
     assert storage.requests <= 1 + many.groups // 150  # at once, so many groups are in a page
@@ -244,7 +245,7 @@ def test_a_group_of_many_lists_its_members_by_its_pages(many: Many) -> None:
 @pytest.mark.slow
 def test_a_commit_to_one_array_of_many_reads_few_pages(many: Many) -> None:
     storage = counted(many)
-    repo = Repository.open(storage, {"compaction": {"mode": "manual"}})
+    repo = zm.open(storage, {"compaction": {"mode": "manual"}})
     for step in range(3):
         storage.reset()
         session = repo.writable_session("main")
@@ -297,7 +298,7 @@ def test_a_chunk_of_a_large_array_is_found_by_one_page_of_leaves() -> None:
     storage, repo = large()
     base = pages_of(repo)
     assert len(base.leaf_pages) >= 6
-    session = Repository.open(storage).readonly_session("main")
+    session = zm.open(storage).readonly_session("main")
     opened = zarr.open_array(session.store, path="a", mode="r")
     storage.reset()
     assert opened[123] == 124
@@ -319,7 +320,7 @@ def test_an_append_to_a_large_array_rewrites_its_last_page() -> None:
     after = pages_of(repo)
     kept = set(before.leaf_pages) & set(after.leaf_pages)
     assert len(kept) >= len(before.leaf_pages) - 1
-    session = Repository.open(storage).readonly_session("main")
+    session = zm.open(storage).readonly_session("main")
     opened = zarr.open_array(session.store, path="a", mode="r")
     assert (np.asarray(opened[295:]) == [*(np.arange(295, 300) % 200 + 1), *[9] * 20]).all()
     assert repo.verify().problems == ()
@@ -350,7 +351,7 @@ def damaged(change: Any) -> Repository:
                 put(store, "d/zarr.json", GROUP)
             with limits(SMALL):
                 repo.compact("main", "full")
-    return Repository.open(storage)
+    return zm.open(storage)
 
 
 def drop_page(storage: MemoryStorage, base: Base) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import change_root
 from zarr_manifests import Repository
 from zarr_manifests.engine.upkeep import verify
@@ -29,7 +30,7 @@ type Work = Callable[[Repository], object]
 
 
 def opened(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=in_order())
+    return zm.open(storage, runtime=in_order())
 
 
 def commit(repository: Repository) -> None:
@@ -90,7 +91,7 @@ def _few_archives(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def made() -> MemoryStorage:
     storage = MemoryStorage()
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(store, name="a", shape=(CELLS,), chunks=(2,), dtype="i8")
         array[:] = 1
@@ -192,7 +193,7 @@ def test_looking_for_what_to_recover_finds_nothing_whatever_others_do_between_it
     for racing in moments(made, collect):
         racing.arm(racing.number)  # type: ignore[attr-defined]
         with pytest.raises(InvalidArgumentError, match="nothing to recover"):
-            Repository.recover(racing, dry_run=True, runtime=in_order())
+            zm.recover(racing, dry_run=True, runtime=in_order())
 
 
 def test_the_log_of_operations_ends_where_archives_are_removed_meanwhile(

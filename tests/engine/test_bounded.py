@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
@@ -60,14 +61,14 @@ def sparse(path: Path) -> None:
 
 
 def test_a_root_of_a_terabyte_is_read_up_to_the_bound(tmp_path: Path, read: list[int]) -> None:
-    repo = Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     heads = repo.list_branches()
     head = filled(repo)[-1]
     sparse(tmp_path / "repo" / ROOT_KEY)
     read.clear()
     for call in (
-        lambda: Repository.open(tmp_path / "repo"),
-        lambda: Repository.open_or_create(tmp_path / "repo"),
+        lambda: zm.open(tmp_path / "repo"),
+        lambda: zm.open(tmp_path / "repo", create=True),
         lambda: repo.create_tag("v1", head),
         lambda: repo.lease(head).__enter__(),
     ):
@@ -75,20 +76,20 @@ def test_a_root_of_a_terabyte_is_read_up_to_the_bound(tmp_path: Path, read: list
             call()
     (problem,) = repo.verify().problems
     assert "more than 16777216 bytes" in str(problem)
-    assert Repository.recover(tmp_path / "repo").branches.keys() == heads.keys()
+    assert zm.recover(tmp_path / "repo").branches.keys() == heads.keys()
     assert max(read) <= MAX_TAGGED_BYTES + 1
-    assert Repository.open(tmp_path / "repo").list_branches() == {"main": head}
+    assert zm.open(tmp_path / "repo").list_branches() == {"main": head}
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "archive"])
 def test_others_found_by_key_are_read_up_to_their_bounds(
     kind: str, tmp_path: Path, read: list[int]
 ) -> None:
-    repo = Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     ids = filled(repo)
     key = snapshot_key(ids[1]) if kind == "snapshot" else archive_key(2)
     sparse(tmp_path / "repo" / key)
-    fresh = Repository.open(tmp_path / "repo")
+    fresh = zm.open(tmp_path / "repo")
     read.clear()
     if kind == "snapshot":
         with pytest.raises(CorruptObjectError, match=f"{key}: more than 268435456 bytes"):
@@ -143,18 +144,18 @@ CALLS: dict[str, Callable[[Repository, list[str]], Any]] = {
 def test_nothing_is_asked_for_without_a_bound(call: str) -> None:
     """The storage itself looks at each request."""
     storage = Endless(MemoryStorage())
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     ids = filled(repo)
-    CALLS[call](Repository.open(storage), ids)
+    CALLS[call](zm.open(storage), ids)
 
 
 def test_a_server_that_answers_gigabytes_is_asked_for_no_more_than_the_bounds() -> None:
     storage = Endless(MemoryStorage())
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     ids = filled(repo)
-    repo = Repository.open(storage)
+    repo = zm.open(storage)
     storage.keys = {archive_key(v) for v in range(9)}
-    for call in (CALLS["restore"], lambda repo, ids: Repository.open(storage)):
+    for call in (CALLS["restore"], lambda repo, ids: zm.open(storage)):
         with pytest.raises(ManifestsError, match="more than 16777216 bytes"):
             call(repo, ids)
     assert storage.asked == [MAX_ROOT_BYTES + 1]
@@ -170,7 +171,7 @@ def test_what_is_larger_than_readers_take_is_not_written() -> None:
 
 def test_what_was_listed_small_and_is_large_is_no_guess() -> None:
     storage = MemoryStorage()
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     key = snapshot_key(filled(repo)[1])
     data = storage.get(key)
     objects = context_of(repo).objects

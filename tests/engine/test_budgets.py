@@ -12,7 +12,8 @@ import xarray as xr
 import zarr
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import preload_report
@@ -43,7 +44,7 @@ def weather(n: int) -> xr.Dataset:
 def small_repository(commits: int = 1) -> MemoryStorage:
     """A dataset whose data chunks are objects and whose coordinates are small."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     for i in range(commits):
         session = repository.writable_session("main")
         data = weather(4).assign_coords(time=np.arange(4) + 4 * i)
@@ -59,7 +60,7 @@ def small_repository(commits: int = 1) -> MemoryStorage:
 @pytest.mark.parametrize("commits", [1, 4])
 def test_small_repository_opens_with_its_coordinates_in_one_request(commits: int) -> None:
     counting = CountingStorage(small_repository(commits))
-    repository = Repository.open(counting, runtime=stopped_clock())
+    repository = zm.open(counting, runtime=stopped_clock())
     ds = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
     np.testing.assert_array_equal(ds.lat.values, np.linspace(90, -90, 20))
     np.testing.assert_array_equal(ds.time.values, np.arange(4 * commits))
@@ -76,7 +77,7 @@ def test_small_repository_opens_with_its_coordinates_in_one_request(commits: int
 def many_arrays(arrays: int, *, coordinates: bool = True, commits: int = 1) -> MemoryStorage:
     """Arrays with attributes and chunks in packs, over coordinates that are small."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"compaction": {"mode": "manual"}})
+    repository = zm.create(storage, {"compaction": {"mode": "manual"}})
     for turn in range(commits):
         session = repository.writable_session("main")
         group = zarr.open_group(session.store, mode="a", use_consolidated=False)
@@ -116,7 +117,7 @@ def test_many_arrays_open_with_their_coordinates_in_one_request(arrays: int) -> 
     """Where the chunks of the others are is not in the way of opening."""
     storage = many_arrays(arrays)
     counting = CountingStorage(storage)
-    repository = Repository.open(counting, runtime=stopped_clock())
+    repository = zm.open(counting, runtime=stopped_clock())
     session = repository.readonly_session("main")
     ds = xr.open_zarr(session.store, consolidated=False)
     assert len(ds.data_vars) == arrays
@@ -134,9 +135,9 @@ def test_many_arrays_open_with_their_coordinates_in_one_request(arrays: int) -> 
 @pytest.mark.parametrize("coordinates", [True, False])
 def test_a_run_of_many_arrays_embeds_what_opening_needs(coordinates: bool) -> None:
     storage = many_arrays(110, coordinates=coordinates, commits=2)
-    report = Repository.open(storage).compact(mode="minor")
+    report = zm.open(storage).compact(mode="minor")
     assert (report.deltas_before, report.deltas_after) == (2, 1)
-    view = contents_of(Repository.open(storage).readonly_session("main").store).view
+    view = contents_of(zm.open(storage).readonly_session("main").store).view
     (run,) = view.snapshot.deltas
     embedded = {part.node_id for part in run.embedded}
     first = {node.node_id for path, node in view.nodes.items() if path in ("time", "lat", "lon")}
@@ -148,12 +149,10 @@ def test_a_run_of_many_arrays_embeds_what_opening_needs(coordinates: bool) -> No
 
 def test_only_a_delta_that_opening_needs_embeds_little() -> None:
     storage = many_arrays(110, coordinates=False)
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     put_chunks(session, 110)
     session.commit("other chunks")
-    deltas = contents_of(
-        Repository.open(storage).readonly_session("main").store
-    ).view.snapshot.deltas
+    deltas = contents_of(zm.open(storage).readonly_session("main").store).view.snapshot.deltas
     assert [delta.at_open for delta in deltas] == [True, False]
     assert [len(delta.manifests) for delta in deltas] == [1, 0]
 
@@ -167,19 +166,19 @@ def test_a_delta_is_compared_with_its_entry_once_for_all_arrays(
     monkeypatch.setattr(
         DeltaEntry, "check", lambda entry, delta: (checked.append(entry), check(entry, delta))
     )
-    store = Repository.open(storage).readonly_session("main").store
+    store = zm.open(storage).readonly_session("main").store
     assert all(store.get_sync(f"v{i}/c/0/0/0") is not None for i in range(20))
     assert len(checked) == 1
 
 
 def test_small_repository_opens_in_one_request_after_a_fold() -> None:
     storage = small_repository(3)
-    session = Repository.open(storage, {"max-delta-count": 1}).writable_session("main")
+    session = zm.open(storage, {"max-delta-count": 1}).writable_session("main")
     put(session, "t2m/c/0/0/0", b"x" * 4000)
     session.commit("and fold")
-    assert next(Repository.open(storage).ancestry()).kind == "rewrite"
+    assert next(zm.open(storage).ancestry()).kind == "rewrite"
     counting = CountingStorage(storage)
-    repository = Repository.open(counting, runtime=stopped_clock())
+    repository = zm.open(counting, runtime=stopped_clock())
     ds = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
     assert ds.time.size == 12
     assert counting.requests == 1
@@ -188,7 +187,7 @@ def test_small_repository_opens_in_one_request_after_a_fold() -> None:
 def test_the_second_session_reads_the_root_again() -> None:
     storage = small_repository()
     counting = CountingStorage(storage)
-    repository = Repository.open(counting, runtime=stopped_clock())
+    repository = zm.open(counting, runtime=stopped_clock())
     repository.readonly_session("main")
     repository.readonly_session("main")
     assert [record.key for record in counting.log] == ["current", "current"]
@@ -196,9 +195,9 @@ def test_the_second_session_reads_the_root_again() -> None:
 
 def test_a_commit_of_another_handle_is_not_missed_by_the_second_session() -> None:
     storage = small_repository()
-    repository = Repository.open(storage, runtime=stopped_clock())
+    repository = zm.open(storage, runtime=stopped_clock())
     repository.readonly_session("main")
-    other = Repository.open(storage).writable_session("main")
+    other = zm.open(storage).writable_session("main")
     put(other, "note", b"x")
     snapshot_id = other.commit("of another handle")
     assert repository.readonly_session("main").snapshot_id == snapshot_id
@@ -206,8 +205,8 @@ def test_a_commit_of_another_handle_is_not_missed_by_the_second_session() -> Non
 
 def test_a_commit_of_another_handle_of_this_process_is_not_missed_by_the_first_session() -> None:
     storage = small_repository()
-    repository = Repository.open(storage, runtime=stopped_clock())
-    other = Repository.open(storage).writable_session("main")
+    repository = zm.open(storage, runtime=stopped_clock())
+    other = zm.open(storage).writable_session("main")
     put(other, "note", b"x")
     snapshot_id = other.commit("of another handle")
     assert repository.readonly_session("main").snapshot_id == snapshot_id
@@ -217,7 +216,7 @@ def test_what_open_has_read_goes_stale() -> None:
     times = [1000.0]
     counting = CountingStorage(small_repository())
     runtime = replace(SYSTEM, monotonic_s=lambda: times[0])
-    repository = Repository.open(counting, runtime=runtime)
+    repository = zm.open(counting, runtime=runtime)
     times[0] += 1.0
     repository.readonly_session("main")
     assert [record.key for record in counting.log] == ["current", "current"]
@@ -228,12 +227,12 @@ def test_opening_costs_the_same_with_a_long_history() -> None:
     costs = []
     for commits in (2, 40):
         storage = small_repository()
-        session = Repository.open(storage).writable_session("main")
+        session = zm.open(storage).writable_session("main")
         for i in range(commits):
             put(session, "t2m/c/0/0/0", bytes([i]) * 4000)
             session.commit(f"{i}")
         counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-        repository = Repository.open(counting, runtime=stopped_clock())
+        repository = zm.open(counting, runtime=stopped_clock())
         ds = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
         assert ds.lat.size == 20
         costs.append(counting.rounds())
@@ -243,7 +242,7 @@ def test_opening_costs_the_same_with_a_long_history() -> None:
 
 def test_opening_does_not_touch_the_manifests_of_big_arrays() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"max-delta-count": 1})
+    repository = zm.create(storage, {"max-delta-count": 1})
     session = repository.writable_session("main")
     group = zarr.create_group(session.store)
     group.create_array("x", data=np.arange(9000.0), chunks=(9000,), dimension_names=("x",))
@@ -253,7 +252,7 @@ def test_opening_does_not_touch_the_manifests_of_big_arrays() -> None:
         put(session, f"big/c/{i}", rng.bytes(2))
     session.commit("big, and fold")
     counting = CountingStorage(storage)
-    repository = Repository.open(counting, runtime=stopped_clock())
+    repository = zm.open(counting, runtime=stopped_clock())
     ds = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
     assert ds.x.values[-1] == 8999.0
     kinds = [record.key.split("/")[0] for record in counting.log]
@@ -266,7 +265,7 @@ def test_opening_does_not_touch_the_manifests_of_big_arrays() -> None:
 
 def test_the_second_chunk_of_an_array_fetches_all_other_deltas_in_one_round() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9000,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -276,7 +275,7 @@ def test_the_second_chunk_of_an_array_fetches_all_other_deltas_in_one_round() ->
             put(session, f"a/c/{commit * 100 + i}", rng.bytes(300))
         session.commit("a delta with a manifest of its own")
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    read = Repository.open(counting, runtime=stopped_clock()).readonly_session("main")
+    read = zm.open(counting, runtime=stopped_clock()).readonly_session("main")
     counting.reset()
     assert read.store.get_sync("a/c/0") is not None
     assert (counting.requests, counting.rounds()) == (1, 1)
@@ -294,7 +293,7 @@ def test_the_second_chunk_of_an_array_fetches_all_other_deltas_in_one_round() ->
 def test_a_warm_commit_takes_two_rounds() -> None:
     storage = small_repository()
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     for i in range(3):
         put(session, "t2m/c/0/0/0", bytes([i]) * 4000)
         counting.reset()
@@ -315,7 +314,7 @@ def test_a_warm_commit_takes_two_rounds() -> None:
 def test_a_warm_commit_to_a_disk_takes_three_rounds(tmp_path: Path) -> None:
     """In its turn it reads the root, has everything on the disk at once, and swaps."""
     counting = CountingStorage(LocalStorage(tmp_path))
-    session = Repository.create(counting).writable_session("main")
+    session = zm.create(counting).writable_session("main")
     zarr.create_array(session.store, name="a", shape=(30, 2**18), chunks=(1, 2**18), dtype="u1")
     session.commit("an array")
     for i in range(3):
@@ -337,7 +336,7 @@ def test_a_commit_whose_uploads_come_in_turn_takes_more_rounds() -> None:
 
     counting = CountingStorage(LatencyStorage(small_repository(), latency_s=0))
     runtime = replace(SYSTEM, parallel=last_apart)
-    session = Repository.open(counting, runtime=runtime).writable_session("main")
+    session = zm.open(counting, runtime=runtime).writable_session("main")
     put(session, "t2m/c/0/0/0", b"x" * 4000)
     counting.reset()
     session.commit("uploads in two rounds, and the swap")
@@ -346,13 +345,13 @@ def test_a_commit_whose_uploads_come_in_turn_takes_more_rounds() -> None:
 
 def test_a_warm_commit_of_many_manifests_takes_two_rounds() -> None:
     storage = MemoryStorage()
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     rng = np.random.default_rng(0)
     for name in "abcdef":
         zarr.create_array(session.store, name=name, shape=(5000,), chunks=(1,), dtype="u1")
     session.commit("arrays")
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     for name in "abcdef":
         for i in range(2_500):
             put(session, f"{name}/c/{i}", rng.bytes(400))
@@ -367,8 +366,8 @@ def test_a_rebase_uploads_no_delta_twice() -> None:
     storage = small_repository()
     runtime = replace(SYSTEM, jitter=lambda limit_s: 0.0)
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    session = Repository.open(counting, runtime=runtime).writable_session("main")
-    other = Repository.open(storage).writable_session("main")
+    session = zm.open(counting, runtime=runtime).writable_session("main")
+    other = zm.open(storage).writable_session("main")
     put(other, "t2m/c/0/0/0", b"x" * 4000)
     other.commit("came first")
     put(session, "t2m/c/1/0/0", b"y" * 4000)
@@ -384,19 +383,19 @@ def test_a_rebase_uploads_no_delta_twice() -> None:
 def _bytes_of_an_append(chunks: int) -> int:
     """Bytes written by appending ten chunks to an array that has so many, after a fold."""
     storage: Storage = MemoryStorage()
-    repository = Repository.create(storage, {"inline-chunk-bytes": 0})
+    repository = zm.create(storage, {"inline-chunk-bytes": 0})
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(chunks,), chunks=(1,), dtype="u1")
     for i in range(chunks):
         put(session, f"a/c/{i}", i.to_bytes(4, "little"))
     session.commit("base")
-    session = Repository.open(storage, {"max-delta-count": 1}).writable_session("main")
+    session = zm.open(storage, {"max-delta-count": 1}).writable_session("main")
     array = zarr.open_array(session.store, path="a")
     array.resize((chunks + 10,))
     session.commit("fold")
     assert contents_of(session.store).view.snapshot.deltas == ()
     counting = CountingStorage(storage)
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     zarr.open_array(session.store, path="a").resize((chunks + 20,))
     for i in range(10):
         put(session, f"a/c/{chunks + 10 + i}", i.to_bytes(4, "little"))
@@ -415,7 +414,7 @@ def test_bytes_of_a_commit_grow_slowly_with_the_deltas_since_the_base() -> None:
     Its ids are random, so that its size after compression varies by some hundred bytes.
     """
     counting = CountingStorage(small_repository())
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     costs = []
     for i in range(45):
         put(session, "t2m/c/0/0/0", bytes([i]) * 4000)

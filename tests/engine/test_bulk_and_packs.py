@@ -21,7 +21,7 @@ def written(tmp_path: Path, config: dict[str, int]) -> tuple[CountingStorage, zm
     (tmp_path / "raw" / "a.bin").write_bytes(bytes(range(10)))
     storage = CountingStorage(MemoryStorage())
     containers: dict[str, str | os.PathLike[str]] = {"raw": tmp_path / "raw"}
-    repo = zm.Repository.create(storage, config, virtual_containers=containers)
+    repo = zm.create(storage, config, virtual_containers=containers)
     session = repo.writable_session()
     a = zarr.create_array(
         session.store, name="a", shape=(40,), chunks=(10,), dtype="u1", compressors=None
@@ -62,7 +62,7 @@ def test_an_amended_commit_makes_the_sessions_chunks_durable(tmp_path: Path) -> 
 def test_refs_set_in_bulk_are_kept_in_parts_of_a_leaf(tmp_path: Path) -> None:
     """So memory is in proportion to them, and a commit makes several manifests."""
     step, steps = 500_000, 6
-    repo = zm.Repository.create(MemoryStorage(), virtual_containers={"raw": tmp_path})
+    repo = zm.create(MemoryStorage(), virtual_containers={"raw": tmp_path})
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=(step * steps,), chunks=(1,), dtype="u1")
     tracemalloc.start()
@@ -86,7 +86,7 @@ def test_refs_set_in_bulk_are_kept_in_parts_of_a_leaf(tmp_path: Path) -> None:
 def test_refs_set_in_bulk_twice_are_there_once(tmp_path: Path) -> None:
     """Also where they were set in large parts that overlap."""
     n = 1_500_000
-    repo = zm.Repository.create(MemoryStorage(), virtual_containers={"raw": tmp_path})
+    repo = zm.create(MemoryStorage(), virtual_containers={"raw": tmp_path})
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=(2 * n,), chunks=(1,), dtype="u1")
     for start, length in ((0, 1), (n // 2, 2), (n, 3)):

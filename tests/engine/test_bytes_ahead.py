@@ -18,6 +18,7 @@ import pytest
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
+import zarr_manifests as zm
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.engine.objects import bytes_ahead
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
@@ -41,7 +42,7 @@ VALUES = np.arange(MANY * CELLS).reshape(MANY, CELLS)
 
 def _fill(storage: MemoryStorage, *stops: int, **config: Any) -> Repository:
     """An array whose first rows are written by one commit, and the others appended by more."""
-    repository = Repository.create(storage, {**CONFIG, **config})
+    repository = zm.create(storage, {**CONFIG, **config})
     with repository.transaction(message="fill") as store:
         array = zarr.create_array(
             store,
@@ -74,7 +75,7 @@ class _Far(CountingStorage):
 
 def _opened(storage: MemoryStorage, **options: Any) -> tuple[_Far, zarr.Array]:
     far = _Far(LatencyStorage(storage, latency_s=0))
-    store = Repository.open(far, **{"runtime": AT_ONCE, **options}).readonly_session().store
+    store = zm.open(far, **{"runtime": AT_ONCE, **options}).readonly_session().store
     array = zarr.open_array(store, path="a", mode="r")
     array[0], array[900]  # further refs need no request
     far.reset()
@@ -274,7 +275,7 @@ class _Failing(_Far):
 
 def test_a_span_that_fails_fails_no_chunk(filled: MemoryStorage) -> None:
     far = _Failing(LatencyStorage(filled, latency_s=0))
-    store = Repository.open(far, runtime=AT_ONCE).readonly_session().store
+    store = zm.open(far, runtime=AT_ONCE).readonly_session().store
     values = zarr.open_array(store, path="a", mode="r")[:]
     assert np.array_equal(values, VALUES[:CHUNKS])
 
@@ -282,7 +283,7 @@ def test_a_span_that_fails_fails_no_chunk(filled: MemoryStorage) -> None:
 @pytest.mark.parametrize("fault", ["missing", "short", "changed"])
 def test_what_is_damaged_is_never_given(filled: MemoryStorage, fault: str) -> None:
     storage = copy_of(filled)
-    ref = _refs(Repository.open(storage).readonly_session().store)[500]
+    ref = _refs(zm.open(storage).readonly_session().store)[500]
     data = storage.get(ref.key)
     storage.delete_many([ref.key])
     at = ref.offset
@@ -347,7 +348,7 @@ def test_one_caller_that_is_cancelled_cancels_no_other() -> None:
 
 def test_a_writer_fetches_nothing_ahead(filled: MemoryStorage) -> None:
     far = _Far(LatencyStorage(copy_of(filled), latency_s=0))
-    store = Repository.open(far, runtime=AT_ONCE).writable_session().store
+    store = zm.open(far, runtime=AT_ONCE).writable_session().store
     array = zarr.open_array(store, path="a")
     far.reset()
     array[:200]

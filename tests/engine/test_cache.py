@@ -17,6 +17,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.config import CacheOptions
@@ -224,7 +225,7 @@ def cache_of(max_size: int = 1 << 30, **options: Any) -> DecodedCache:
 
 def test_decoded_tables_count_by_what_they_take_in_memory() -> None:
     """A hundred thousand regular refs are a few bytes encoded and megabytes decoded."""
-    objects = context_of(Repository.create(MemoryStorage())).objects
+    objects = context_of(zm.create(MemoryStorage())).objects
     ref, data = manifest_object(100_000)
     objects.create(ref.key, data)
     before = objects.cache.nbytes
@@ -493,7 +494,7 @@ def test_many_threads_keep_the_bound_and_the_count() -> None:
 
 def filled(storage: Storage, commits: int = 3) -> Repository:
     """An array of which every commit wrote so many chunks that its refs are a manifest."""
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(100_000,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -519,7 +520,7 @@ def test_sessions_of_a_repository_share_what_one_has_read() -> None:
     storage = MemoryStorage()
     filled(storage)
     counting = CountingStorage(storage)
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     first = repository.readonly_session()
     read(first, 0, 5)
     assert repository.metrics().refs_merged == 0, "one chunk is looked up in what holds it"
@@ -547,7 +548,7 @@ def test_with_next_to_no_room_all_is_read_right_and_in_parallel() -> None:
     storage = MemoryStorage()
     filled(storage, 8)
     gate = RoundStorage(storage)
-    repository = Repository.open(gate, cache={"max-size": 0})
+    repository = zm.open(gate, cache={"max-size": 0})
     session = repository.readonly_session()
     for commit, deltas in ((0, 1), (3, 8), (7, 1), (5, 8)):
         gate.due = deltas
@@ -579,9 +580,7 @@ def test_idle_sessions_fetch_again_after_expiry() -> None:
     storage, clock = MemoryStorage(), Clock()
     filled(storage)
     counting = CountingStorage(storage)
-    repository = Repository.open(
-        counting, cache=CacheOptions(expire_ms=60_000), runtime=clock.runtime
-    )
+    repository = zm.open(counting, cache=CacheOptions(expire_ms=60_000), runtime=clock.runtime)
     session = repository.readonly_session()
     read(session, 0, 5)
     counting.reset()
@@ -602,14 +601,12 @@ def test_options_are_checked_all_at_once() -> None:
         "directory",
     ]
     with pytest.raises(ConfigError) as caught:
-        Repository.create(
-            "memory://never-made", cache={"max-sizes": 1, "expire_ms": -1, "directory": ""}
-        )
+        zm.create("memory://never-made", cache={"max-sizes": 1, "expire_ms": -1, "directory": ""})
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "cache.max-sizes",
         "cache.expire_ms",
         "cache.directory",
     ]
     assert "did you mean max-size?" in str(caught.value)
-    assert not Repository.exists("memory://never-made")
+    assert not zm.exists("memory://never-made")
     assert CacheOptions.of({"expire-ms": 1, "max_size": 2}) == CacheOptions(2, 1)

@@ -43,7 +43,7 @@ class Stepping(WrappedStorage):
 def make(n: int = 20) -> tuple[MemoryStorage, zm.Repository]:
     below = MemoryStorage()
     config = {"inline-chunk-bytes": 100, "pack-chunk-bytes": 1000, "pack-bytes": 1500}
-    repository = zm.Repository.create(Stepping(LatencyStorage(below, latency_s=0.0)), config)
+    repository = zm.create(Stepping(LatencyStorage(below, latency_s=0.0)), config)
     with repository.transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(n,), chunks=(1,), dtype="u1")
     return below, repository
@@ -58,7 +58,7 @@ def buffer(data: bytes) -> cpu.Buffer:
 
 
 def held(below: MemoryStorage) -> dict[str, bytes]:
-    repository = zm.Repository.open(below)
+    repository = zm.open(below)
     assert repository.verify().ok
     store = repository.readonly_session().store
     keys = [key for key in contents_of(store).keys_below("") if "/c/" in key]
@@ -157,7 +157,7 @@ def test_a_read_or_listing_that_is_cancelled_hinders_no_other() -> None:
         for i in range(14):
             store.set_sync(f"a/c/{i}", buffer(value(i)))
     for steps in range(STEPS):
-        store = zm.Repository.open(repository.storage).readonly_session().store
+        store = zm.open(repository.storage).readonly_session().store
 
         async def read(store: zm.ManifestStore = store, steps: int = steps) -> None:
             gets = [asyncio.ensure_future(store.get(f"a/c/{i}", PROTOTYPE)) for i in range(14)]
@@ -201,7 +201,7 @@ def test_a_commit_whose_waiter_is_cancelled_lands_once_or_not_at_all() -> None:
 
         asyncio.run(wait())  # it waits for the thread
         assert ended.is_set()
-        messages = [info.message for info in zm.Repository.open(below).ancestry()]
+        messages = [info.message for info in zm.open(below).ancestry()]
         assert messages.count("mine") == 1
         assert held(below)["a/c/4"] == value(4)
         session.store.set_sync("a/c/5", buffer(value(5)))
@@ -249,7 +249,7 @@ async def test_everything_synchronous_within_a_running_loop(far: bool) -> None:
     through = LatencyStorage(storage, latency_s=0.0) if far else storage
     ds = xr.Dataset({"t": ("x", np.arange(6.0))}, {"x": np.arange(6)})
     zm.write(ds, through, message="one")
-    repository = zm.Repository.open(through)
+    repository = zm.open(through)
     with repository.transaction(message="two") as store:
         zarr.open_array(store, path="t")[:2] = 9
     read = xr.open_dataset(through, engine="zarr_manifests").load()

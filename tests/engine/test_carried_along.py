@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import UnsupportedFormatError
@@ -38,7 +39,7 @@ def storage() -> MemoryStorage:
     """The head of `main` is a merge with marks of its own and in a page."""
     storage = MemoryStorage()
     config = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
-    repository = Repository.create(storage, config, runtime=in_order())
+    repository = zm.create(storage, config, runtime=in_order())
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i8")
     set_step(repository, 1)
@@ -84,7 +85,7 @@ def head_of(storage: MemoryStorage, branch: str = "main") -> Snapshot:
 
 
 def opened(storage: MemoryStorage) -> Repository:
-    return Repository.open(storage, runtime=in_order())
+    return zm.open(storage, runtime=in_order())
 
 
 def amend(repository: Repository) -> None:
@@ -199,7 +200,7 @@ def test_recovery_and_restoring_keep_features(storage: MemoryStorage) -> None:
     assert root_of(storage).features == FEATURES
     assert root_of(storage).metadata == ABOUT
     storage.put("current", b"damaged")
-    Repository.recover(storage)
+    zm.recover(storage)
     assert root_of(storage).features == FEATURES
     assert root_of(storage).metadata == ABOUT
     assert head_of(storage).marks == MARKS
@@ -231,10 +232,10 @@ def test_an_unknown_feature_is_refused_by_all_that_open(storage: MemoryStorage) 
     storage.put("current", root.encode())
     before = {info.key: storage.get(info.key) for info in storage.list()}
     for call in (
-        lambda: Repository.open(storage),
-        lambda: Repository.open_or_create(storage),
-        lambda: Repository.recover(storage),
-        lambda: context_of(Repository.open(storage)),
+        lambda: zm.open(storage),
+        lambda: zm.open(storage, create=True),
+        lambda: zm.recover(storage),
+        lambda: context_of(zm.open(storage)),
     ):
         with pytest.raises(UnsupportedFormatError, match=r"\['time-travel'\]"):
             call()

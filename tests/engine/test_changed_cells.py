@@ -12,6 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zarr_manifests as zm
 from effort import examples
 from inside import context_of
 from zarr_manifests import Repository, Session
@@ -108,7 +109,7 @@ def make_again(session: Session, shape: Coords, chunks: Coords) -> None:
 def test_cells_are_told_as_reading_both_snapshots_shows(
     commits: list[list[tuple[str, str, int]]], data: st.DataObject
 ) -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     session = repository.writable_session("main")
     for path in PATHS:
         make(session, path, (5, 3))
@@ -149,7 +150,7 @@ def test_cells_are_told_as_reading_both_snapshots_shows(
 
 @pytest.fixture
 def repository() -> Repository:
-    return Repository.create(MemoryStorage())
+    return zm.create(MemoryStorage())
 
 
 def grown(repository: Repository, *lengths: int, chunk: int = 4) -> list[str]:
@@ -320,7 +321,7 @@ def test_a_tag_keeps_what_cells_are_compared_with(repository: Repository) -> Non
 @pytest.mark.slow
 def test_appends_read_neither_chunks_nor_leaves_of_what_was_there() -> None:
     storage = CountingStorage(MemoryStorage())
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(6000,), chunks=(1,), dtype="i4")
     array[:] = 1
@@ -330,7 +331,7 @@ def test_appends_read_neither_chunks_nor_leaves_of_what_was_there() -> None:
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a").append(np.full(4, 9, "i4"))
     session.commit("four more")
-    again = Repository.open(storage)
+    again = zm.open(storage)
     storage.reset()
     assert changed_cells(again, "a", start).added.tolist() == [[[6000], [6004]]]
     read = {record.key.partition("/")[0] for record in storage.log}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.ids import crc32c
@@ -22,7 +23,7 @@ def repository(kind: str) -> tuple[Repository, MemoryStorage, str, int]:
     storage, files = MemoryStorage(), MemoryStorage(f"checksums-{kind}")
     pack_chunk_bytes = {"native": 0}.get(kind, 262_144)
     prefixes = {"files": f"memory://checksums-{kind}/in"}
-    repository = Repository.create(
+    repository = zm.create(
         storage,
         {"pack-chunk-bytes": pack_chunk_bytes},
         virtual_containers=prefixes,
@@ -47,7 +48,7 @@ def repository(kind: str) -> tuple[Repository, MemoryStorage, str, int]:
         ref: Any = contents_of(session.store).find("a/c/1")
         held, key, start = storage, ref.key, ref.offset
         assert start == (1024 if kind == "pack" else 0)
-    return Repository.open(storage, virtual_containers=prefixes), held, key, start
+    return zm.open(storage, virtual_containers=prefixes), held, key, start
 
 
 @pytest.mark.parametrize("kind", ["native", "pack", "virtual"])

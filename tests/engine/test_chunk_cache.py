@@ -15,8 +15,8 @@ import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
+import zarr_manifests as zm
 from inside import context_of
-from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.error_cases import ConfigError, VirtualSourceChangedError
@@ -47,7 +47,7 @@ def values() -> np.ndarray:
 
 
 def written(storage: Storage) -> None:
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     array = zarr.create_array(
         session.store,
         name="a",
@@ -83,7 +83,7 @@ def read(store: ManifestStore, row: int, part: RangeByteRequest | None = None) -
 @pytest.mark.parametrize("far", [False, True])
 def test_a_chunk_that_was_read_is_not_read_again(counting: CountingStorage, far: bool) -> None:
     storage = LatencyStorage(counting, latency_s=0) if far else counting
-    repo = Repository.open(storage, cache={"chunk-bytes": 1 << 20})
+    repo = zm.open(storage, cache={"chunk-bytes": 1 << 20})
     for _ in range(3):  # sessions share it
         array = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")
         assert np.array_equal(array[:], values())
@@ -96,7 +96,7 @@ def test_a_chunk_that_was_read_is_not_read_again(counting: CountingStorage, far:
 
 
 def test_nothing_is_kept_unless_asked_for(counting: CountingStorage) -> None:
-    repo = Repository.open(counting)
+    repo = zm.open(counting)
     store = repo.readonly_session("main").store
     counting.reset()
     assert [read(store, 1) for _ in range(3)] == [values()[1].tobytes()] * 3
@@ -106,7 +106,7 @@ def test_nothing_is_kept_unless_asked_for(counting: CountingStorage) -> None:
 
 
 def test_a_part_of_a_chunk_is_not_kept(counting: CountingStorage) -> None:
-    repo = Repository.open(counting, cache={"chunk-bytes": 1 << 20})
+    repo = zm.open(counting, cache={"chunk-bytes": 1 << 20})
     store = repo.readonly_session("main").store
     counting.reset()
     part = RangeByteRequest(0, 8)
@@ -120,7 +120,7 @@ def test_a_chunk_that_is_damaged_is_never_kept(counting: CountingStorage) -> Non
     pack = next(iter(counting.list("chunks/"))).key
     sound = counting.get(pack)
     counting.put(pack, sound[:5000] + bytes([sound[5000] ^ 1]) + sound[5001:])
-    repo = Repository.open(counting, cache={"chunk-bytes": 1 << 20})
+    repo = zm.open(counting, cache={"chunk-bytes": 1 << 20})
     store = repo.readonly_session("main").store
     for _ in range(2):
         with pytest.raises(CorruptObjectError, match="does not match its checksum"):
@@ -133,7 +133,7 @@ def test_a_chunk_that_is_damaged_is_never_kept(counting: CountingStorage) -> Non
 
 
 def test_a_chunk_that_is_written_again_is_another(counting: CountingStorage) -> None:
-    repo = Repository.open(counting, cache={"chunk-bytes": 1 << 20})
+    repo = zm.open(counting, cache={"chunk-bytes": 1 << 20})
     before = repo.readonly_session("main")
     assert read(before.store, 2) == values()[2].tobytes()
     session = repo.writable_session("main")
@@ -199,7 +199,7 @@ def test_threads_may_use_it_at_once() -> None:
 def test_it_does_not_travel(counting: CountingStorage, tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "r")
     written(storage)
-    repo = Repository.open(storage, cache={"chunk-bytes": 1 << 20})
+    repo = zm.open(storage, cache={"chunk-bytes": 1 << 20})
     store = repo.readonly_session("main").store
     empty = len(pickle.dumps(store))
     for row in range(CHUNKS):
@@ -218,7 +218,7 @@ def test_virtual_chunks_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     file = tmp_path / "raw" / "a.bin"
     file.write_bytes(bytes(range(8)))
-    repo = Repository.create(
+    repo = zm.create(
         MemoryStorage(),
         virtual_containers={"raw": tmp_path / "raw"},
         cache={"chunk-bytes": 1 << 20},
@@ -244,4 +244,4 @@ def test_a_bound_that_is_none_is_refused(wrong: Any) -> None:
 
 def test_the_bound_is_not_saved_with_a_repository() -> None:
     with pytest.raises(ConfigError, match="chunk-bytes: is not saved with a repository"):
-        Repository.create(MemoryStorage(), {"cache": {"chunk-bytes": 1}})
+        zm.create(MemoryStorage(), {"cache": {"chunk-bytes": 1}})

@@ -28,7 +28,7 @@ SIZE = 100
 
 @pytest.fixture
 def repository() -> Repository:
-    return Repository.create(MemoryStorage(), {"inline-chunk-bytes": 10})
+    return zm.create(MemoryStorage(), {"inline-chunk-bytes": 10})
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_a_chunk_that_is_written_is_looked_up_once(
     if remote:
         storage = LatencyStorage(storage, latency_s=0.0)
     config = {"inline-chunk-bytes": 10, "pack-chunk-bytes": 1000}
-    session = Repository.create(storage, config).writable_session("main")
+    session = zm.create(storage, config).writable_session("main")
     make(session, "a")
     for key in ("a/c/0", "a/c/1", "a/c/2"):
         looked_at.clear()
@@ -334,8 +334,8 @@ def test_a_chunk_far_away_that_is_read_is_looked_up_once(
 ) -> None:
     """Also where a thread has to fetch the manifest that says where it is."""
     storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
-    begin(Repository.create(storage, {"inline-chunk-bytes": 10}), "a", "b")
-    again = Repository.open(storage)
+    begin(zm.create(storage, {"inline-chunk-bytes": 10}), "a", "b")
+    again = zm.open(storage)
     session = again.writable_session() if writable else again.readonly_session()
     threads: list[str] = []
     true = SessionView.find_unread
@@ -359,8 +359,8 @@ def test_a_chunk_far_away_that_is_read_is_looked_up_once(
 def test_what_changes_before_a_thread_reads_is_looked_up_again() -> None:
     """A chunk that was found before others have replaced its array is not read any more."""
     storage = LatencyStorage(MemoryStorage(), latency_s=0.0)
-    begin(Repository.create(storage, {"inline-chunk-bytes": 10}), "a")
-    session = Repository.open(storage).writable_session()
+    begin(zm.create(storage, {"inline-chunk-bytes": 10}), "a")
+    session = zm.open(storage).writable_session()
     contents = contents_of(session.store)
     unread = contents.find_at_hand("a/c/3")
     assert isinstance(unread, Unread)
@@ -371,16 +371,16 @@ def test_what_changes_before_a_thread_reads_is_looked_up_again() -> None:
 
 def test_chunks_of_a_box_that_is_written_again_and_again_are_in_the_newest_delta() -> None:
     counting = CountingStorage(MemoryStorage())
-    zm.Repository.create(counting)
-    with zm.Repository.open(counting).transaction(message="made") as store:
+    zm.create(counting)
+    with zm.open(counting).transaction(message="made") as store:
         zarr.create_array(store, name="v", shape=(4000,), chunks=(1,), dtype="u1")
     for i in range(5):
-        with zm.Repository.open(counting).transaction(message="changed") as store:
+        with zm.open(counting).transaction(message="changed") as store:
             at = np.arange(4000 if i == 0 else 2000)
             lengths = np.random.default_rng(i).integers(1, 2**40, len(at))
             files = ["memory://elsewhere/v"]
             store.set_virtual_refs("v", at[:, None], files, at * 0, lengths, lengths % 97 + 1)
-        session = zm.Repository.open(counting).readonly_session()
+        session = zm.open(counting).readonly_session()
         counting.reset()
         refs = session.chunk_refs("v", box=[(100, 900)])
         np.testing.assert_array_equal(refs.offset, lengths[100:900])

@@ -48,7 +48,7 @@ CELLS = 12
 
 
 def opened(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=in_order())
+    return zm.open(storage, runtime=in_order())
 
 
 def fill(repository: Repository, value: int, branch: str = "main") -> str:
@@ -60,7 +60,7 @@ def fill(repository: Repository, value: int, branch: str = "main") -> str:
 
 def make(storage: Storage, commits: int) -> Repository:
     """A repository with chunks inline, in packs and of their own, and a branch and a tag."""
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make arrays") as store:
         for name, chunk in (("a", 1), ("packed", 6), ("large", 100)):
             cells = CELLS if name != "large" else 200
@@ -170,7 +170,7 @@ def test_a_clone_has_every_snapshot(whole: MemoryStorage, expired: bool) -> None
 def test_a_clone_on_disk_is_another_copy(tmp_path: Path) -> None:
     source = make(LocalStorage(tmp_path / "source"), 3)
     zm.clone(source, tmp_path / "clone")
-    clone = Repository.open(tmp_path / "clone")
+    clone = zm.open(tmp_path / "clone")
     assert_equal(source, clone)
     inodes = {path.stat().st_ino for path in (tmp_path / "source").rglob("*") if path.is_file()}
     copies = [path for path in (tmp_path / "clone").rglob("*") if path.is_file()]
@@ -343,9 +343,9 @@ def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExistsError, match="unfinished clone of another"):
         zm.clone(opened(other), unfinished)
     with pytest.raises(AlreadyExistsError, match="clone again"):
-        Repository.create(unfinished)
+        zm.create(unfinished)
     with pytest.raises(NotARepositoryError, match="clone again"):
-        Repository.open(unfinished)
+        zm.open(unfinished)
     here = make(LocalStorage(tmp_path / "here"), 1)
     (tmp_path / "link").symlink_to(tmp_path / "here")
     for path in (tmp_path / "here", tmp_path / "here" / "within", tmp_path, tmp_path / "link"):
@@ -374,7 +374,7 @@ def test_damage_is_named(small: MemoryStorage) -> None:
         storage.delete_many([info.key])
         with pytest.raises((CorruptObjectError, MissingChunkError), match=info.key):
             zm.clone(opened(storage), place)
-        assert not Repository.exists(place)
+        assert not zm.exists(place)
         storage.put(info.key, small.get(info.key))
         zm.clone(opened(storage), place)  # once it is repaired
         assert_equal(opened(storage), opened(place))

@@ -14,7 +14,6 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests import Repository
 from zarr_manifests.engine.objects.coalescing import CoalescedReads
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -79,7 +78,7 @@ def values(chunks: int = CHUNKS) -> np.ndarray:
 @pytest.fixture(scope="module")
 def packed() -> MemoryStorage:
     storage = MemoryStorage()
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     array = zarr.create_array(
         session.store,
         name="a",
@@ -115,7 +114,7 @@ def copy_of(storage: MemoryStorage, change: Callable[[bytes], bytes]) -> MemoryS
 
 def warm(storage: Storage) -> ManifestStore:
     """The store of a reader that has its metadata."""
-    store = Repository.open(storage).readonly_session("main").store
+    store = zm.open(storage).readonly_session("main").store
     array = zarr.open_array(store, path="a", mode="r")
     with zarr.config.set({"async.concurrency": 1}):
         array[2], array[3]
@@ -156,7 +155,7 @@ def test_reads_of_two_turns_share_a_request() -> None:
 
 def test_a_thousand_chunks_of_a_pack_are_a_few_requests(packed: MemoryStorage) -> None:
     counting = CountingStorage(packed)
-    store = Repository.open(LatencyStorage(counting, latency_s=0)).readonly_session("main").store
+    store = zm.open(LatencyStorage(counting, latency_s=0)).readonly_session("main").store
     array = zarr.open_array(store, path="a", mode="r")
     counting.reset()
     assert np.array_equal(array[:], values())
@@ -399,7 +398,7 @@ def test_parts_of_chunks_are_fetched_together(packed: MemoryStorage) -> None:
 
 def test_parts_of_many_shards_are_fetched_together() -> None:
     storage = MemoryStorage()
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     array = zarr.create_array(
         session.store,
         name="a",
@@ -413,7 +412,7 @@ def test_parts_of_many_shards_are_fetched_together() -> None:
     array[:] = data
     session.commit("shards")
     counting = CountingStorage(storage)
-    store = Repository.open(LatencyStorage(counting, latency_s=0)).readonly_session("main").store
+    store = zm.open(LatencyStorage(counting, latency_s=0)).readonly_session("main").store
     read = zarr.open_array(store, path="a", mode="r")
     assert np.array_equal(read[:], data)
     counting.reset()
@@ -423,7 +422,7 @@ def test_parts_of_many_shards_are_fetched_together() -> None:
 
 
 def test_a_session_reads_its_own_chunks_and_those_of_its_snapshot(packed: MemoryStorage) -> None:
-    repo = Repository.open(LatencyStorage(copy_of(packed, bytes), latency_s=0))
+    repo = zm.open(LatencyStorage(copy_of(packed, bytes), latency_s=0))
     session = repo.writable_session("main")
     array = zarr.open_array(session.store, path="a", mode="r+")
     array[3] = 7

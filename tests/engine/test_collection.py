@@ -18,6 +18,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import chosen, some_or_all
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
@@ -70,7 +71,7 @@ def world(clock: Clock | None = None) -> Any:
 
 
 def make(storage: Storage, runtime: Any = None) -> Repository:
-    repository = Repository.create(storage, CONFIG, runtime=runtime or world())
+    repository = zm.create(storage, CONFIG, runtime=runtime or world())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         array[:] = 1
@@ -131,7 +132,7 @@ def test_a_thousand_overwrites_leave_what_is_alive() -> None:
     assert sum(info.nbytes for info in storage.list("root/")) < 102 * 8_192
     archives = [key for key in keys(storage) if key.startswith("root/")]
     assert len(archives) <= 102
-    again = Repository.open(storage, runtime=world())
+    again = zm.open(storage, runtime=world())
     assert again.verify().ok
     assert len(list(again.ancestry())) == 1
     assert again.garbage_collect(NOW).deleted <= 2  # archives
@@ -186,9 +187,9 @@ def test_a_long_history_expires_without_decoding_what_each_of_its_snapshots_list
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage = MemoryStorage()
-    Repository.create(storage)
+    zm.create(storage)
     for i in range(30):
-        with Repository.open(storage).transaction("main", message=f"{i}") as store:
+        with zm.open(storage).transaction("main", message=f"{i}") as store:
             zarr.create_group(store, path=f"g{i}")
     parsed = 0
     parse_all = DeltaEntry.parse_all.__func__  # type: ignore[attr-defined]
@@ -200,7 +201,7 @@ def test_a_long_history_expires_without_decoding_what_each_of_its_snapshots_list
         return found
 
     monkeypatch.setattr(DeltaEntry, "parse_all", classmethod(counted))
-    report = Repository.open(storage).expire_snapshots(keep_last=2)
+    report = zm.open(storage).expire_snapshots(keep_last=2)
     assert report.kept["main"] == 2
     assert len(report.expired["main"]) == 29
     assert parsed < 30  # of one snapshot: the newest that leaves, for its history
@@ -369,7 +370,7 @@ def test_changes_over_what_has_expired_are_refused_whole() -> None:
     for collected in (False, True):
         if collected:
             repository.garbage_collect(NOW)
-        again = Repository.open(repository.storage, runtime=world())
+        again = zm.open(repository.storage, runtime=world())
         for since in written[:3]:
             with pytest.raises(HistoryExpiredError):
                 list(again.changes(since))
@@ -409,7 +410,7 @@ def test_a_writer_that_a_collection_outlived_is_refused() -> None:
     repository = make(storage)
     session = repository.writable_session()
     write(session, 5)
-    report = Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    report = zm.open(storage, runtime=world()).garbage_collect(NOW)
     assert report.objects["chunks"] == 4  # those of the session
     with pytest.raises(FencedError):
         session.commit("too late")
@@ -425,7 +426,7 @@ def test_what_a_writer_wrote_and_a_collection_took_is_not_told_as_damage(forked:
     writer = session.fork() if forked else session
     zarr.open_array(writer.store, path="a")[:] = 5
     repository.create_tag("meanwhile")
-    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    zm.open(storage, runtime=world()).garbage_collect(NOW)
     with pytest.raises(FencedError, match="collection has taken chunks/"):
         writer.store.get_sync("a/c/0")
 
@@ -440,9 +441,9 @@ def test_what_is_missing_of_what_a_writer_wrote_is_damage_unless_the_fence_has_p
     with pytest.raises(MissingChunkError):
         session.store.get_sync("a/c/0")
     repository.create_tag("meanwhile")
-    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    zm.open(storage, runtime=world()).garbage_collect(NOW)
     storage.delete_many(chunks)
-    fresh = Repository.open(storage, runtime=world()).writable_session()
+    fresh = zm.open(storage, runtime=world()).writable_session()
     with pytest.raises(MissingChunkError):  # it is not the session's own
         fresh.store.get_sync("a/c/0")
     with pytest.raises(FencedError):
@@ -484,7 +485,7 @@ def test_a_leased_writer_is_not_refused_and_loses_nothing() -> None:
     session = repository.writable_session(lease=60)
     write(session, 5, slice(0, 2))
     base = session.snapshot_id
-    other = Repository.open(storage, runtime=world())
+    other = zm.open(storage, runtime=world())
     other_session = other.writable_session()
     write(other_session, 9, slice(6, 8))
     other_session.commit("elsewhere")
@@ -494,15 +495,15 @@ def test_a_leased_writer_is_not_refused_and_loses_nothing() -> None:
     session.commit("at leisure")
     assert read(repository.readonly_session()) == [5, 5, 1, 1, 1, 1, 9, 9]
     write(session, 6, slice(2, 4))
-    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    zm.open(storage, runtime=world()).garbage_collect(NOW)
     session.commit("the lease goes on with it")
     session.discard_changes()
     write(session, 8, slice(2, 4))
-    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    zm.open(storage, runtime=world()).garbage_collect(NOW)
     session.commit("after a discard, too")
     commits_of(session).writer.release_lease()
     write(session, 3)
-    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    zm.open(storage, runtime=world()).garbage_collect(NOW)
     with pytest.raises(FencedError):
         session.commit("without")
     assert repository.verify().ok
@@ -515,7 +516,7 @@ def test_what_copies_of_a_leased_session_write_is_kept() -> None:
     fork = session.fork()
     zarr.open_array(fork.store, path="a")[:] = 4
     freeze_store(fork.store)
-    Repository.open(storage, runtime=world()).garbage_collect(NOW)
+    zm.open(storage, runtime=world()).garbage_collect(NOW)
     session.merge(fork)
     session.commit("from a copy")
     assert read(repository.readonly_session()) == [4] * 8
@@ -554,7 +555,7 @@ def test_a_commit_is_not_put_on_top_of_a_history_that_begins_after_it() -> None:
     session = repository.writable_session()
     write(session, 5, slice(0, 2))
     clock.advance(timedelta(days=1))
-    other = Repository.open(storage, runtime=world(clock))
+    other = zm.open(storage, runtime=world(clock))
     elsewhere = other.writable_session()
     write(elsewhere, 9, slice(6, 8))
     elsewhere.commit("another chunk")
@@ -575,7 +576,7 @@ def test_logs_that_no_read_list_names_any_more_are_kept_with_their_snapshots() -
         fill(repository, value)
     repository.expire_snapshots(keep_last=12)
     repository.garbage_collect(NOW)
-    again = Repository.open(storage, runtime=world())
+    again = zm.open(storage, runtime=world())
     line = [info.snapshot_id for info in again.ancestry()]
     assert len(line) == 12
     assert len(again.diff(line[-1], line[0]).chunks["/a"]) == 4
@@ -598,8 +599,8 @@ def test_an_amendment_of_what_has_lost_its_parent_is_not_told_as_damage(moved: b
     storage = MemoryStorage()
     repository = make(storage)
     fill(repository, 2)
-    session = Repository.open(storage, runtime=world()).writable_session(lease=60)
-    other = Repository.open(storage, runtime=world())
+    session = zm.open(storage, runtime=world()).writable_session(lease=60)
+    other = zm.open(storage, runtime=world())
     if moved:
         fill(other, 3)
     other.expire_snapshots(keep_last=1)
@@ -612,7 +613,7 @@ def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
     storage = MemoryStorage()
     repository = make(storage)
     fill(repository, 2)
-    session = Repository.open(storage, runtime=world()).writable_session()
+    session = zm.open(storage, runtime=world()).writable_session()
     parent = contents_of(session.store).view.snapshot.parent
     assert parent is not None
     storage.delete_many([parent.key])
@@ -623,11 +624,11 @@ def test_what_is_missing_before_an_amended_head_in_history_is_damage() -> None:
 def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() -> None:
     storage = MemoryStorage()
     repository = make(storage)
-    opened = Repository.open(storage, runtime=world())
+    opened = zm.open(storage, runtime=world())
     reader = opened.readonly_session()
-    leased = Repository.open(storage, runtime=world())
+    leased = zm.open(storage, runtime=world())
     kept = leased.readonly_session()
-    follower = Repository.open(storage, runtime=world()).readonly_session(follow=True)
+    follower = zm.open(storage, runtime=world()).readonly_session(follow=True)
     with leased.lease(kept.snapshot_id) as lease:
         fill(repository, 2)
         repository.expire_snapshots(keep_last=1)
@@ -653,7 +654,7 @@ def test_a_deletion_in_an_expired_snapshot_is_told_so(key: str) -> None:
     storage = MemoryStorage()
     repository = make(storage)
     repository.compact("main", "full")
-    session = Repository.open(storage, runtime=world()).writable_session()
+    session = zm.open(storage, runtime=world()).writable_session()
     fill(repository, 2)
     repository.compact("main", "full")
     repository.expire_snapshots(keep_last=1)
@@ -728,9 +729,9 @@ def test_a_reader_gets_a_lease_at_whatever_moment_of_a_collection() -> None:
     storage = MemoryStorage()
     make(storage)
     for number in range(1, 20):
-        other = Repository.open(storage, runtime=world())
+        other = zm.open(storage, runtime=world())
         racing = InterruptingStorage(storage, partial(other.garbage_collect, NOW))
-        repository = Repository.open(racing, runtime=world())
+        repository = zm.open(racing, runtime=world())
         head = repository.list_branches()["main"]
         racing.arm(number)
         with repository.lease(head) as lease:
@@ -761,7 +762,7 @@ def test_a_lease_lets_its_writer_through_the_fence_after_its_time() -> None:
     repository = make(storage, world(clock))
     session = repository.writable_session(lease=60)
     write(session, 5)
-    report = Repository.open(storage, runtime=world(clock)).garbage_collect(NOW)
+    report = zm.open(storage, runtime=world(clock)).garbage_collect(NOW)
     assert workspace_of(session.store).keys.start < report.fence
     clock.advance(timedelta(days=3))
     session.commit("behind the fence, and leased")
@@ -777,8 +778,8 @@ def test_a_leased_snapshot_stays_when_nothing_else_leads_to_it() -> None:
     with repository.lease(snapshot_id):
         reader = repository.readonly_session("side")
         repository.delete_branch("side")
-        assert Repository.open(storage, runtime=world(clock)).garbage_collect(NOW).deleted == 0
-        again = Repository.open(storage, runtime=world(clock))
+        assert zm.open(storage, runtime=world(clock)).garbage_collect(NOW).deleted == 0
+        again = zm.open(storage, runtime=world(clock))
         assert again.verify().problems == ()
         assert read(reader) == [7] * 8
     assert repository.garbage_collect(NOW).objects["chunks"] == 4
@@ -885,7 +886,7 @@ def prepared() -> MemoryStorage:
 def test_a_crash_at_any_call_of_a_collection_loses_nothing(every: int) -> None:
     made = prepared()
     faulty = FaultyStorage(copy_of(made))
-    Repository.open(faulty, runtime=world()).garbage_collect(NOW)
+    zm.open(faulty, runtime=world()).garbage_collect(NOW)
     calls = len(faulty.calls)
     assert calls > 20
     kinds = ("crash_before", "crash_after", "lose_answer", "fail_after")
@@ -895,8 +896,8 @@ def test_a_crash_at_any_call_of_a_collection_loses_nothing(every: int) -> None:
         faulty = FaultyStorage(storage)
         faulty.fail_at(number, kind)  # type: ignore[arg-type]
         with contextlib.suppress(SimulatedCrash, ManifestsError):
-            Repository.open(faulty, runtime=world()).garbage_collect(NOW)
-        repository = Repository.open(storage, runtime=world())
+            zm.open(faulty, runtime=world()).garbage_collect(NOW)
+        repository = zm.open(storage, runtime=world())
         assert repository.verify().problems == (), (number, kind, faulty.calls[number - 1])
         assert read(repository.readonly_session()) == [21] * 8
         assert read(repository.readonly_session("kept")) == [3] * 8
@@ -914,7 +915,7 @@ def dead_chunks(storage: Storage) -> int:
     whole = replace(root.root, swept=0, pending=())
     copy = copy_of(storage)
     copy.put("current", whole.encode())
-    report = Repository.open(copy, runtime=world()).garbage_collect(NOW, dry_run=True)
+    report = zm.open(copy, runtime=world()).garbage_collect(NOW, dry_run=True)
     return report.objects.get("chunks", 0)
 
 
@@ -923,13 +924,13 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused(every: int) 
     """Of a session opened before, with and without a lease, and of one opened at that moment."""
     made = prepared()
     counting = InterruptingStorage(copy_of(made), lambda: None)
-    Repository.open(counting, runtime=world()).garbage_collect(NOW)
+    zm.open(counting, runtime=world()).garbage_collect(NOW)
     landed = refused = 0
     moments = chosen(len(counting.ops), every)
     for number in moments:
         for leased in (False, True):
             storage = copy_of(made)
-            writer = Repository.open(storage, runtime=world())
+            writer = zm.open(storage, runtime=world())
             session = writer.writable_session(lease=60 if leased else None)
             write(session, 70, slice(0, 2))
             done: list[str] = []
@@ -948,8 +949,8 @@ def test_commits_at_any_moment_of_a_collection_are_whole_or_refused(every: int) 
                 writer.create_branch("new")
 
             racing = InterruptingStorage(storage, commit, number)
-            Repository.open(racing, runtime=world()).garbage_collect(NOW)
-            after = Repository.open(storage, runtime=world())
+            zm.open(racing, runtime=world()).garbage_collect(NOW)
+            after = zm.open(storage, runtime=world())
             if not done:
                 continue  # the other run made more calls
             history = {info.snapshot_id for info in after.ancestry()}
@@ -975,7 +976,7 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
         repository.create_tag("t", base)
 
         def reset() -> None:
-            again = Repository.open(storage, runtime=world(clock))
+            again = zm.open(storage, runtime=world(clock))
             again.reset_branch("main", base, force=True)
             again.expire_snapshots(keep_last=1)
             report = again.garbage_collect(timedelta(hours=12))
@@ -983,7 +984,7 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
             assert tip not in {info.snapshot_id for info in again.ancestry()}
 
         racing = InterruptingStorage(storage, reset)
-        session = Repository.open(racing, runtime=world(clock)).writable_session()
+        session = zm.open(racing, runtime=world(clock)).writable_session()
         write(session, 5, slice(0, 2))
         clock.advance(timedelta(days=1))
         elsewhere.commit("another chunk")
@@ -991,7 +992,7 @@ def test_a_tip_that_goes_while_a_commit_is_put_on_top_of_it_is_not_told_as_damag
         tip = elsewhere.commit("again")
         racing.arm(number)
         session.commit("on top of it")  # or of what there is instead
-        after = Repository.open(storage, runtime=world(clock))
+        after = zm.open(storage, runtime=world(clock))
         assert after.verify().problems == ()
         return len(racing.ops)
 
@@ -1020,13 +1021,13 @@ def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> 
         storage = copy_of(made)
 
         def reset() -> None:
-            again = Repository.open(storage, runtime=world(clock))
+            again = zm.open(storage, runtime=world(clock))
             again.reset_branch("main", base, force=True)
             again.expire_snapshots(keep_last=1)
             assert again.garbage_collect(NOW).objects["snapshots"] >= 2
 
         racing = InterruptingStorage(storage, reset)
-        repository = Repository.open(racing, runtime=world(clock))
+        repository = zm.open(racing, runtime=world(clock))
         repository.readonly_session(base)
         clock.advance(timedelta(hours=1))
         racing.arm(number)
@@ -1056,7 +1057,7 @@ def test_what_is_missing_of_a_head_in_history_is_damage() -> None:
         zarr.open_group(store).attrs["large"] = np.random.default_rng(1).bytes(20_000).hex()
     view = contents_of(repository.readonly_session().store).view
     storage.delete_many([view.snapshot.log.key])
-    fresh = Repository.open(storage, runtime=world())
+    fresh = zm.open(storage, runtime=world())
     for open_it in (fresh.readonly_session, fresh.writable_session):
         with pytest.raises(CorruptObjectError, match="not there"):
             open_it()
@@ -1065,7 +1066,7 @@ def test_what_is_missing_of_a_head_in_history_is_damage() -> None:
 def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
     storage = MemoryStorage()
     repository = make(storage)
-    session = Repository.open(storage, runtime=world()).writable_session()
+    session = zm.open(storage, runtime=world()).writable_session()
     write(session, 5, slice(0, 2))
     for value in range(2):
         with repository.transaction(message="other") as store:
@@ -1080,12 +1081,12 @@ def test_what_is_missing_of_a_tip_in_history_is_damage() -> None:
 
 def test_what_cannot_be_read_stops_the_deletions() -> None:
     storage = prepared()
-    repository = Repository.open(storage, runtime=world())
+    repository = zm.open(storage, runtime=world())
     ref = contents_of(repository.readonly_session().store).view.manifests[0].blob
     storage.put(ref.key, b"damaged")
     before = [key for key in keys(storage) if not key.startswith("root/")]
     with pytest.raises(CorruptObjectError):
-        Repository.open(storage, runtime=world()).garbage_collect(NOW)
+        zm.open(storage, runtime=world()).garbage_collect(NOW)
     assert [key for key in keys(storage) if not key.startswith("root/")] == before
 
 
@@ -1102,24 +1103,24 @@ def test_the_root_is_archived_before_anything_is_deleted() -> None:
         Fault("crash_after", op="delete_many", key="snapshots/*"),
     ]
     with pytest.raises(SimulatedCrash):
-        Repository.open(FaultyStorage(storage, faults), runtime=world(clock)).garbage_collect(NOW)
+        zm.open(FaultyStorage(storage, faults), runtime=world(clock)).garbage_collect(NOW)
     storage.delete_many(["current"])
-    assert Repository.recover(storage, runtime=world(clock)).skipped == {}
-    assert read(Repository.open(storage, runtime=world()).readonly_session()) == [1] * 8
+    assert zm.recover(storage, runtime=world(clock)).skipped == {}
+    assert read(zm.open(storage, runtime=world()).readonly_session()) == [1] * 8
 
 
 @pytest.mark.slow
 def test_a_second_collector_takes_over() -> None:
     made = prepared()
     counting = InterruptingStorage(copy_of(made), lambda: None)
-    Repository.open(counting, runtime=world()).garbage_collect(NOW)
+    zm.open(counting, runtime=world()).garbage_collect(NOW)
     for number in range(1, len(counting.ops) + 1):
         storage = copy_of(made)
-        other = Repository.open(storage, runtime=world())
+        other = zm.open(storage, runtime=world())
         racing = InterruptingStorage(storage, partial(other.garbage_collect, NOW), number)
         with contextlib.suppress(FencedError):
-            Repository.open(racing, runtime=world()).garbage_collect(NOW)
-        after = Repository.open(storage, runtime=world())
+            zm.open(racing, runtime=world()).garbage_collect(NOW)
+        after = zm.open(storage, runtime=world())
         assert after.verify().problems == ()
         assert read(after.readonly_session()) == [21] * 8
         assert dead_chunks(storage) == 0
@@ -1162,7 +1163,7 @@ def test_pages_that_archives_name_are_kept() -> None:
 
 
 def test_stale_temporary_files_of_a_disk_go_by_their_age(tmp_path: Any) -> None:
-    repository = Repository.create(LocalStorage(tmp_path))
+    repository = zm.create(LocalStorage(tmp_path))
     for name, age_s in ((".tmp-1-0", 200_000), (".tmp-1-1", 10)):
         path = tmp_path / "root" / name
         path.write_bytes(b"left")

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import outcomes
 from zarr_manifests.errors import ConflictError, SessionClosedError, StorageError
@@ -54,7 +55,7 @@ def at_checkpoint(name: str, do: Callable[[], object]) -> Runtime:
 
 
 def messages(storage: MemoryStorage) -> list[str]:
-    return [info.message for info in Repository.open(storage).ancestry()]
+    return [info.message for info in zm.open(storage).ancestry()]
 
 
 # --- an outcome that is not known ------------------------------------------------------------
@@ -81,7 +82,7 @@ class _Announced(dict[str, Any]):
 
 def test_a_thread_that_waits_behind_a_commit_in_doubt_does_not_commit_again() -> None:
     storage = MemoryStorage()
-    seed(Repository.create(storage))
+    seed(zm.create(storage))
     announced = _Announced()
     outcomes: list[object] = []
 
@@ -99,7 +100,7 @@ def test_a_thread_that_waits_behind_a_commit_in_doubt_does_not_commit_again() ->
         raise KeyboardInterrupt
 
     runtime = at_checkpoint("root.swap", interrupt)
-    session = Repository.open(storage, runtime=runtime).writable_session()
+    session = zm.open(storage, runtime=runtime).writable_session()
     put(session, "a/c/0", b"1")
     with pytest.raises(KeyboardInterrupt):
         session.commit("in doubt")
@@ -113,9 +114,9 @@ async def test_the_store_of_a_closed_session_reads_and_takes_no_writes() -> None
         raise KeyboardInterrupt
 
     storage = MemoryStorage()
-    seed(Repository.create(storage))
+    seed(zm.create(storage))
     runtime = at_checkpoint("root.swap", interrupt)
-    session = Repository.open(storage, runtime=runtime).writable_session()
+    session = zm.open(storage, runtime=runtime).writable_session()
     store = session.store
     put(session, "a/c/0", b"1")
     with pytest.raises(KeyboardInterrupt):
@@ -139,9 +140,9 @@ async def test_the_store_of_a_closed_session_reads_and_takes_no_writes() -> None
 def test_a_chunk_in_flight_during_a_commit_belongs_to_the_next_session() -> None:
     """Under the old session's name a collector could take it for something left behind."""
     storage = MemoryStorage()
-    seed(Repository.create(storage, {"pack-chunk-bytes": 0}))
+    seed(zm.create(storage, {"pack-chunk-bytes": 0}))
     runtime = at_checkpoint("chunks.create", lambda: session.commit("in between"))
-    session = Repository.open(storage, runtime=runtime).writable_session()
+    session = zm.open(storage, runtime=runtime).writable_session()
     put(session, "a/c/0", b"small")
     put(session, "a/c/1", BIG)
     assert messages(storage)[0] == "in between"
@@ -152,28 +153,28 @@ def test_a_chunk_in_flight_during_a_commit_belongs_to_the_next_session() -> None
         keys.session_id
     ]
     session.commit("the rest")
-    assert get(Repository.open(storage).readonly_session(), "a/c/1") == BIG
+    assert get(zm.open(storage).readonly_session(), "a/c/1") == BIG
 
 
 def test_a_branch_that_was_deleted_here_and_made_again_elsewhere() -> None:
     storage = MemoryStorage()
-    repository = seed(Repository.create(storage))
+    repository = seed(zm.create(storage))
     repository.create_branch("side")
     session = repository.writable_session("side")
     put(session, "a/c/0", b"1")
     repository.delete_branch("side")
     with pytest.raises(ConflictError, match="was deleted"):
         session.commit("nowhere to go")
-    Repository.open(storage).create_branch("side", session.snapshot_id)
+    zm.open(storage).create_branch("side", session.snapshot_id)
     session.commit("as the message said")
-    assert get(Repository.open(storage).readonly_session("side"), "a/c/0") == b"1"
+    assert get(zm.open(storage).readonly_session("side"), "a/c/0") == b"1"
 
 
 def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session goes on from its own commit, and finds the reset out at the next."""
     storage = MemoryStorage()
-    repository = seed(Repository.create(storage, {"max-delta-count": 2}))
-    patient = Repository.open(storage, {"max-delta-count": 99})
+    repository = seed(zm.create(storage, {"max-delta-count": 2}))
+    patient = zm.open(storage, {"max-delta-count": 99})
     patient.create_branch("side")
     with patient.transaction("side", message="side") as store:
         store.set_sync("a/c/3", cpu.Buffer.from_bytes(b"side"))
@@ -202,16 +203,16 @@ def test_as_of_finds_nothing_that_was_committed_later() -> None:
     now = [1_000]
     storage = MemoryStorage()
     clock = replace(SYSTEM, now_ms=lambda: now[0])
-    seed(Repository.create(storage, {"max-delta-count": 4}, runtime=clock))
+    seed(zm.create(storage, {"max-delta-count": 4}, runtime=clock))
 
     def overtake() -> None:
         now[0] = 9_000
         put(fast, "a/c/1", b"fast")
         fast.commit("fast")
 
-    fast = Repository.open(storage, runtime=clock).writable_session()
+    fast = zm.open(storage, runtime=clock).writable_session()
     runtime = replace(at_checkpoint("root.swap", overtake), now_ms=lambda: now[0])
-    slow = Repository.open(storage, runtime=runtime).writable_session()
+    slow = zm.open(storage, runtime=runtime).writable_session()
     now[0] = 2_000
     put(slow, "a/c/0", b"slow")
     slow.commit("slow")
@@ -219,7 +220,7 @@ def test_as_of_finds_nothing_that_was_committed_later() -> None:
     put(slow, "a/c/2", b"later")
     slow.commit("later, and a fold")
 
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     times = [info.written_at for info in repository.ancestry()]
     assert next(repository.ancestry()).kind == "rewrite"
     assert times == sorted(times, reverse=True)
@@ -244,7 +245,7 @@ def test_a_chunk_that_the_disk_dropped_must_be_written_again(tmp_path: Path) -> 
 
     disk = Disk()
     config = {"pack-chunk-bytes": 0}
-    session = seed(Repository.create(LocalStorage(tmp_path, disk=disk), config)).writable_session()
+    session = seed(zm.create(LocalStorage(tmp_path, disk=disk), config)).writable_session()
     put(session, "a/c/0", BIG)
     put(session, "a/c/1", BIG)
     lost = contents_of(session.store).changes.unsynced[0]
@@ -256,4 +257,4 @@ def test_a_chunk_that_the_disk_dropped_must_be_written_again(tmp_path: Path) -> 
             session.commit("the disk no longer says so")
     put(session, "a/c/0", BIG)
     session.commit("written again")
-    assert get(Repository.open(tmp_path).readonly_session(), "a/c/0") == BIG
+    assert get(zm.open(tmp_path).readonly_session(), "a/c/0") == BIG

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import zarr_manifests as zm
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import compaction, write_leaves
@@ -145,7 +146,7 @@ class World:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         config = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 16}
-        self.repository = Repository.create(self.storage, config)
+        self.repository = zm.create(self.storage, config)
         session = self.repository.writable_session("main")
         for path in ("", "g"):
             key, value = f"{path}/zarr.json".lstrip("/"), b'{"zarr_format":3,"node_type":"group"}'
@@ -160,7 +161,7 @@ class World:
         rewrite = bool(self.rng.random() < 0.5)
         config: dict[str, Any] = {"commits": {"mode": "rewrite" if rewrite else "delta"}}
         config["compaction"] = {"mode": "auto", "max-delta-count": 3, "size-ratio": 0.3}
-        repository = Repository.open(self.storage, config)
+        repository = zm.open(self.storage, config)
         before = self.repository.list_branches()["main"]
         self.commit(repository)
         head = self.repository.readonly_session("main")
@@ -314,7 +315,7 @@ class World:
         pending._PIECE_ROWS = min(rows, 250_000)
         write_leaves._TASK_REFS = rows
         runtime = replace(SYSTEM, checkpoint=hook)
-        repository = Repository.open(self.storage, config, runtime=runtime)
+        repository = zm.open(self.storage, config, runtime=runtime)
         modes = [CompactionMode.MAJOR] * 12 + [CompactionMode.MINOR] * 5 + [CompactionMode.FULL]
         mode = modes[rng.integers(len(modes))]
         ratio = float(rng.choice([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0]))
@@ -348,7 +349,7 @@ class World:
 
     def check_head(self) -> None:
         head = self.repository.list_branches()["main"]
-        fresh = Repository.open(self.storage).readonly_session("main")
+        fresh = zm.open(self.storage).readonly_session("main")
         assert fresh.snapshot_id == head
         assert contents(fresh) == self.state.keys
         assert reader.Reader(self.storage.get).read(head) == self.state.keys
@@ -391,7 +392,7 @@ class World:
 
     def check_all(self) -> None:
         own = reader.Reader(self.storage.get)
-        fresh = Repository.open(self.storage)
+        fresh = zm.open(self.storage)
         for snapshot_id, state in self.made:
             assert own.read(snapshot_id) == state.keys
             assert contents(fresh.readonly_session(snapshot_id)) == state.keys
@@ -443,9 +444,9 @@ def test_rewriting_after_each_commit_makes_no_difference(seed: int) -> None:
     for world, mode in zip(worlds, ("delta", "rewrite"), strict=True):
         options = {"commits": {"mode": mode}, "compaction": {"mode": "auto"}}
         for _ in range(15):
-            world.commit(Repository.open(world.storage, options), amend=False)
+            world.commit(zm.open(world.storage, options), amend=False)
         world.check_all()
-    delta, rewrite = (Repository.open(w.storage).readonly_session("main") for w in worlds)
+    delta, rewrite = (zm.open(w.storage).readonly_session("main") for w in worlds)
     assert contents(delta) == contents(rewrite) == worlds[0].state.keys == worlds[1].state.keys
     assert len(contents_of(delta.store).view.snapshot.deltas) == 16
     assert contents_of(rewrite.store).view.snapshot.deltas == ()
@@ -462,7 +463,7 @@ def pending_refs(refs: int, commits: int) -> MemoryStorage:
     storage = MemoryStorage()
     sets = {"default": {"max-manifest-size": 10_000}}
     config = {"chunk-manifests": {"sets": [sets]}, "compaction": {"mode": "manual"}}
-    session = Repository.create(storage, config).writable_session()
+    session = zm.create(storage, config).writable_session()
     key, data = document("b", (refs // 100, 100), 0)
     session.store.set_sync(key, buffer(data))
     for rows in np.split(np.arange(refs), commits):
@@ -485,8 +486,8 @@ def test_memory_depends_on_what_is_worked_on_at_a_time(
     refs = 400_000
     storage = CountingStorage(pending_refs(refs, 20))
     if mode == "full":
-        Repository.open(storage).compact("main", "full")
-    repository = Repository.open(storage)
+        zm.open(storage).compact("main", "full")
+    repository = zm.open(storage)
     storage.reset()
     tracemalloc.start()
     report = repository.compact("main", mode)

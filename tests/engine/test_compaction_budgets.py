@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
@@ -82,7 +83,7 @@ def test_a_thousand_commits_copy_each_ref_a_few_times(
 def _read_all(storage: MemoryStorage) -> tuple[int, Session]:
     """Bytes of metadata that are read to find all chunks, and the session."""
     counting = CountingStorage(storage)
-    session = Repository.open(counting).readonly_session("main")
+    session = zm.open(counting).readonly_session("main")
     view = contents_of(session.store).view
     counting.reset()
     assert view.chunks(view.nodes["huge"].node_id) is not None

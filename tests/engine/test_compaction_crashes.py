@@ -20,8 +20,9 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import chosen, some_or_all
-from zarr_manifests import Repository, Session
+from zarr_manifests import Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
@@ -86,7 +87,7 @@ def fill(session: Session, path: str, chunks: range, value: bytes) -> None:
 
 def seed(storage: Storage) -> Made:
     """A base of several manifests, and deltas and runs on it that set, unset, cut and delete."""
-    repository = Repository.create(storage, MANUAL, runtime=RUNTIME)
+    repository = zm.create(storage, MANUAL, runtime=RUNTIME)
     made = Made({})
 
     def commit(session: Session) -> None:
@@ -134,12 +135,12 @@ def changed(before: Contents, value: bytes = b"next") -> Contents:
 
 
 def compact(mode: str) -> Callable[[Storage], object]:
-    return lambda storage: Repository.open(storage, runtime=RUNTIME).compact(mode=mode)
+    return lambda storage: zm.open(storage, runtime=RUNTIME).compact(mode=mode)
 
 
 def commit_with(config: Mapping[str, Any]) -> Callable[[Storage], object]:
     def scenario(storage: Storage) -> str:
-        return change(Repository.open(storage, config, runtime=RUNTIME).writable_session())
+        return change(zm.open(storage, config, runtime=RUNTIME).writable_session())
 
     return scenario
 
@@ -156,7 +157,7 @@ COMMITS = ("auto", "rewrite")
 
 def check(storage: Storage, made: Made, name: str, outcome: object, where: object) -> bool:
     """All reads as it must, and goes on; returns whether a compaction had landed."""
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     for snapshot_id, expected in made.snapshots.items():
         found = contents(repository.readonly_session(snapshot_id))
         assert found == expected, (where, snapshot_id)
@@ -172,7 +173,7 @@ def check(storage: Storage, made: Made, name: str, outcome: object, where: objec
     last = change(repository.writable_session(), b"last")
     mode = "full" if name in COMMITS else name
     assert repository.compact(mode=mode).snapshot_id is not None, where
-    fresh = Repository.open(storage)
+    fresh = zm.open(storage)
     assert contents(fresh.readonly_session()) == changed(made.head, b"last"), where
     assert contents(fresh.readonly_session(last)) == changed(made.head, b"last"), where
     return kinds[0] == "rewrite"

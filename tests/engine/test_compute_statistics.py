@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.compact import compute_statistics as module
@@ -85,7 +86,7 @@ def test_entries_made_while_writing_are_used_and_kept() -> None:
 
 @pytest.mark.parametrize("compact", [False, True])
 def test_values_of_all_kinds_are_measured_as_zarr_reads_them(compact: bool) -> None:
-    repository = Repository.create(MemoryStorage(), runtime=in_order())
+    repository = zm.create(MemoryStorage(), runtime=in_order())
     rng = np.random.default_rng(1)
     values: dict[str, np.ndarray] = {
         "i2": rng.integers(-(2**15), 2**15, (7, 5)).astype("i2"),
@@ -157,7 +158,7 @@ def test_tasks_measure_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compact: bool
 ) -> None:
     config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 8}}]}}
-    repository = Repository.create(tmp_path / "repo", config)
+    repository = zm.create(tmp_path / "repo", config)
     values = np.random.default_rng(2).normal(size=(40, 6)).astype("f4")
     with repository.transaction(message="fill") as store:
         zarr.create_array(store, name="a", data=values, chunks=(1, 3))
@@ -168,7 +169,7 @@ def test_tasks_measure_the_same(
     wrote[5:7] = 50.0
     session.commit("some of it again")
     shutil.copytree(tmp_path / "repo", tmp_path / "same")
-    same = Repository.open(tmp_path / "same")
+    same = zm.open(tmp_path / "same")
     monkeypatch.setattr(module, "_TASK_BYTES", 7 * 12)
     monkeypatch.setattr(module, "_GATHERED", 20)
     tasks: list[int] = []
@@ -191,7 +192,7 @@ def test_tasks_measure_the_same(
 
 
 def test_threads_measure_many_chunks(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "repo", {"compaction": {"mode": "manual"}})
+    repository = zm.create(tmp_path / "repo", {"compaction": {"mode": "manual"}})
     rng = np.random.default_rng(2)
     with repository.transaction(message="fill") as store:
         data = rng.normal(size=(300, 64, 64)).astype("f4")
@@ -261,7 +262,7 @@ def test_what_happens_meanwhile_makes_no_entry_wrong(what: str, base: bool) -> N
     if base:
         repository.compact(mode="full")
     wrote(repository, 3, 5, 3)
-    other = Repository.open(repository.storage, runtime=in_order())
+    other = zm.open(repository.storage, runtime=in_order())
     once = [FAULTS[what]]
 
     def meanwhile(_stage: str, _done: int) -> None:
@@ -286,7 +287,7 @@ def test_pages_that_another_makes_meanwhile_are_kept() -> None:
     repository = created()
     wrote(repository, 0, 8, 1)
     repository.compact(mode="full")
-    other = Repository.open(repository.storage, runtime=in_order())
+    other = zm.open(repository.storage, runtime=in_order())
 
     def meanwhile(_stage: str, _done: int) -> None:
         wrote(other, 0, 2, 2)
@@ -306,7 +307,7 @@ def test_two_that_measure_the_same_leaf_leave_one_page_of_it() -> None:
     repository = created()
     wrote(repository, 0, 8, 1)
     repository.compact(mode="full")
-    other = Repository.open(repository.storage, runtime=in_order())
+    other = zm.open(repository.storage, runtime=in_order())
     repository.compute_statistics(progress=lambda *_: other.compute_statistics() and None)
     listed = pages_of(repository)
     assert listed is not None
@@ -331,7 +332,7 @@ def test_deleted_arrays_lose_their_pages() -> None:
 def test_a_collection_meanwhile_shuts_it_out() -> None:
     repository = created()
     wrote(repository, 0, 8, 1)
-    other = Repository.open(repository.storage, runtime=in_order())
+    other = zm.open(repository.storage, runtime=in_order())
     wrote(other, 0, 1, 2)
     before = root_of(repository).branches["main"].index
 
@@ -368,11 +369,9 @@ def test_two_at_once_leave_all_entries() -> None:
     storage = MemoryStorage()
     repository = created(storage)
     wrote(repository, 0, 8, 1)
-    threads = [
-        threading.Thread(target=Repository.open(storage).compute_statistics) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=zm.open(storage).compute_statistics) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert numbers(counting(Repository.open(storage))) == [*range(8)]
+    assert numbers(counting(zm.open(storage))) == [*range(8)]

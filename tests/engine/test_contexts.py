@@ -11,7 +11,7 @@ from typing import get_type_hints
 import pytest
 
 import zarr_manifests
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
@@ -65,7 +65,7 @@ def test_the_parts_of_a_reading_context_are_readers() -> None:
 def test_a_read_only_session_holds_no_workspace() -> None:
     hints = get_type_hints(SessionView.__init__), get_type_hints(Workspace.__init__)
     assert [hint["context"] for hint in hints] == [ReadContext, Context]
-    repository = Repository.create("memory://read-only-holds-no-workspace")
+    repository = zm.create("memory://read-only-holds-no-workspace")
     session = repository.readonly_session()
     stores = [session.store, pickle.loads(pickle.dumps(session.store))]
     stores.append(repository.writable_session().store)

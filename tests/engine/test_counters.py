@@ -10,6 +10,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.compact import compaction as compact
@@ -33,7 +34,7 @@ def fill(repository: Repository, *at: int, name: str = "a", nbytes: int = 8) -> 
 
 @pytest.fixture
 def repository() -> Repository:
-    repository = Repository.create(MemoryStorage(), CONFIG)
+    repository = zm.create(MemoryStorage(), CONFIG)
     with repository.transaction(message="arrays") as store:
         for name in "ab":
             zarr.create_array(store, name=name, shape=(9,), chunks=(1,), dtype="u1")

@@ -15,9 +15,10 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import some_or_all
 from inside import context_of
-from zarr_manifests import Repository, Session
+from zarr_manifests import Session
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
@@ -82,7 +83,7 @@ class Seeded:
 
     def __init__(self) -> None:
         self.storage = MemoryStorage()
-        repository = Repository.create(self.storage, {"max-delta-count": 3})
+        repository = zm.create(self.storage, {"max-delta-count": 3})
         session = repository.writable_session("main")
         group = zarr.create_group(session.store)
         group.create_array("a", shape=(90,), chunks=(1,), dtype="u1")
@@ -104,7 +105,7 @@ class Seeded:
 
     def _uses(self, snapshot_id: str | None) -> set[str]:
         counting = CountingStorage(self.storage)
-        repository = Repository.open(counting)
+        repository = zm.open(counting)
         contents(repository.readonly_session(snapshot_id))
         return {record.key for record in counting.log}
 
@@ -118,13 +119,13 @@ def test_the_repository_has_every_kind_of_object(seeded: Seeded) -> None:
     kinds = {info.key.split("/")[0] for info in seeded.storage.list()}
     read = {"current", "chunks", "deltas", "manifests", "nodes", "snapshots"}
     assert kinds == read | {"root", "indexes"}
-    assert any("rewrite" == i.kind for i in Repository.open(seeded.storage).ancestry())
+    assert any("rewrite" == i.kind for i in zm.open(seeded.storage).ancestry())
     used = set().union(*seeded.used.values(), seeded.used_by_head)
     assert {key.split("/")[0] for key in used} == read
 
 
 def _read(storage: Storage, snapshot_id: str | None) -> dict[str, bytes]:
-    return contents(Repository.open(storage).readonly_session(snapshot_id))
+    return contents(zm.open(storage).readonly_session(snapshot_id))
 
 
 @pytest.mark.parametrize("kind", ["current", "chunks", "deltas", "manifests", "nodes", "snapshots"])
@@ -205,7 +206,7 @@ def test_a_damaged_archive_hinders_nobody(seeded: Seeded) -> None:
     for info in [*storage.list("root/")]:
         storage.put(info.key, b"damaged")
     assert _read(storage, None) == seeded.head
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     put(session, "a/c/89", b"x")
     session.commit("goes on")
 
@@ -215,7 +216,7 @@ def test_a_history_that_runs_in_a_circle_ends(seeded: Seeded) -> None:
     storage = MemoryStorage()
     for info in seeded.storage.list():
         storage.put(info.key, seeded.storage.get(info.key))
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     context, ids = context_of(repository), [info.snapshot_id for info in repository.ancestry()]
     objects, refs = context.objects, [snapshot_ref(context, one) for one in ids]
     untold = [replace(objects.load(ref, Snapshot), history=History()) for ref in refs]
@@ -234,9 +235,9 @@ def test_a_missing_log_fails_closed(seeded: Seeded) -> None:
     storage = MemoryStorage()
     for info in seeded.storage.list():
         storage.put(info.key, seeded.storage.get(info.key))
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     put(session, "a/c/55", b"mine")  # in the midst of the others'
-    other = Repository.open(storage).writable_session("main")
+    other = zm.open(storage).writable_session("main")
     before = {info.key for info in storage.list("deltas/")}
     write_much(other, 9)
     other.commit("other")
@@ -244,4 +245,4 @@ def test_a_missing_log_fails_closed(seeded: Seeded) -> None:
     storage.delete_many(added[:1])
     with pytest.raises(CorruptObjectError, match=added[0]):
         session.commit("mine")
-    assert not any(i.message == "mine" for i in Repository.open(storage).ancestry())
+    assert not any(i.message == "mine" for i in zm.open(storage).ancestry())

@@ -57,7 +57,7 @@ CONFIG = {
 def storage() -> MemoryStorage:
     storage = MemoryStorage("detach-tests")
     storage.delete_many([info.key for info in storage.list()])
-    repository = Repository.create(storage, CONFIG)
+    repository = zm.create(storage, CONFIG)
     with repository.transaction(message="make") as store:
         for name, chunk in (("inline", 1), ("packed", 4), ("large", 20)):
             zarr.create_array(
@@ -68,7 +68,7 @@ def storage() -> MemoryStorage:
 
 @pytest.fixture
 def repository(storage: MemoryStorage) -> Repository:
-    return Repository.open(storage)
+    return zm.open(storage)
 
 
 NOON = replace(SYSTEM, now_ms=lambda: 1_800_000_000_000)
@@ -76,7 +76,7 @@ NOON = replace(SYSTEM, now_ms=lambda: 1_800_000_000_000)
 
 def again(storage: MemoryStorage, runtime: Runtime = SYSTEM) -> Repository:
     """As another process opens it."""
-    return Repository.open(storage, runtime=runtime)
+    return zm.open(storage, runtime=runtime)
 
 
 def fill(store: Any, start: int, stop: int, value: int) -> None:
@@ -189,7 +189,7 @@ def test_forks_that_differ_are_still_found(storage: MemoryStorage, repository: R
 
 @pytest.mark.slow
 def test_many_refs_are_in_the_manifests_that_were_written(storage: MemoryStorage) -> None:
-    repository = Repository.open(storage, {"spill-refs": 64})
+    repository = zm.open(storage, {"spill-refs": 64})
     with repository.transaction(message="wide") as store:
         zarr.create_array(store, name="wide", shape=(2000,), chunks=(1,), dtype="i8")
     session = repository.writable_session()
@@ -302,7 +302,7 @@ def test_a_conflict_leaves_it_to_others(storage: MemoryStorage, repository: Repo
 
 def test_a_conflict_on_a_disk_leaves_it_to_others(tmp_path: Path) -> None:
     """There, much is uploaded before the tip is read."""
-    repository = Repository.create(tmp_path / "repository", CONFIG)
+    repository = zm.create(tmp_path / "repository", CONFIG)
     with repository.transaction(message="make") as store:
         zarr.create_array(
             store, name="large", shape=(4,), chunks=(1 << 18,), dtype="i8", compressors=None
@@ -326,7 +326,7 @@ def test_a_lost_answer_to_the_claim_is_a_claim(
     fill(session.store, 0, 20, 1)
     data = session.detach()
     faulty = FaultyStorage(storage, [Fault("lose_answer", "create", "reports/*")])
-    Repository.open(faulty).resume(data).commit("landed")
+    zm.open(faulty).resume(data).commit("landed")
     assert messages(repository)[0] == "landed"
 
 
@@ -337,7 +337,7 @@ def test_a_crash_anywhere_lands_it_once_or_not_at_all(storage: MemoryStorage) ->
         fill(session.store, 0, 20, number)
         data = session.detach()
         faulty = FaultyStorage(storage)
-        resumed = Repository.open(faulty).resume(data)
+        resumed = zm.open(faulty).resume(data)
         faulty.reset()
         faulty.fail_at(number, "crash_after")
         try:
@@ -363,7 +363,7 @@ RACER = """
 import sys
 import zarr_manifests as zm
 url, path, go = sys.argv[1:]
-session = zm.Repository.open(url).resume(open(path, "rb").read())
+session = zm.open(url).resume(open(path, "rb").read())
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -377,7 +377,7 @@ except zm.errors.FencedError:
 @pytest.mark.parametrize("rounds", swept([1, 3], but=[1]))
 def test_two_processes_race_and_one_lands(tmp_path: Path, rounds: int) -> None:
     place = tmp_path / "repository"
-    repository = Repository.create(place, CONFIG)
+    repository = zm.create(place, CONFIG)
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="large", shape=(40,), chunks=(20,), dtype="i8")
     for _ in range(rounds):
@@ -516,7 +516,7 @@ def test_staged_chunks_are_written_and_not_carried(repository: Repository) -> No
 
 
 def test_copies_that_were_not_merged_are_not_left_out(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "repository", CONFIG)
+    repository = zm.create(tmp_path / "repository", CONFIG)
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="large", shape=(40,), chunks=(20,), dtype="i8")
     session = repository.writable_session()
@@ -536,7 +536,7 @@ def test_copies_that_were_not_merged_are_not_left_out(tmp_path: Path) -> None:
 
 def test_there_is_no_place_and_no_secret_in_the_bytes(tmp_path: Path) -> None:
     place = tmp_path / "a-telling-name"
-    repository = Repository.create(place)
+    repository = zm.create(place)
     session = repository.writable_session(lease=60)
     zarr.create_group(session.store, path="g")
     data = session.detach()
@@ -550,7 +550,7 @@ def _pieces(detached: Detached) -> list[bytes]:
 
 
 def test_reporting_sessions_are_not_detached(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "repository")
+    repository = zm.create(tmp_path / "repository")
     session = repository.writable_session(copies="report")
     with pytest.raises(InvalidArgumentError, match="copies='report'"):
         session.detach()
@@ -565,7 +565,7 @@ def test_what_was_detached_is_durable(tmp_path: Path) -> None:
             super().sync(keys)
 
     place = Noting(tmp_path / "repository")
-    repository = Repository.create(place, CONFIG)
+    repository = zm.create(place, CONFIG)
     session = repository.writable_session()
     array = zarr.create_array(
         session.store, name="a", shape=(60,), chunks=(20,), dtype="i8", compressors=None
@@ -719,7 +719,7 @@ def test_a_lease_keeps_the_claim(storage: MemoryStorage, repository: Repository)
     fill(session.store, 0, 20, 1)
     data = session.detach()
     faulty = FaultyStorage(storage, [Fault("crash_before", "cas", skip=1)])
-    resumed = Repository.open(faulty).resume(data)  # renews its lease by the first swap
+    resumed = zm.open(faulty).resume(data)  # renews its lease by the first swap
     with pytest.raises(SimulatedCrash):
         resumed.commit("claimed, and dead")
     repository.garbage_collect(timedelta(0))
@@ -732,7 +732,7 @@ def test_a_lease_keeps_the_claim(storage: MemoryStorage, repository: Repository)
 
 
 def test_a_session_of_another_repository_is_refused(repository: Repository) -> None:
-    other = Repository.create(MemoryStorage())
+    other = zm.create(MemoryStorage())
     with pytest.raises(InvalidArgumentError, match="a session of repository"):
         other.resume(repository.writable_session().detach())
 
@@ -864,7 +864,7 @@ def _variants(value: Any) -> Iterator[Any]:
 
 
 def test_forged_bytes_raise_only_errors_of_the_package(storage: MemoryStorage) -> None:
-    repository = Repository.open(storage, {"spill-refs": 64})
+    repository = zm.open(storage, {"spill-refs": 64})
     session = repository.writable_session(lease=600)
     session.relocate_appends("time")
     fill(session.store, 0, 40, 1)

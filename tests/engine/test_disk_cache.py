@@ -20,6 +20,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.config import CacheOptions
@@ -317,7 +318,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(InvalidArgumentError, match="others could write"):
-        Repository.create(MemoryStorage(), cache={"directory": shared})
+        zm.create(MemoryStorage(), cache={"directory": shared})
     shared.chmod(0o1777)
     opened(shared).put(*encoded(1))
     (shared / _REPOSITORY).chmod(0o770)
@@ -328,14 +329,14 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         opened(shared / "file")
     for name in ("a\0b", "a\ud800b"):
         with pytest.raises(InvalidArgumentError, match="cannot be used"):
-            Repository.create(MemoryStorage(), cache={"directory": str(tmp_path / name)})
+            zm.create(MemoryStorage(), cache={"directory": str(tmp_path / name)})
 
 
 # --- through a repository, in several processes --------------------------------------------------
 
 
 def filled(path: Path, cache: Path | None = None, commits: int = 3) -> Repository:
-    repository = Repository.create(path, cache=CacheOptions(directory=cache))  # type: ignore[arg-type]
+    repository = zm.create(path, cache=CacheOptions(directory=cache))  # type: ignore[arg-type]
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(100_000,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -359,7 +360,7 @@ def read_all(repository: Repository, commits: int = 3) -> None:
 
 def _open_cold(path: str, cache: str, out: Queue[list[str]]) -> None:
     counting = CountingStorage(LocalStorage(path))
-    read_all(Repository.open(counting, cache={"directory": cache}))
+    read_all(zm.open(counting, cache={"directory": cache}))
     out.put([record.key for record in counting.log])
 
 
@@ -407,12 +408,12 @@ def test_only_metadata_is_kept_and_never_the_root(tmp_path: Path) -> None:
 
 
 def test_pages_of_the_root_are_kept_too(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "r", cache={"directory": tmp_path / "cache"})
+    repository = zm.create(tmp_path / "r", cache={"directory": tmp_path / "cache"})
     for n in range(250):
         repository.create_tag(hashlib.sha256(bytes([n])).hexdigest())
     assert [*repository.storage.list("pages/")]
     counting = CountingStorage(LocalStorage(tmp_path / "r"))
-    other = Repository.open(counting, cache={"directory": tmp_path / "cache"})
+    other = zm.open(counting, cache={"directory": tmp_path / "cache"})
     assert len(other.list_tags()) == 250
     assert {record.key for record in counting.log} == {"current"}
 
@@ -422,11 +423,11 @@ def test_damage_in_the_folder_is_fetched_anew(tmp_path: Path) -> None:
     for path in files(tmp_path / "cache"):
         data = path.read_bytes()
         path.write_bytes(data[:30] + bytes([data[30] ^ 255]) + data[31:])
-    repository = Repository.open(tmp_path / "r", cache={"directory": tmp_path / "cache"})
+    repository = zm.open(tmp_path / "r", cache={"directory": tmp_path / "cache"})
     read_all(repository)
     assert repository.metrics().disk_cache_damaged_files >= 3
     counting = CountingStorage(LocalStorage(tmp_path / "r"))
-    again = Repository.open(counting, cache={"directory": tmp_path / "cache"})
+    again = zm.open(counting, cache={"directory": tmp_path / "cache"})
     read_all(again)
     assert [record.key for record in counting.log] == ["current"]
     assert again.metrics().disk_cache_damaged_files == 0
@@ -436,7 +437,7 @@ def _churn(path: str, cache: str, out: Queue[int]) -> None:
     """Opens again and again, with so little room that files go all the time."""
     options = {"directory": cache, "directory-bytes": 10 * 4096}
     for _ in range(15):
-        read_all(Repository.open(path, cache=options))
+        read_all(zm.open(path, cache=options))
     out.put(os.getpid())
 
 

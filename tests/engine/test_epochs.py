@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.compaction import compact_branch
@@ -29,7 +30,7 @@ CONFIG = {
 
 
 def make(storage: Storage) -> Repository:
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         array[:] = 1
@@ -47,7 +48,7 @@ def read(repository: Repository, branch: str = "main") -> list[int]:
 
 
 def others(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=in_order())
+    return zm.open(storage, runtime=in_order())
 
 
 # --- writers -------------------------------------------------------------------------------------

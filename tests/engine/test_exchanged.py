@@ -21,6 +21,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import swept
 from inside import change_root, root_of
 from zarr_manifests import Repository, Session
@@ -67,7 +68,7 @@ def make(seed: int, commits: int = 26, notes: int = 40, deltas: int = 12) -> Mem
     storage = MemoryStorage()
     config = {"max-delta-count": deltas, "inline-chunk-bytes": 16, "pack-chunk-bytes": 400}
     clock = itertools.count(START_MS, 60_000)
-    repository = Repository.create(storage, config, runtime=runtime(at_ms=clock))
+    repository = zm.create(storage, config, runtime=runtime(at_ms=clock))
     rng = np.random.default_rng(seed)
     session = repository.writable_session()
     group = zarr.create_group(session.store)
@@ -140,7 +141,7 @@ class Ways:
     """Everything that reads one repository, by name; what it was asked for is known beforehand."""
 
     def __init__(self, storage: MemoryStorage) -> None:
-        repository = Repository.open(storage, runtime=runtime())
+        repository = zm.open(storage, runtime=runtime())
         infos = [*repository.ancestry()]
         newest, oldest, middle = infos[0], infos[-1], infos[len(infos) // 2]
         tag = name_of("tag", 77)
@@ -182,7 +183,7 @@ class Ways:
         self.errors = 0
         for name, read in reads.items():
             counting = CountingStorage(storage)
-            self.answers[name] = plain(read(Repository.open(counting, runtime=runtime())))
+            self.answers[name] = plain(read(zm.open(counting, runtime=runtime())))
             self.keys[name] = {record.key for record in counting.log}
 
     def wrong(self, storage: MemoryStorage, keys: set[str]) -> list[str]:
@@ -192,7 +193,7 @@ class Ways:
             if not keys & self.keys[name]:
                 continue
             try:
-                answer = plain(read(Repository.open(storage, runtime=runtime())))
+                answer = plain(read(zm.open(storage, runtime=runtime())))
             except ManifestsError:
                 self.errors += 1
             else:
@@ -228,7 +229,7 @@ def some(keys: list[str], most: int = MOST_KEYS) -> list[str]:
 @pytest.mark.slow
 def test_the_repository_has_every_kind_of_object(storage: MemoryStorage, ways: Ways) -> None:
     assert {info.key.split("/")[0] for info in storage.list()} == {"current", *KINDS}
-    root = root_of(Repository.open(storage))
+    root = root_of(zm.open(storage))
     assert root.pages.keys() >= {"tags", "leases"}
     read = set().union(*ways.keys.values())
     assert {key.split("/")[0] for key in read} == {"current", *KINDS}
@@ -288,7 +289,7 @@ def _commit(repository: Repository) -> None:
 
 def _recover(repository: Repository) -> None:
     repository.storage.delete_many(["current"])
-    Repository.recover(repository.storage, runtime=runtime())
+    zm.recover(repository.storage, runtime=runtime())
 
 
 UPKEEP: dict[str, Callable[[Repository], object]] = {
@@ -309,7 +310,7 @@ UPKEEP: dict[str, Callable[[Repository], object]] = {
 
 def held_by(storage: MemoryStorage) -> dict[str, dict[str, bytes]]:
     """What can be read of refs and of the snapshots below, by the id of the snapshot."""
-    repository = Repository.open(storage, runtime=runtime())
+    repository = zm.open(storage, runtime=runtime())
     found = {}
     for info in repository.ancestry():
         try:
@@ -345,7 +346,7 @@ def test_upkeep_of_what_is_damaged_is_right_or_an_error(
 ) -> None:
     """And whatever it has done, put back what was damaged, and all reads as before."""
     tried, counting = 0, CountingStorage(copy_of(small))
-    UPKEEP[name](Repository.open(counting, runtime=runtime()))
+    UPKEEP[name](zm.open(counting, runtime=runtime()))
     read = {record.key for record in counting.log}
     for kind in (kind for kind in KINDS if keys_of(small, kind)):
         some_damages = itertools.islice(damages(small, other_small, kind, read), 0, None, every)
@@ -353,11 +354,11 @@ def test_upkeep_of_what_is_damaged_is_right_or_an_error(
             copy = damaged(small, objects)
             tried += 1
             with suppress(ManifestsError):
-                UPKEEP[name](Repository.open(copy, runtime=runtime()))
+                UPKEEP[name](zm.open(copy, runtime=runtime()))
             for key in objects if name != "recover" else (*objects, "current"):
                 copy.delete_many([key])
                 copy.put(key, small.get(key))
-            repository = Repository.open(copy, runtime=runtime())
+            repository = zm.open(copy, runtime=runtime())
             infos = [*repository.ancestry()]
             for at, info in [*enumerate(infos)][::6]:
                 session = repository.readonly_session(info.snapshot_id)
@@ -378,7 +379,7 @@ def test_verification_tells_of_it(
 ) -> None:
     """Any single damage is in `test_recovery`; here is what lies in another's place."""
     for what, objects in itertools.islice(damages(small, other_small, kind), 5, 8):
-        report = Repository.open(damaged(small, objects), runtime=runtime()).verify()
+        report = zm.open(damaged(small, objects), runtime=runtime()).verify()
         assert not report.ok, what
 
 
@@ -389,7 +390,7 @@ def test_another_repositorys_root_is_refused_by_who_knows_this_one(
     storage: MemoryStorage, other: MemoryStorage
 ) -> None:
     copy = copy_of(storage)
-    repository = Repository.open(copy, runtime=runtime())
+    repository = zm.open(copy, runtime=runtime())
     session = repository.writable_session()
     put(session, "late-0.txt", b"rewritten")
     assert contents(repository.readonly_session())
@@ -416,12 +417,12 @@ def test_an_older_root_reads_as_it_was_and_verification_tells(storage: MemorySto
     for archive in versions[5:-1:8]:
         copy = copy_of(storage)
         copy.put("current", storage.get(archive))
-        repository = Repository.open(copy, runtime=runtime())
+        repository = zm.open(copy, runtime=runtime())
         assert contents(repository.readonly_session())
         report = repository.verify()
         assert any("is newer" in problem.what for problem in report.problems), archive
         copy.delete_many(["current"])  # as it says
-        Repository.recover(copy, runtime=runtime())
-        assert contents(Repository.open(copy).readonly_session()) == contents(
-            Repository.open(storage).readonly_session()
+        zm.recover(copy, runtime=runtime())
+        assert contents(zm.open(copy).readonly_session()) == contents(
+            zm.open(storage).readonly_session()
         )

@@ -23,6 +23,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import chosen, some_or_all
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
@@ -94,7 +95,7 @@ def contents(session: Session) -> dict[str, bytes]:
 def seed(storage: Storage, max_delta_count: int = 50) -> None:
     """A repository with an array and two chunks, and packs of one chunk each."""
     config = {"max-delta-count": max_delta_count, "pack-bytes": 3000}
-    session = Repository.create(storage, config, runtime=RUNTIME).writable_session("main")
+    session = zm.create(storage, config, runtime=RUNTIME).writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
     put(session, "a/c/0", b"old")
     put(session, "a/c/1", b"old" + BIG)
@@ -110,7 +111,7 @@ def change(storage: Storage, txn: tuple[str, int] | None = None) -> str:
 
 
 def begun(storage: Storage) -> Session:
-    session = Repository.open(storage, runtime=RUNTIME).writable_session("main")
+    session = zm.open(storage, runtime=RUNTIME).writable_session("main")
     put(session, "a/c/1", b"new")
     put(session, "a/c/2", b"new" + BIG)
     put(session, "a/c/3", b"newer" + BIG)
@@ -129,7 +130,7 @@ class State:
     @classmethod
     def of(cls, storage: Storage) -> State | None:
         try:
-            repository = Repository.open(storage, runtime=RUNTIME)
+            repository = zm.open(storage, runtime=RUNTIME)
         except NotARepositoryError:
             return None
         return cls(
@@ -197,12 +198,12 @@ def test_commit(max_delta_count: int, wrap: Callable[[Storage], Storage], every:
         due = replace(new, messages=tuple(m for m in new.messages if "compact" not in m))
         check_outcome(where, outcome, found, old, due)
         ends.add(type(outcome))
-        history = {info.snapshot_id for info in Repository.open(storage).ancestry()}
+        history = {info.snapshot_id for info in zm.open(storage).ancestry()}
         if isinstance(outcome, str):
             assert outcome in history, where
         again = change(storage)
         assert State.of(storage).heads == new.heads, where  # type: ignore[union-attr]
-        assert again in {info.snapshot_id for info in Repository.open(storage).ancestry()}
+        assert again in {info.snapshot_id for info in zm.open(storage).ancestry()}
     assert {str, SimulatedCrash, StorageError} <= ends
 
 
@@ -225,7 +226,7 @@ def test_a_step_lands_once_whatever_goes_wrong_and_however_it_is_repeated(every:
         assert found is not None
         assert found.messages.count("new") == 1, where
         assert found.heads["main"]["a/c/3"] == b"newer" + BIG, where
-        assert Repository.open(storage).txn_versions() == {"app": 1}, where
+        assert zm.open(storage).txn_versions() == {"app": 1}, where
 
 
 @some_or_all
@@ -236,7 +237,7 @@ def test_a_detached_session_lands_once_whatever_goes_wrong(every: int) -> None:
     data = begun(base).detach()
 
     def resumed(storage: Storage) -> str:
-        session = Repository.open(storage, runtime=RUNTIME).resume(data)
+        session = zm.open(storage, runtime=RUNTIME).resume(data)
         return session.commit("new", txn=("app", 1))
 
     claimed = 0
@@ -261,19 +262,19 @@ def test_a_detached_session_lands_once_whatever_goes_wrong(every: int) -> None:
 def test_create(every: int) -> None:
     base = MemoryStorage()
     done = MemoryStorage()
-    Repository.create(done)
+    zm.create(done)
     new = State.of(done)
     for where, storage, outcome in faults(
-        base, lambda s: Repository.create(s, runtime=RUNTIME), lambda s: s, every=every
+        base, lambda s: zm.create(s, runtime=RUNTIME), lambda s: s, every=every
     ):
         check_outcome(where, outcome, State.of(storage), None, new)
         # Another attempt makes it, or says that it is there.
         if State.of(storage) is None:
-            Repository.create(storage)
+            zm.create(storage)
         else:
             with pytest.raises(AlreadyExistsError, match="there is a repository"):
-                Repository.create(storage)
-        Repository.open_or_create(storage)
+                zm.create(storage)
+        zm.open(storage, create=True)
         assert State.of(storage) == new, where
 
 
@@ -284,7 +285,7 @@ def _first_id(repository: Repository) -> str:
 def with_refs(storage: Storage) -> None:
     """A history with a branch and a tag beside `main`."""
     seed(storage)
-    repository = Repository.open(storage, runtime=RUNTIME)
+    repository = zm.open(storage, runtime=RUNTIME)
     repository.create_branch("side", _first_id(repository))
     repository.create_tag("tagged")
 
@@ -306,18 +307,18 @@ def test_ref_operations(name: str, every: int) -> None:
     with_refs(base)
     old = State.of(base)
     done = copy_of(base)
-    operation(Repository.open(done))
+    operation(zm.open(done))
     new = State.of(done)
     assert old != new
     for where, storage, outcome in faults(
         base,
-        lambda s: operation(Repository.open(s, runtime=RUNTIME)),
+        lambda s: operation(zm.open(s, runtime=RUNTIME)),
         lambda s: s,
         every=every,
     ):
         check_outcome(where, outcome, State.of(storage), old, new)
         with contextlib.suppress(AlreadyExistsError, NotFoundError):  # it had been done
-            operation(Repository.open(storage))
+            operation(zm.open(storage))
         assert State.of(storage) == new, where
 
 
@@ -329,7 +330,7 @@ NOW = timedelta(0)
 def with_history(storage: Storage) -> None:
     """Commits of which some can expire and be deleted, a branch that is gone, and garbage."""
     seed(storage)
-    repository = Repository.open(storage, runtime=RUNTIME)
+    repository = zm.open(storage, runtime=RUNTIME)
     repository.create_branch("gone")
     repository.create_branch("side")
     for branch in ("gone", "main", "main", "side"):
@@ -371,7 +372,7 @@ def with_values(storage: Storage) -> None:
 
 def with_expired(storage: Storage) -> None:
     with_history(storage)
-    Repository.open(storage, runtime=RUNTIME).expire_snapshots(keep_last=1)
+    zm.open(storage, runtime=RUNTIME).expire_snapshots(keep_last=1)
 
 
 def with_a_damaged_root(storage: Storage) -> None:
@@ -380,7 +381,7 @@ def with_a_damaged_root(storage: Storage) -> None:
 
 
 def opened(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=RUNTIME)
+    return zm.open(storage, runtime=RUNTIME)
 
 
 def restored(storage: Storage) -> None:
@@ -391,7 +392,7 @@ def restored(storage: Storage) -> None:
 
 def recovered(storage: Storage) -> None:
     with contextlib.suppress(InvalidArgumentError):  # there is nothing to recover any more
-        Repository.recover(storage, runtime=RUNTIME)
+        zm.recover(storage, runtime=RUNTIME)
 
 
 SHORT_MS, LONG_MS = 60_000, 30 * 86_400_000
@@ -519,7 +520,7 @@ def test_a_commit_of_a_leased_session(every: int) -> None:
     for where, storage, outcome in faults(base, with_leased_session, lambda s: s, every=every):
         check_outcome(where, outcome, State.of(storage), old, new)
         later = replace(RUNTIME, now_ms=lambda: SYSTEM.now_ms() + LONG_MS)
-        Repository.open(storage, runtime=later).garbage_collect(NOW)
+        zm.open(storage, runtime=later).garbage_collect(NOW)
         assert root_of(opened(storage)).leases == ()
         assert State.of(storage) in (old, new), where
         with_leased_session(storage)
@@ -531,7 +532,7 @@ def test_a_commit_of_a_leased_session(every: int) -> None:
 
 def _commit_with(storage: Storage, *faults: Fault) -> tuple[Session, object]:
     faulty = FaultyStorage(storage, faults)
-    session = Repository.open(faulty, runtime=RUNTIME).writable_session("main")
+    session = zm.open(faulty, runtime=RUNTIME).writable_session("main")
     put(session, "a/c/5", b"new" + BIG)
     try:
         return session, session.commit("new")
@@ -547,14 +548,14 @@ def test_swap_that_always_fails_is_no_commit_and_can_be_tried_again() -> None:
     assert type(outcome) is StorageError
     assert State.of(storage) == old
     snapshot_id = session.commit("again")
-    assert next(i.snapshot_id for i in Repository.open(storage).ancestry()) == snapshot_id
+    assert next(i.snapshot_id for i in zm.open(storage).ancestry()) == snapshot_id
 
 
 def test_swap_that_always_fails_far_away_is_in_doubt() -> None:
     storage = MemoryStorage()
     seed(storage)
     faulty = FaultyStorage(storage, [Fault("fail_before", op="cas", count=None)])
-    session = Repository.open(RemoteStorage(faulty), runtime=RUNTIME).writable_session("main")
+    session = zm.open(RemoteStorage(faulty), runtime=RUNTIME).writable_session("main")
     put(session, "a/c/5", b"new")
     with pytest.raises(CommitOutcomeUnknownError, match="never answered") as caught:
         session.commit("new")
@@ -571,7 +572,7 @@ def test_a_full_disk_far_away_is_a_refusal_only_if_nothing_was_sent_before(befor
     faults = [Fault("fail_before", op="cas", count=before)] if before else []
     faults.append(Fault("fail_before", op="cas", skip=before, error=StorageFullError))
     faulty = RemoteStorage(FaultyStorage(storage, faults))
-    session = Repository.open(faulty, runtime=RUNTIME).writable_session("main")
+    session = zm.open(faulty, runtime=RUNTIME).writable_session("main")
     put(session, "a/c/5", b"new")
     with pytest.raises(CommitOutcomeUnknownError if before else StorageFullError):
         session.commit("new")
@@ -604,7 +605,7 @@ def test_lost_answer_and_a_root_that_is_unreadable_for_a_while() -> None:
     unreadable = Fault("flip_bits", op="get_tagged", skip=2, count=2)
     _, outcome = _commit_with(storage, Fault("fail_after", op="cas"), unreadable)
     assert isinstance(outcome, str)
-    assert next(i.snapshot_id for i in Repository.open(storage).ancestry()) == outcome
+    assert next(i.snapshot_id for i in zm.open(storage).ancestry()) == outcome
 
 
 class _Overtaking(WrappedStorage):
@@ -630,21 +631,21 @@ def test_lost_answer_is_found_in_the_log_or_the_archive(commits: int) -> None:
     seed(storage)
 
     def others() -> None:
-        session = Repository.open(storage).writable_session("main")
+        session = zm.open(storage).writable_session("main")
         for i in range(commits):
             put(session, "a/c/8", bytes([i]))
             session.commit(f"other {i}")
 
-    repository = Repository.open(_Overtaking(storage, others), runtime=RUNTIME)
+    repository = zm.open(_Overtaking(storage, others), runtime=RUNTIME)
     session = repository.writable_session("main")
     put(session, "a/c/5", b"mine")
     snapshot_id = session.commit("mine")
-    infos = [*Repository.open(storage).ancestry()]
+    infos = [*zm.open(storage).ancestry()]
     assert [info.message for info in infos].count("mine") == 1
     assert snapshot_id in {info.snapshot_id for info in infos}
     put(session, "a/c/6", b"mine too")
     session.commit("goes on")
-    assert contents(Repository.open(storage).readonly_session())["a/c/8"] == bytes([commits - 1])
+    assert contents(zm.open(storage).readonly_session())["a/c/8"] == bytes([commits - 1])
 
 
 def test_lost_answer_without_an_archive_is_in_doubt() -> None:
@@ -652,14 +653,14 @@ def test_lost_answer_without_an_archive_is_in_doubt() -> None:
     seed(storage)
 
     def others() -> None:
-        mine = root_of(Repository.open(storage)).version
-        session = Repository.open(storage).writable_session("main")
+        mine = root_of(zm.open(storage)).version
+        session = zm.open(storage).writable_session("main")
         for i in range(40):
             put(session, "a/c/8", bytes([i]))
             session.commit(f"other {i}")
         storage.delete_many([f"root/{mine:020d}"])
 
-    repository = Repository.open(_Overtaking(storage, others), runtime=RUNTIME)
+    repository = zm.open(_Overtaking(storage, others), runtime=RUNTIME)
     session = repository.writable_session("main")
     put(session, "a/c/5", b"mine")
     with pytest.raises(CommitOutcomeUnknownError, match="archive is unreadable"):
@@ -696,7 +697,7 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
 
     for room in range(6):  # two packs, delta, snapshot, archive, swap
         disk = FullDisk(copy_of(base), room)
-        session = Repository.open(disk, runtime=RUNTIME).writable_session("main")
+        session = zm.open(disk, runtime=RUNTIME).writable_session("main")
         with pytest.raises(StorageFullError):
             write(session)
         assert State.of(disk.storage) == old
@@ -706,8 +707,8 @@ def test_disk_full_at_every_write_of_a_commit() -> None:
         assert found is not None
         assert found.heads["main"]["a/c/3"] == b"newer" + BIG
         assert found.messages == ("new", "old", "create repository")
-        assert Repository.open(disk.storage).list_branches()["main"] == snapshot_id
-    assert isinstance(write(Repository.open(FullDisk(copy_of(base), 6)).writable_session()), str)
+        assert zm.open(disk.storage).list_branches()["main"] == snapshot_id
+    assert isinstance(write(zm.open(FullDisk(copy_of(base), 6)).writable_session()), str)
 
 
 # --- a disk that crashes ---------------------------------------------------------------------
@@ -743,7 +744,7 @@ def test_what_was_committed_survives_a_crash(template: Path, tmp_path: Path) -> 
         found = State.of(storage)
         assert found is not None
         assert found.heads["main"]["a/c/3"] == b"newer" + BIG
-        assert outcome in {info.snapshot_id for info in Repository.open(storage).ancestry()}
+        assert outcome in {info.snapshot_id for info in zm.open(storage).ancestry()}
 
 
 @pytest.mark.slow
@@ -838,7 +839,7 @@ def test_an_operation_and_a_crash_at_every_call_to_the_disk(
 def test_create_and_a_crash_at_every_call_to_the_disk(tmp_path: Path, every: int) -> None:
     disk = CrashDisk(tmp_path / "whole")
     whole = disk.storage()
-    Repository.create(whole, runtime=RUNTIME)
+    zm.create(whole, runtime=RUNTIME)
     new = State.of(whole)
     calls = len(disk.calls)
     found_states = []
@@ -847,11 +848,11 @@ def test_create_and_a_crash_at_every_call_to_the_disk(tmp_path: Path, every: int
         disk.crash_at = number
         storage = disk.storage()
         with contextlib.suppress(SimulatedCrash):
-            Repository.create(storage, runtime=RUNTIME)
+            zm.create(storage, runtime=RUNTIME)
         disk.crash(random.Random(number) if number % 2 else None)
         storage = disk.storage()
         found_states.append(State.of(storage))
-        Repository.open_or_create(storage, runtime=RUNTIME)
+        zm.open(storage, runtime=RUNTIME, create=True)
         assert State.of(storage) == new
         assert opened(storage).verify().problems == ()
     assert found_states[0] is None

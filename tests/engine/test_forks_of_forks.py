@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Fork, Repository, Session
+from zarr_manifests import Fork, Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -49,7 +50,7 @@ def opened(name: str, config: dict[str, Any] | None = None) -> Session:
     """A session of a repository with the arrays `a` and `clash`, half of `a` committed."""
     storage = MemoryStorage(f"forks-of-forks-{name}")  # by this name a fork finds it
     storage.delete_many([info.key for info in storage.list()])
-    session = Repository.create(storage, config).writable_session()
+    session = zm.create(storage, config).writable_session()
     make(session, "a", MOST, MOST)
     make(session, "clash", 1)
     for row in range(MOST):
@@ -279,7 +280,7 @@ def test_a_fork_that_is_refused_leaves_the_other_as_it_is() -> None:
 
 def test_forks_of_another_session_are_refused_by_forks() -> None:
     session = opened("one")
-    repository = Repository.open(MemoryStorage("forks-of-forks-one"))
+    repository = zm.open(MemoryStorage("forks-of-forks-one"))
     other = repository.writable_session().fork()
     with pytest.raises(InvalidArgumentError, match="a fork of another session"):
         session.fork().merge(other)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.commit import carry_zones
 from zarr_manifests.engine.edit import forks as forks_module
@@ -60,7 +61,7 @@ def repository(storage: CountingStorage) -> Repository:
 
 def make(storage: Any, grid: Sequence[int] = GRID) -> Repository:
     """With an array of 4,000 chunks, none of which is there."""
-    repository = Repository.create(storage, CONFIG, virtual_containers=CONTAINERS)
+    repository = zm.create(storage, CONFIG, virtual_containers=CONTAINERS)
     with repository.transaction(message="array") as store:
         zarr.create_array(
             store, name="a", shape=grid, chunks=(1,) * len(grid), dtype="u1", compressors=None
@@ -181,7 +182,7 @@ def test_refs_to_objects_of_strangers_are_found_in_what_was_spilled(
     workspace_of(stranger.store).flush()
     ((node, refs),) = contents_of(stranger.store).changes.chunks.items()
     planted = dict(refs)
-    tight = Repository.open(
+    tight = zm.open(
         repository.storage, {**CONFIG, "spill-refs": 100}, virtual_containers=CONTAINERS
     )
 
@@ -313,7 +314,7 @@ def test_what_tasks_wrote_is_durable_before_it_is_merged(tmp_path: Path) -> None
     assert not contents_of(session.store).changes.unsynced
     session.commit("all")
     disk.crash()
-    reader = Repository.open(disk.storage(), virtual_containers=CONTAINERS)
+    reader = zm.open(disk.storage(), virtual_containers=CONTAINERS)
     found = zarr.open_array(reader.readonly_session().store, path="a")[0, 0, :]
     assert np.array_equal(found, np.arange(20) % 251 + 1)
     assert reader.verify().ok
@@ -343,7 +344,7 @@ def test_statistics_of_many_forks_are_written_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(carry_zones, "_ROWS_TOGETHER", 12)  # two forks
-    repository = Repository.create(tmp_path / "r", {"compaction": {"mode": "manual"}})
+    repository = zm.create(tmp_path / "r", {"compaction": {"mode": "manual"}})
     with repository.transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(60,), chunks=(2,), dtype="i4")
     session = repository.writable_session()
@@ -397,7 +398,7 @@ def test_parts_of_any_table_are_its_rows(coords: set[tuple[int, ...]], data: Any
 
 
 def test_a_copy_whose_chunks_were_collected_is_fenced_off() -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     session = repository.writable_session()
     array = zarr.create_array(session.store, name="a", shape=(2**17,), chunks=(2**16,), dtype="f8")
     fork = session.fork()

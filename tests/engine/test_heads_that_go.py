@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.engine.history import follow as following
 from zarr_manifests.error_cases import FencedError, ObjectNotFoundError
@@ -34,7 +35,7 @@ def noise(seed: int) -> str:
 def prepared() -> tuple[MemoryStorage, str]:
     """A repository whose head needs many objects, and the id of what it was before."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(
             store, name="a", shape=(CELLS,), chunks=(1,), dtype="i8", compressors=None
@@ -51,7 +52,7 @@ def prepared() -> tuple[MemoryStorage, str]:
 
 
 def opened(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=in_order())
+    return zm.open(storage, runtime=in_order())
 
 
 OPERATIONS: dict[str, Callable[[Repository], Any]] = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.history import leases
@@ -85,7 +86,7 @@ class Cut(WrappedStorage):
 @pytest.fixture
 def storage() -> MemoryStorage:
     storage = MemoryStorage()
-    with Repository.create(storage).transaction(message="make a") as store:
+    with zm.create(storage).transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(2,), chunks=(1,), dtype="i4")
     return storage
 
@@ -102,7 +103,7 @@ def test_where_there_is_no_thread_for_the_next_renewal_the_last_one_waits(
     storage: MemoryStorage,
 ) -> None:
     world = World()
-    repository = Repository.open(storage, runtime=world.runtime())
+    repository = zm.open(storage, runtime=world.runtime())
     with repository.lease(head(repository), 60) as lease:
         world.no_threads = True
 
@@ -121,7 +122,7 @@ def test_where_there_is_no_thread_for_the_next_renewal_the_last_one_waits(
 
 def test_what_waits_for_a_thread_ends_with_the_last_lease(storage: MemoryStorage) -> None:
     world = World()
-    repository = Repository.open(storage, runtime=world.runtime())
+    repository = zm.open(storage, runtime=world.runtime())
     block = repository.lease(head(repository), 60)
     block.__enter__()
     world.no_threads = True
@@ -135,7 +136,7 @@ def test_a_lease_that_cannot_be_renewed_is_given_up_and_others_go_on(
     storage: MemoryStorage,
 ) -> None:
     world = World()
-    repository = Repository.open(storage, runtime=world.runtime())
+    repository = zm.open(storage, runtime=world.runtime())
     with repository.lease(head(repository), 60) as first:
         world.no_threads = True
         with (
@@ -166,20 +167,20 @@ def test_without_a_thread_no_lease_is_left_although_it_cannot_be_given_up(
         raise NO_THREAD
 
     world.later = later  # type: ignore[method-assign]
-    repository = Repository.open(faulty, runtime=world.runtime())
+    repository = zm.open(faulty, runtime=world.runtime())
     snapshot_id = head(repository)
     with pytest.raises(LeaseError), repository.lease(snapshot_id, 30):
         raise AssertionError
     faulty.cut = False
     world.pass_by(31)
-    report = Repository.open(storage, runtime=world.runtime()).garbage_collect(timedelta(0))
+    report = zm.open(storage, runtime=world.runtime()).garbage_collect(timedelta(0))
     assert report.leases_removed == 1
 
 
 def test_a_real_timer_without_a_thread_is_told_as_a_lease_error(
     storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     snapshot_id = head(repository)
     start = threading.Thread.start
 
@@ -200,7 +201,7 @@ def test_a_lease_that_was_not_renewed_in_time_is_not_relied_on(
 ) -> None:
     """A collector goes by the wall clock; the other tells what one that was set back hides."""
     world = World()
-    repository = Repository.open(storage, runtime=world.runtime())
+    repository = zm.open(storage, runtime=world.runtime())
     with repository.lease(head(repository), 60) as lease:
         lease.check()
         world.due.clear()  # whatever is due does not come
@@ -220,7 +221,7 @@ def test_a_lease_that_was_not_renewed_in_time_is_not_relied_on(
 
 def test_renewals_that_fail_are_tried_again_and_told(storage: MemoryStorage) -> None:
     world, faulty = World(), Cut(storage)
-    repository = Repository.open(faulty, runtime=world.runtime())
+    repository = zm.open(faulty, runtime=world.runtime())
     with repository.lease(head(repository), 60) as lease:
         faulty.cut = True
         world.advance(20)
@@ -234,7 +235,7 @@ def test_renewals_that_fail_are_tried_again_and_told(storage: MemoryStorage) -> 
         lease.check()
         world.due.clear()
         world.pass_by(60)
-        Repository.open(storage, runtime=world.runtime()).garbage_collect(timedelta(0))
+        zm.open(storage, runtime=world.runtime()).garbage_collect(timedelta(0))
         with pytest.raises(LeaseError):
             lease.check()
         leases.renew_all(context_of(repository))
@@ -246,7 +247,7 @@ def test_a_history_that_is_damaged_keeps_no_other_lease_from_being_renewed(
     storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
-    repository = Repository.open(storage, runtime=world.runtime())
+    repository = zm.open(storage, runtime=world.runtime())
     bad = head(repository)
     with repository.transaction(message="another") as store:
         zarr.open_array(store, path="a")[:] = 1
@@ -271,7 +272,7 @@ def test_a_forked_child_relies_on_its_parents_lease_no_longer_than_it_knows(
     storage: MemoryStorage,
 ) -> None:
     world = World()
-    repository = Repository.open(storage, runtime=world.runtime())
+    repository = zm.open(storage, runtime=world.runtime())
     with repository.lease(head(repository), 60) as lease:
         child = os.fork()
         if child == 0:

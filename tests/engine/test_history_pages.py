@@ -15,6 +15,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zarr_manifests as zm
 from effort import examples, some_or_all
 from inside import context_of, root_of, short_pages
 from zarr_manifests import Repository
@@ -52,7 +53,7 @@ def walked(repository: Repository, branch: str = "main") -> list[SnapshotInfo]:
 
 
 def check(storage: MemoryStorage, *branches: str) -> None:
-    repository = Repository.open(storage, runtime=in_order())
+    repository = zm.open(storage, runtime=in_order())
     for branch in branches or ("main",):
         assert [*repository.ancestry(branch)] == walked(repository, branch)
 
@@ -70,7 +71,7 @@ def head_of(storage: MemoryStorage, branch: str = "main") -> Snapshot:
 def thousand() -> MemoryStorage:
     """A branch of 1,000 commits, compacted as is usual."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     for i in range(1_000):
         commit(repository, f"commit {i}", metadata={"number": i})
     return storage
@@ -82,19 +83,19 @@ def thousand() -> MemoryStorage:
 @pytest.mark.slow
 def test_a_thousand_snapshots_are_listed_in_a_few_rounds(thousand: MemoryStorage) -> None:
     storage = far_away(thousand)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     history = [*repository.ancestry()]
     assert storage.rounds() <= 2  # the root, all pages
     assert storage.requests <= 12
     assert storage.bytes_read <= 128 * 1024
     assert len(history) > 1_000
-    assert history == walked(Repository.open(thousand))
+    assert history == walked(zm.open(thousand))
 
 
 def test_the_newest_twenty_need_two_requests(thousand: MemoryStorage) -> None:
     storage = far_away(thousand)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     assert len([*repository.ancestry(limit=20)]) == 20
     assert storage.requests <= 2  # the root, a page
@@ -104,9 +105,9 @@ def test_the_newest_twenty_need_two_requests(thousand: MemoryStorage) -> None:
 def test_a_limit_ends_the_history_and_opens_no_page_too_many(
     thousand: MemoryStorage, limit: int
 ) -> None:
-    everything = walked(Repository.open(thousand))
+    everything = walked(zm.open(thousand))
     storage = far_away(thousand)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     assert [*repository.ancestry(limit=limit)] == everything[:limit]
     assert storage.rounds() <= 2
@@ -121,7 +122,7 @@ def test_a_limit_ends_the_history_and_opens_no_page_too_many(
 @pytest.mark.parametrize("limit", [-1, True, 1.5, "2"])
 def test_a_limit_that_is_no_number_is_refused(thousand: MemoryStorage, limit: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="limit must be a whole number"):
-        Repository.open(thousand).ancestry(limit=limit)
+        zm.open(thousand).ancestry(limit=limit)
 
 
 def test_commits_stay_small(thousand: MemoryStorage) -> None:
@@ -133,7 +134,7 @@ def test_commits_stay_small(thousand: MemoryStorage) -> None:
 
 def test_a_commit_with_a_new_page_takes_no_round_more() -> None:
     storage = CountingStorage(LatencyStorage(MemoryStorage(), latency_s=0))
-    repository = Repository.create(storage, QUIET)
+    repository = zm.create(storage, QUIET)
     rounds: dict[int, set[int]] = {}
     for i in range(120):
         session = repository.writable_session()
@@ -148,8 +149,8 @@ def test_a_commit_with_a_new_page_takes_no_round_more() -> None:
 
 def test_time_travel_reads_pages_instead_of_snapshots(thousand: MemoryStorage) -> None:
     storage = far_away(thousand)
-    repository = Repository.open(storage)
-    *_, second, _ = Repository.open(thousand).ancestry()
+    repository = zm.open(storage)
+    *_, second, _ = zm.open(thousand).ancestry()
     storage.reset()
     session = repository.readonly_session(f"main@{second.written_at}")
     assert session.snapshot_id == second.snapshot_id
@@ -159,9 +160,9 @@ def test_time_travel_reads_pages_instead_of_snapshots(thousand: MemoryStorage) -
 
 
 def test_an_expiry_reads_what_stays_and_lists_the_rest_from_pages(thousand: MemoryStorage) -> None:
-    ids = [info.snapshot_id for info in walked(Repository.open(thousand))]
+    ids = [info.snapshot_id for info in walked(zm.open(thousand))]
     storage = far_away(thousand)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     report = repository.expire_snapshots(keep_last=5, dry_run=True)
     assert report.kept["main"] == 5
@@ -172,10 +173,10 @@ def test_an_expiry_reads_what_stays_and_lists_the_rest_from_pages(thousand: Memo
 
 def test_pages_below_the_floor_are_not_opened(thousand: MemoryStorage) -> None:
     storage = copy_of(thousand)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     repository.expire_snapshots(keep_last=100)
     far = far_away(storage)
-    repository = Repository.open(far)
+    repository = zm.open(far)
     far.reset()
     assert len([*repository.ancestry()]) == 100
     pages = [record.key for record in far.log if record.key.startswith("history/")]
@@ -188,14 +189,14 @@ def test_pages_below_the_floor_are_not_opened(thousand: MemoryStorage) -> None:
 
 def test_long_messages_are_read_from_their_snapshots() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, QUIET)
+    repository = zm.create(storage, QUIET)
     for i in range(60):
         text = "long " * 400 if i % 3 else "short"
         commit(repository, f"{i} {text}", metadata={"of": [i, text]})
     check(storage)
     assert max(info.nbytes for info in storage.list("snapshots/")) < 32 * 1024
     far = far_away(storage)
-    repository = Repository.open(far)
+    repository = zm.open(far)
     far.reset()
     assert len([*repository.ancestry()]) == 61
     assert far.rounds() <= 8  # entries, then a round for their messages
@@ -203,7 +204,7 @@ def test_long_messages_are_read_from_their_snapshots() -> None:
 
 def test_an_amended_commit_is_not_in_the_history_of_its_successor() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, QUIET)
+    repository = zm.create(storage, QUIET)
     for i in range(3):
         commit(repository, str(i))
     old = repository.list_branches()["main"]
@@ -219,7 +220,7 @@ def test_an_amended_commit_is_not_in_the_history_of_its_successor() -> None:
 def test_history_without_entries_is_walked_from_there_on() -> None:
     """As of a writer that left them out: the next commit tells of its parent only."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, QUIET, runtime=in_order())
+    repository = zm.create(storage, QUIET, runtime=in_order())
     for i in range(5):
         commit(repository, str(i))
     context = context_of(repository)
@@ -239,7 +240,7 @@ def test_history_without_entries_is_walked_from_there_on() -> None:
 
 def test_the_first_page_adds_the_feature() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, QUIET)
+    repository = zm.create(storage, QUIET)
     with short_pages():
         while not head_of(storage).history.pages:
             assert HISTORY_PAGES not in root_of(storage).features
@@ -264,7 +265,7 @@ STEPS = st.lists(
 def test_whatever_is_done_pages_tell_what_a_walk_finds(steps: list[tuple[str, int]]) -> None:
     storage = MemoryStorage()
     with short_pages():
-        repository = Repository.create(storage, QUIET, runtime=in_order())
+        repository = zm.create(storage, QUIET, runtime=in_order())
         commit(repository, "first")
         branches = ["main"]
         for number, (what, at) in enumerate(steps):
@@ -330,7 +331,7 @@ def test_pages_go_with_the_newest_snapshot_that_they_cover() -> None:
     """Found without listing all objects: what expires leads to them, or what is left does."""
     storage = MemoryStorage()
     with short_pages():
-        repository = Repository.create(storage, QUIET, runtime=in_order())
+        repository = zm.create(storage, QUIET, runtime=in_order())
         for i in range(60):
             commit(repository, str(i))
             if i % 7 == 6:
@@ -356,7 +357,7 @@ def deep() -> MemoryStorage:
     """A history with pages of pages."""
     storage = MemoryStorage()
     with short_pages(page=3, fan_out=3):
-        repository = Repository.create(storage, QUIET, runtime=in_order())
+        repository = zm.create(storage, QUIET, runtime=in_order())
         for i in range(40):
             commit(repository, str(i))
     assert {page.level for page in head_of(storage).history.pages} >= {1, 2}
@@ -386,7 +387,7 @@ def test_damage_hides_neither_itself_nor_the_history(
             caplog.clear()
             check(storage)
             told = key in caplog.text
-        repository = Repository.open(storage, runtime=in_order())
+        repository = zm.open(storage, runtime=in_order())
         assert [problem.key for problem in repository.verify().problems] == [key]
         assert told or key not in reached(storage)
         commit(repository, "goes on")
@@ -419,7 +420,7 @@ def test_a_page_that_cannot_be_read_keeps_all_others_from_being_deleted(
         data = storage.get(key)
         before = reached(storage)
         storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
-        Repository.open(storage, runtime=in_order()).garbage_collect(NOW)
+        zm.open(storage, runtime=in_order()).garbage_collect(NOW)
         assert before <= {info.key for info in storage.list("history/")}
 
 
@@ -427,12 +428,12 @@ def test_pages_that_a_collection_deleted_are_not_looked_for(
     deep: MemoryStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = copy_of(deep)
-    repository = Repository.open(storage, runtime=in_order())
+    repository = zm.open(storage, runtime=in_order())
     repository.expire_snapshots(keep_last=5)
     repository.garbage_collect(NOW)
     named = {page.blob.key for page in head_of(storage).history.pages}
     assert not named <= {info.key for info in storage.list("history/")}
-    repository = Repository.open(storage, runtime=in_order())
+    repository = zm.open(storage, runtime=in_order())
     with caplog.at_level(logging.WARNING):
         assert len([*repository.ancestry()]) == 5
     assert caplog.records == []
@@ -442,7 +443,7 @@ def test_a_page_of_another_line_is_not_believed() -> None:
     """Sound, and by its own pointer right; but not of the ancestors of the snapshot."""
     storage = MemoryStorage()
     with short_pages():
-        repository = Repository.create(storage, QUIET, runtime=in_order())
+        repository = zm.create(storage, QUIET, runtime=in_order())
         commit(repository, "shared")
         for branch in "main", "side":
             if branch != "main":
@@ -472,11 +473,11 @@ def test_verification_compares_entries_with_their_snapshots(deep: MemoryStorage)
     lying = replace(head, history=replace(head.history, recent=said)).encode()
     tip = root_of(storage).branches["main"].head
     storage.put(tip.key, lying)
-    repository = Repository.open(deep, runtime=in_order())
+    repository = zm.open(deep, runtime=in_order())
     root = root_of(deep)
     moved = replace(root.branches["main"], head=BlobRef.to(tip.key, lying))
     storage.put("current", replace(root, branches={"main": moved}).encode())
-    problems = Repository.open(storage, runtime=in_order()).verify().problems
+    problems = zm.open(storage, runtime=in_order()).verify().problems
     (found,) = [problem for problem in problems if "is wrong about" in problem.what]
     assert found.key == tip.key
     assert entry.snapshot_id != head.snapshot_id
@@ -485,11 +486,11 @@ def test_verification_compares_entries_with_their_snapshots(deep: MemoryStorage)
 
 def test_a_damaged_page_does_not_make_a_recovery_go_back(deep: MemoryStorage) -> None:
     storage = copy_of(deep)
-    newest = Repository.open(storage).list_branches()
+    newest = zm.open(storage).list_branches()
     for info in [*storage.list("history/")]:
         storage.put(info.key, b"damaged")
     storage.delete_many(["current"])
-    report = Repository.recover(storage)
+    report = zm.recover(storage)
     assert report.branches == newest or {*report.branches} == {*newest}
-    assert Repository.open(storage).list_branches() == newest
+    assert zm.open(storage).list_branches() == newest
     check(storage)

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from inside import context_of
 from zarr_manifests import Repository, Session
@@ -124,13 +125,11 @@ class Seeded:
         storage = MemoryStorage()
         self._build(storage)
         self.objects = {i.key: storage.get(i.key) for i in storage.list()}
-        self.snapshot_ids = [i.snapshot_id for i in Repository.open(storage).ancestry()]
+        self.snapshot_ids = [i.snapshot_id for i in zm.open(storage).ancestry()]
         self.contents = contents(open_(storage).readonly_session())
 
     def _build(self, storage: MemoryStorage) -> None:
-        repository = Repository.create(
-            storage, {"max-delta-count": 3}, virtual_containers=CONTAINERS
-        )
+        repository = zm.create(storage, {"max-delta-count": 3}, virtual_containers=CONTAINERS)
         session = repository.writable_session("main")
         group = zarr.create_group(session.store)
         a = group.create_array("a", shape=(90,), chunks=(1,), dtype="u1", compressors=None)
@@ -212,7 +211,7 @@ def big(session: Session, seed: int) -> None:
 
 
 def open_(storage: Any) -> Repository:
-    return Repository.open(storage, {"max-delta-count": 100}, virtual_containers=CONTAINERS)
+    return zm.open(storage, {"max-delta-count": 100}, virtual_containers=CONTAINERS)
 
 
 def contents(session: Session) -> dict[str, bytes]:
@@ -270,7 +269,7 @@ def uses(storage: Any, seeded: Seeded) -> list[Callable[[], object]]:
         contents(held)
 
     def fold() -> None:
-        repository = Repository.open(storage, {"max-delta-count": 1})
+        repository = zm.open(storage, {"max-delta-count": 1})
         held = repository.writable_session("main")
         put(held, "note.txt", b"fold")
         held.commit("and fold")

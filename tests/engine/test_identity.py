@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
@@ -23,7 +24,7 @@ from zarr_manifests.store import contents_of
 
 def made(commits: int = 3) -> tuple[Repository, list[str]]:
     """A repository, and the ids of its snapshots, the oldest first."""
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     for i in range(commits):
         with repo.transaction("main", message=f"commit {i}") as store:
             zarr.create_array(store, name=f"a{i}", data=np.arange(4) + i)
@@ -38,7 +39,7 @@ def exchange(repo: Repository, one: str, two: str) -> None:
 
 def anew(repo: Repository) -> Repository:
     """As another process opens it, which has nothing in memory."""
-    return Repository.open(repo.storage)
+    return zm.open(repo.storage)
 
 
 BY_ID: dict[str, Callable[[Repository, str, str], Any]] = {
@@ -131,11 +132,11 @@ def test_recovery_takes_nothing_of_another_repository() -> None:
     repo.storage.put(newest, other.storage.get(newest))
     repo.storage.put(ROOT_KEY, other.storage.get(ROOT_KEY))
     # What a foreign archive stands in the place of is not known, and may have been a collection.
-    report = Repository.recover(repo.storage, collections_ended=True)
+    report = zm.recover(repo.storage, collections_ended=True)
     assert report.branches == heads
     assert [*report.skipped] == [int(newest[5:])]
     assert report.version > 1_000_000, "how many versions there were is not known"
-    assert Repository.open(repo.storage).repository_id == repo.repository_id
+    assert zm.open(repo.storage).repository_id == repo.repository_id
 
 
 def test_an_exchanged_archive_does_not_tell_a_commit_as_lost() -> None:

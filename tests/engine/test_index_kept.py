@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact.presence_index import Presence
@@ -37,7 +38,7 @@ def make(session: Session, shape: tuple[int, ...], path: str = "air") -> None:
 
 
 def presence(storage: Any, path: str = "air") -> tuple[Presence, bytes]:
-    session = Repository.open(storage).readonly_session()
+    session = zm.open(storage).readonly_session()
     view = contents_of(session.store).view
     return Presence(contents_of(session.store).context, view, "main"), view.nodes[path].node_id
 
@@ -53,7 +54,7 @@ def indexed(storage: Any) -> tuple[int, int]:
 def test_a_compaction_keeps_the_index(mode: Any) -> None:
     storage = MemoryStorage()
     config = {"compaction": {"mode": "manual", "size-ratio": 0.2}, **SMALL_LEAVES}
-    repository = Repository.create(storage, config)
+    repository = zm.create(storage, config)
     session = repository.writable_session()
     make(session, (300,))
     for start in range(0, 300, 60):
@@ -75,7 +76,7 @@ def test_a_compaction_keeps_the_index(mode: Any) -> None:
 def hundred() -> MemoryStorage:
     """A base of 4,000 chunks, and 130 commits of ten since, compacted as they come."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session()
     make(session, (2_000, 3))
     make(session, (5,), "other")
@@ -85,7 +86,7 @@ def hundred() -> MemoryStorage:
     repository.compact(mode="full")
     rng = np.random.default_rng(5)
     for _ in range(130):
-        session = Repository.open(storage).writable_session()
+        session = zm.open(storage).writable_session()
         fill(session, {(int(i), int(j)) for i, j in rng.integers((2_000, 3), size=(10, 2))})
         session.commit("scattered")
     return storage
@@ -93,7 +94,7 @@ def hundred() -> MemoryStorage:
 
 def requests(storage: MemoryStorage, ask: Callable[[Repository], Any]) -> tuple[Any, list[str]]:
     counting = CountingStorage(storage)
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     before = len(counting.log)
     found = ask(repository)
     assert not [r for r in counting.log if r.op == "list"]
@@ -101,7 +102,7 @@ def requests(storage: MemoryStorage, ask: Callable[[Repository], Any]) -> tuple[
 
 
 def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemoryStorage) -> None:
-    repository = Repository.open(hundred)
+    repository = zm.open(hundred)
     usage = {one.path: one for one in repository.readonly_session().du()}
     live = len(contents_of(repository.readonly_session().store).view.snapshot.deltas)
     assert 5 < live <= 70
@@ -128,7 +129,7 @@ def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemorySto
 
 def test_a_compaction_that_loses_its_race_leaves_the_index_as_it_was() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"compaction": {"mode": "manual"}})
+    repository = zm.create(storage, {"compaction": {"mode": "manual"}})
     session = repository.writable_session()
     make(session, (50,))
     fill(session, [(at,) for at in range(20)])
@@ -141,9 +142,9 @@ def test_a_compaction_that_loses_its_race_leaves_the_index_as_it_was() -> None:
             return
         swaps.append(name)
         if len(swaps) == 2:  # the first was its claim
-            raced.append(Repository.open(storage).compact(mode="full").snapshot_id)
+            raced.append(zm.open(storage).compact(mode="full").snapshot_id)
 
-    slow = Repository.open(storage, runtime=replace(SYSTEM, checkpoint=hook))
+    slow = zm.open(storage, runtime=replace(SYSTEM, checkpoint=hook))
     with pytest.raises(FencedError, match="compact"):
         slow.compact(mode="full")
     assert raced == [repository.list_branches()["main"]]
@@ -155,7 +156,7 @@ def test_a_compaction_that_loses_its_race_leaves_the_index_as_it_was() -> None:
 
 def test_what_was_committed_meanwhile_lies_over_the_index() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"compaction": {"mode": "manual"}})
+    repository = zm.create(storage, {"compaction": {"mode": "manual"}})
     session = repository.writable_session()
     make(session, (50,))
     fill(session, [(at,) for at in range(20)])
@@ -165,15 +166,15 @@ def test_what_was_committed_meanwhile_lies_over_the_index() -> None:
     def hook(name: str) -> None:
         if name == "root.swap" and not raced:
             raced.append(True)
-            other = Repository.open(storage).writable_session()
+            other = zm.open(storage).writable_session()
             fill(other, [(30,)])
             other.store.delete_sync("air/c/4")
             other.commit("meanwhile")
 
-    slow = Repository.open(storage, runtime=replace(SYSTEM, checkpoint=hook))
+    slow = zm.open(storage, runtime=replace(SYSTEM, checkpoint=hook))
     assert slow.compact(mode="full").snapshot_id is not None
     assert indexed(storage) == (1, 1)
-    found = Repository.open(storage).readonly_session().initialized_chunks("air")
+    found = zm.open(storage).readonly_session().initialized_chunks("air")
     assert found[:, 0].tolist() == [at for at in range(20) if at != 4] + [30]
 
 
@@ -186,14 +187,14 @@ def test_rules_go_by_the_chunks_that_there_are() -> None:
         "compaction": {"mode": "manual", "size-ratio": 0},
         "chunk-manifests": {"sets": sets, "rules": rules},
     }
-    repository = Repository.create(storage, config)
+    repository = zm.create(storage, config)
     session = repository.writable_session()
     make(session, (50,))
     fill(session, [(at,) for at in range(20)])
     session.commit("fill")
     repository.compact(mode="full")
     for _ in range(3):
-        session = Repository.open(storage).writable_session()
+        session = zm.open(storage).writable_session()
         fill(session, [(at,) for at in range(20)])
         session.commit("the same again")
     assert not repository.totals()["air"].total.refs_exact
@@ -208,12 +209,12 @@ def test_rules_go_by_the_chunks_that_there_are() -> None:
 def test_the_index_says_what_manifests_say(data: st.DataObject) -> None:
     storage = MemoryStorage()
     config = {"compaction": {"mode": "manual", "fan-in": 2}, **SMALL_LEAVES}
-    repository = Repository.create(storage, config)
+    repository = zm.create(storage, config)
     session = repository.writable_session()
     make(session, (30, 4))
     session.commit("make")
     for _ in range(data.draw(st.integers(1, 8))):
-        session = Repository.open(storage).writable_session()
+        session = zm.open(storage).writable_session()
         array = zarr.open_array(session.store, path="air")
         rows = data.draw(st.lists(st.integers(0, array.shape[0] - 1), max_size=15, unique=True))
         match data.draw(st.sampled_from(["set", "set", "unset", "resize", "compact"])):
@@ -227,11 +228,11 @@ def test_the_index_says_what_manifests_say(data: st.DataObject) -> None:
             case _:
                 mode = data.draw(st.sampled_from(["minor", "major", "full"]))
                 ratio = {"compaction": {"size-ratio": data.draw(st.sampled_from([0.0, 0.3]))}}
-                Repository.open(storage, ratio).compact(mode=mode)
+                zm.open(storage, ratio).compact(mode=mode)
         if session.has_uncommitted_changes:
             session.commit("change")
-        (usage,) = Repository.open(storage).readonly_session().du()
-        stats = Repository.open(storage).du(path="air")
+        (usage,) = zm.open(storage).readonly_session().du()
+        stats = zm.open(storage).du(path="air")
         assert stats.initialized_chunks == usage.chunks
         assert stats.stored_bytes in (None, usage.nbytes)
         asked, node_id = presence(storage)

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError
@@ -134,7 +135,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.storage = MemoryStorage()
-        repository = Repository.create(self.storage, SMALL)
+        repository = zm.create(self.storage, SMALL)
         session = repository.writable_session()
         for path in PATHS:
             session.store.set_sync(f"{path}/zarr.json", buffer(document(path, LONGEST)))
@@ -149,7 +150,7 @@ class World:
         self.writers: list[Writer] = []
         self.commits = 0
         for _ in range(2):
-            handle = Repository.open(self.storage, CONFIGS["delta"])
+            handle = zm.open(self.storage, CONFIGS["delta"])
             self.writers.append(Writer(handle, handle.writable_session(), {}))
             self.writers[-1].begin()
 
@@ -197,7 +198,7 @@ class World:
 
     def use(self, who: int, mode: str) -> None:
         """Start again, with commits of another kind."""
-        self.writers[who].repository = Repository.open(self.storage, CONFIGS[mode])
+        self.writers[who].repository = zm.open(self.storage, CONFIGS[mode])
         self.begin(self.writers[who])
         assert self.writers[who].base == self.head
 
@@ -235,24 +236,24 @@ class World:
         writer.seen = self.commits
 
     def compact(self, mode: str) -> None:
-        report = Repository.open(self.storage, CONFIGS["delta"]).compact(mode=mode)
+        report = zm.open(self.storage, CONFIGS["delta"]).compact(mode=mode)
         if report.snapshot_id is not None:
             event(f"{mode} compaction")
             self.made[report.snapshot_id] = self.head
         self.check_head()
 
     def expire(self, keep_last: int) -> None:
-        repository = Repository.open(self.storage, CONFIGS["delta"])
+        repository = zm.open(self.storage, CONFIGS["delta"])
         self.parents |= {info.snapshot_id: info.parent_id for info in repository.ancestry()}
         report = repository.expire_snapshots(keep_last=keep_last)
         if report.snapshots:
             event("expiry")
         self.expired.update(report.snapshots)
-        assert sum(1 for _ in Repository.open(self.storage).ancestry()) <= keep_last
+        assert sum(1 for _ in zm.open(self.storage).ancestry()) <= keep_last
         self.check_head()
 
     def collect(self) -> None:
-        report = Repository.open(self.storage, CONFIGS["delta"]).garbage_collect(timedelta(0))
+        report = zm.open(self.storage, CONFIGS["delta"]).garbage_collect(timedelta(0))
         if report.objects:
             event("collection")
         self.collected = set(self.expired)
@@ -272,10 +273,10 @@ class World:
     # --- what is so at any time --------------------------------------------------------------
 
     def check_head(self) -> None:
-        assert read(Repository.open(self.storage).readonly_session()) == self.head
+        assert read(zm.open(self.storage).readonly_session()) == self.head
 
     def check_all(self) -> None:
-        fresh = Repository.open(self.storage)
+        fresh = zm.open(self.storage)
         history = list(fresh.ancestry())
         for info in history:
             found = read(fresh.readonly_session(info.snapshot_id))

@@ -13,7 +13,7 @@ import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.testing import Call, WrappedStorage
@@ -40,7 +40,7 @@ class Threads(WrappedStorage):
 
 def written(length: int) -> MemoryStorage:
     storage = MemoryStorage()
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     array = zarr.create_array(
         session.store, name="a", shape=(length,), chunks=(length,), dtype="u1", compressors=None
     )
@@ -52,7 +52,7 @@ def written(length: int) -> MemoryStorage:
 @pytest.mark.parametrize("length", [LARGE - 1, LARGE])
 def test_a_large_chunk_is_read_by_a_thread(length: int) -> None:
     storage = Threads(written(length))
-    store = Repository.open(storage).readonly_session("main").store
+    store = zm.open(storage).readonly_session("main").store
     found = asyncio.run(store.get("a/c/0", PROTOTYPE))
     assert found is not None
     assert found.to_bytes() == bytes([7]) * length
@@ -69,7 +69,7 @@ def test_a_large_chunk_that_is_damaged_is_an_error_there_too() -> None:
     storage = written(LARGE)
     key = next(iter(storage.list("chunks/"))).key
     storage.put(key, b"8" + storage.get(key)[1:])
-    store = Repository.open(storage).readonly_session("main").store
+    store = zm.open(storage).readonly_session("main").store
     with pytest.raises(CorruptObjectError, match="does not match its checksum"):
         asyncio.run(store.get("a/c/0", PROTOTYPE))
 
@@ -79,7 +79,7 @@ def test_a_large_chunk_that_is_damaged_is_an_error_there_too() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_a_large_chunk_is_what_it_was_when_it_was_set(kind: str, tmp_path: Path) -> None:
-    repository = Repository.create(MemoryStorage() if kind == "memory" else tmp_path / "r")
+    repository = zm.create(MemoryStorage() if kind == "memory" else tmp_path / "r")
     session = repository.writable_session()
     data = np.arange(1 << 20, dtype=np.uint8)
     array = zarr.create_array(
@@ -94,7 +94,7 @@ def test_a_large_chunk_is_what_it_was_when_it_was_set(kind: str, tmp_path: Path)
 
 
 def test_a_large_chunk_is_written_from_where_it_lies(tmp_path: Path) -> None:
-    session = Repository.create(tmp_path / "r").writable_session()
+    session = zm.create(tmp_path / "r").writable_session()
     length = 16 << 20
     zarr.create_array(
         session.store, name="a", shape=(length,), chunks=(length,), dtype="u1", compressors=None
@@ -110,7 +110,7 @@ def test_a_large_chunk_is_written_from_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_large_document_is_kept() -> None:
-    session = Repository.create(MemoryStorage()).writable_session()
+    session = zm.create(MemoryStorage()).writable_session()
     attributes = {"note": "x" * 600_000}
     zarr.create_group(session.store, path="g", attributes=attributes)
     session.commit("large document")

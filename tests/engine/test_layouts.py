@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, RepositoryConfig, Session
 from zarr_manifests.config import ChunkManifests
@@ -33,7 +34,7 @@ def written(
     config: RepositoryConfig | Mapping[str, Any], arrays: Mapping[str, int | tuple[int, int]]
 ) -> Repository:
     """A repository of 1-d arrays of so many chunks; of a pair, by shape and written."""
-    repository = Repository.create(MemoryStorage(), config)
+    repository = zm.create(MemoryStorage(), config)
     session = repository.writable_session()
     for path, count in arrays.items():
         shape, refs = count if isinstance(count, tuple) else (count, count)
@@ -191,7 +192,7 @@ WHOLE = {"commits": {"mode": "rewrite"}, "chunk-manifests": {"splitting": "none"
 @pytest.fixture
 def three() -> tuple[MemoryStorage, dict[str, str]]:
     """Manifest 1 has a, b; manifest 2 has a, b, c; manifest 3 has c."""
-    repository = Repository.create(MemoryStorage(), BY_TENS)
+    repository = zm.create(MemoryStorage(), BY_TENS)
     session = repository.writable_session()
     for path, first, second in (("a", 10, 8), ("b", 10, 8), ("c", 8, 8)):
         make(session, path, 40)
@@ -207,7 +208,7 @@ def three() -> tuple[MemoryStorage, dict[str, str]]:
 
 def change(storage: MemoryStorage, config: Mapping[str, Any], *chunks: tuple[str, int]) -> set[str]:
     """Commit one changed chunk of each, and pack anew what that needs; the keys that are kept."""
-    repository = Repository.open(storage, config)
+    repository = zm.open(storage, config)
     session = repository.writable_session()
     for path, chunk in chunks:
         virtual(session, path, np.array([chunk]))
@@ -244,7 +245,7 @@ def test_arrays_that_stay_whole_bring_all_their_manifests(
 
 def test_a_new_array_brings_itself_alone(three: tuple[MemoryStorage, dict[str, str]]) -> None:
     storage, before = three
-    repository = Repository.open(storage, WHOLE)
+    repository = zm.open(storage, WHOLE)
     session = repository.writable_session()
     make(session, "d", 20)
     virtual(session, "d", np.arange(20))
@@ -261,7 +262,7 @@ def test_an_append_changes_the_last_manifest_only(mode: str) -> None:
     before = by_content(repository)
     assert sorted(before) == ["a0 a10", "a20 a30", "a40"]
     if mode == "rewrite":
-        repository = Repository.open(repository.storage, {"commits": {"mode": "rewrite"}})
+        repository = zm.open(repository.storage, {"commits": {"mode": "rewrite"}})
     session = repository.writable_session()
     virtual(session, "a", np.arange(46, 58))
     session.commit("append")
@@ -312,7 +313,7 @@ def test_a_set_of_limited_number_is_packed_in_steps(
     monkeypatch.setattr(repack_module, "plan_manifests", spy)
     monkeypatch.setattr(repack_module, "STEP_REFS", 50)
     if mode == "rewrite":
-        repository = Repository.open(repository.storage, {"commits": {"mode": "rewrite"}})
+        repository = zm.open(repository.storage, {"commits": {"mode": "rewrite"}})
     session = repository.writable_session()
     for i in range(9):
         virtual(session, f"few/a{i}", np.array([0, 30]))
@@ -327,7 +328,7 @@ def test_a_set_of_limited_number_is_packed_in_steps(
     found = layout(repository)
     assert sum(name == "few" for name, _ in found) == 3
     assert {name for name, refs in found if "few/new" in refs} == {"few"}
-    store = Repository.open(repository.storage).readonly_session().store
+    store = zm.open(repository.storage).readonly_session().store
     for path, refs in [*sizes.items(), ("few/new", 5)]:
         count = refs if isinstance(refs, int) else refs[1]
         expected = sorted({*range(count), *([0, 30] if path.startswith("few/a") else [])})
@@ -355,7 +356,7 @@ def test_another_configuration_counts_at_the_next_full_compaction() -> None:
              for p in r.parts if p.node_id == view.nodes[n].node_id}  # fmt: skip
     assert boxes == {("a", (0,), (15,)), ("a", (15,), (30,)), ("b", (0,), (30,))}
     snapshot_id = old.snapshot_id
-    again = Repository.open(repository.storage).readonly_session(snapshot_id)
+    again = zm.open(repository.storage).readonly_session(snapshot_id)
     for session in (old, again, repository.readonly_session()):
         for path in "ab":
             refs = session.store.get_virtual_refs(path)
@@ -405,7 +406,7 @@ def test_rewriting_after_each_commit_changes_nothing_but_the_layout(
 ) -> None:
     small = {"sets": [{"default": {"max-manifest-size": 5}}], "rules": []}
     modes = [
-        Repository.create(MemoryStorage(), {"commits": {"mode": mode}, "chunk-manifests": small})
+        zm.create(MemoryStorage(), {"commits": {"mode": mode}, "chunk-manifests": small})
         for mode in ("delta", "rewrite")
     ]
     states: list[dict[str, bytes]] = []
@@ -417,7 +418,7 @@ def test_rewriting_after_each_commit_changes_nothing_but_the_layout(
                 apply(session, operation)
             if session.has_uncommitted_changes:
                 session.commit(str(number))
-            found.append(contents(Repository.open(repository.storage).readonly_session()))
+            found.append(contents(zm.open(repository.storage).readonly_session()))
         assert found[0] == found[1]
         states.append(found[0])
     for repository in modes:
@@ -437,7 +438,7 @@ def test_what_is_explained_is_read_off_the_snapshot() -> None:
     virtual(session, "lat", np.array([1]))
     session.commit("more")
     counting = CountingStorage(repository.storage)
-    found = Repository.open(counting).explain_manifests()
+    found = zm.open(counting).explain_manifests()
     assert not [record for record in counting.log if record.key.startswith("manifests/")]
     assert found.snapshot_id == session.snapshot_id
     arrays = {array.path: array for array in found.arrays}
@@ -520,7 +521,7 @@ def test_costs_are_what_a_new_process_fetches(where: str) -> None:
     repository.create_tag("v1", snapshot_id)
     version = {"branch": "main", "tag": "v1", "snapshot": snapshot_id}[where]
     counting = CountingStorage(repository.storage)
-    cold = Repository.open(counting)
+    cold = zm.open(counting)
     cold.explain_manifests(version)
     counting.reset()
     costs = cold.explain_manifests(version, costs=True).costs
@@ -545,12 +546,12 @@ def test_nobody_sees_a_plan_and_it_sees_nobody() -> None:
     repository = written({}, {"a": 30})
     scratch = ScratchStorage(repository.storage)
     before = {info.key: repository.storage.get(info.key) for info in repository.storage.list()}
-    Repository.open(scratch).compact(mode="full")
+    zm.open(scratch).compact(mode="full")
     assert {info.key for info in scratch.list()} > before.keys()
     for key, data in before.items():
         assert repository.storage.get(key) == data
     repository.create_tag("later")
-    assert Repository.open(scratch).list_tags() == {}
+    assert zm.open(scratch).list_tags() == {}
     assert len(list(scratch.list("manifests/"))) == 1
     (made,) = scratch.list("manifests/")
     assert scratch.head(made.key) == made

@@ -16,8 +16,8 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import root_of
-from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import MemoryStorage
@@ -66,7 +66,7 @@ def swaps(counting: CountingStorage) -> int:
 @pytest.mark.parametrize("processes", [1, 10])
 def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
     world, storage = World(), MemoryStorage()
-    with Repository.create(storage, runtime=world.runtime()).transaction(message="array") as store:
+    with zm.create(storage, runtime=world.runtime()).transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(COMMITS,), chunks=(1,), dtype="u1")
 
     def before_swap(point: str) -> None:
@@ -75,8 +75,8 @@ def test_a_hundred_lease_holders_do_not_starve_a_writer(processes: int) -> None:
 
     mine, theirs = CountingStorage(storage), CountingStorage(storage)
     config = {"compaction": {"mode": "manual"}}
-    writer = Repository.open(mine, config, runtime=world.runtime(checkpoint=before_swap))
-    holders = [Repository.open(theirs, runtime=world.runtime()) for _ in range(processes)]
+    writer = zm.open(mine, config, runtime=world.runtime(checkpoint=before_swap))
+    holders = [zm.open(theirs, runtime=world.runtime()) for _ in range(processes)]
     head = writer.list_branches()["main"]
     with contextlib.ExitStack() as stack:
         for number in range(HOLDERS):

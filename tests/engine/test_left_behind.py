@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
@@ -49,7 +50,7 @@ def repo(clock: Clock) -> Repository:
 
 
 def made(storage: Storage, clock: Clock) -> Repository:
-    repo = Repository.create(storage, CONFIG, runtime=clock.world())
+    repo = zm.create(storage, CONFIG, runtime=clock.world())
     with repo.transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
     return repo
@@ -272,7 +273,7 @@ def test_what_a_collection_has_deleted_in_part_is_refused(clock: Clock) -> None:
     left = fill(repo, 2)
     repo.reset_branch("main", first, force=True)
     with suppress(_StoppedError):
-        Repository.open(_Stopping(storage), runtime=clock.world()).garbage_collect(NOW)
+        zm.open(_Stopping(storage), runtime=clock.world()).garbage_collect(NOW)
     assert not [info for info in storage.list("chunks/") if left.rsplit("-", 1)[0] in info.key]
     assert [info for info in storage.list("snapshots/") if left.rsplit("-", 1)[0] in info.key]
     for make in (repo.create_tag, repo.create_branch):
@@ -399,21 +400,21 @@ def test_naming_and_collecting_at_once(
 
         def name(place: Storage) -> None:
             try:
-                bring(Repository.open(place, runtime=clock.world()), left)
+                bring(zm.open(place, runtime=clock.world()), left)
             except SnapshotExpiredError:
                 outcomes.append("refused")
             else:
                 outcomes.append("named")
 
         def collect(place: Storage) -> None:
-            Repository.open(place, runtime=clock.world()).garbage_collect(DAY)
+            zm.open(place, runtime=clock.world()).garbage_collect(DAY)
 
         first, second = (name, collect) if outer == "naming" else (collect, name)
         between = Between(there, at, lambda: second(there))  # noqa: B023 - called in this round
         first(between)
         if between.calls < at:
             break
-        repo = Repository.open(there, runtime=clock.world())
+        repo = zm.open(there, runtime=clock.world())
         assert repo.verify().ok, at
         if outcomes[-1] == "named":
             assert read(repo, "back") == [3] * 4 + [2] * 4, at
@@ -442,10 +443,10 @@ def test_what_is_left_during_a_collection_is_found_by_the_next(
             if call.op == "cas":
                 swaps += 1
                 if swaps == 2:
-                    leave(Repository.open(storage, runtime=clock.world()))
+                    leave(zm.open(storage, runtime=clock.world()))
             return call.run()
 
-    Repository.open(BeforeItsEnd(storage), runtime=clock.world()).garbage_collect(NOW)
+    zm.open(BeforeItsEnd(storage), runtime=clock.world()).garbage_collect(NOW)
     assert swaps > 2
     assert root_of(storage).swept == 0  # else it would be found by every tenth collection only
     repo.garbage_collect(NOW)

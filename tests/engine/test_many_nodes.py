@@ -15,6 +15,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 import zarr_manifests
+import zarr_manifests as zm
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.storage import MemoryStorage
@@ -140,9 +141,7 @@ def filled(count: int, *, committed: bool) -> Many:
     """Arrays that are committed or not."""
     # A compaction looks at all nodes.
     config = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}
-    repository = Repository.create(
-        MemoryStorage(), config, virtual_containers={"raw": "memory://raw"}
-    )
+    repository = zm.create(MemoryStorage(), config, virtual_containers={"raw": "memory://raw"})
     session = opened(repository)
     put(session.store, "g/zarr.json", GROUP)
     for number in range(count):
@@ -225,7 +224,7 @@ def test_all_arrays_of_a_group(act: str, committed: bool) -> None:
 
 
 def test_what_is_made_and_deleted_leaves_no_trace() -> None:
-    session = opened(Repository.create(MemoryStorage()))
+    session = opened(zm.create(MemoryStorage()))
     changes = contents_of(session.store).changes
     for number in range(5):
         make(session.store, number)
@@ -270,7 +269,7 @@ def test_many_new_arrays_wait_for_a_compaction() -> None:
     """One commit of them merges no tables; so many nodes without chunks are compacted at once."""
     compacted = []
     for chunks in (True, False):
-        repository = Repository.create(MemoryStorage())
+        repository = zm.create(MemoryStorage())
         with repository.transaction(message="arrays") as store:
             for number in range(1_100):
                 put(store, f"{number}/zarr.json", ARRAY)

@@ -29,6 +29,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import swept
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError
@@ -44,7 +45,7 @@ type Record = dict[str, Any]
 
 
 def make(storage: Storage) -> Repository:
-    repository = Repository.create(storage, CONFIG)
+    repository = zm.create(storage, CONFIG)
     with repository.transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(CHUNKS,), chunks=(1,), dtype="u1")
     return repository
@@ -193,7 +194,7 @@ def check(repository: Repository, done: list[Transaction]) -> Counter[str]:
     assert repository.verify().ok
     repository.expire_snapshots(keep_last=3)
     repository.garbage_collect(timedelta(0))
-    again = Repository.open(repository.storage)
+    again = zm.open(repository.storage)
     assert again.verify().ok
     head = again.list_branches()["main"]
     assert all_read(again, head, "after").operations == last
@@ -218,7 +219,7 @@ def test_threads_on_memory_see_and_do_what_was_promised(commits: int) -> None:
 
     def run(client: int) -> None:
         try:
-            work(Repository.open(storage), client, 0, commits, notes[client].append)
+            work(zm.open(storage), client, 0, commits, notes[client].append)
         except BaseException as error:  # noqa: BLE001 - shown by the test
             failed.append(error)
 
@@ -317,7 +318,7 @@ def work_in_process(
     def note(record: Record) -> None:
         os.write(out, json.dumps(record).encode() + b"\n")
 
-    repository = Repository.open(LocalStorage(f"{path}/r", disk=DeadlyDisk(death, killer)))
+    repository = zm.open(LocalStorage(f"{path}/r", disk=DeadlyDisk(death, killer)))
     work(repository, client, life, commits, note)
 
 

@@ -40,7 +40,7 @@ CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 @pytest.fixture
 def storage() -> MemoryStorage:
     storage = MemoryStorage()
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i8")
     return storage
@@ -52,7 +52,7 @@ def repository(storage: MemoryStorage) -> Repository:
 
 
 def opened(storage: MemoryStorage, runtime: Runtime | None = None) -> Repository:
-    return Repository.open(storage, runtime=runtime or in_order())
+    return zm.open(storage, runtime=runtime or in_order())
 
 
 def wrote(repository: Repository, at: int, value: int = 1, **options: Any) -> Session:
@@ -197,7 +197,7 @@ def test_write_is_done_once_and_leaves_a_mark_even_if_nothing_changes() -> None:
     second = zm.write(more, place, message="append", txn=zm.Txn("app", 1, after=0), **how)
     third = zm.write(more, place, message="nothing new", txn=("app", 2), **how)
     assert third != second
-    assert Repository.open(place).txn_versions() == {"app": 2}
+    assert zm.open(place).txn_versions() == {"app": 2}
     assert xr.open_dataset(place, engine="zarr_manifests").sizes["time"] == 4
     with pytest.raises(TransactionGapError):
         zm.write(more, place, message="a gap", txn=zm.Txn("app", 9, after=7), **how)
@@ -300,7 +300,7 @@ def test_a_replay_is_not_shut_out_by_a_claim(storage: MemoryStorage) -> None:
 
 
 def test_a_replay_is_told_before_copies_are(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "repository", CONFIG)
+    repository = zm.create(tmp_path / "repository", CONFIG)
     with repository.transaction(message="make") as store:
         zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i8")
     session = wrote(repository, 1)
@@ -357,7 +357,7 @@ class Unsynced(LocalStorage):
 def test_committed_is_said_only_of_a_root_that_is_durable(tmp_path: Path) -> None:
     """The root that others have swapped in may be visible and not synced."""
     place = Unsynced(tmp_path / "repository")
-    repository = Repository.create(place, CONFIG)
+    repository = zm.create(place, CONFIG)
     repository.writable_session().commit("batch", txn=("app", 1))
     session = repository.writable_session()
     place.synced.clear()
@@ -372,7 +372,7 @@ def test_committed_is_said_only_of_a_root_that_is_durable(tmp_path: Path) -> Non
 
 def test_a_lost_answer_is_a_commit_and_its_replay_is_told(storage: MemoryStorage) -> None:
     faulty = FaultyStorage(storage, [Fault("lose_answer", "cas")])
-    session = wrote(Repository.open(faulty, runtime=in_order()), 1)
+    session = wrote(zm.open(faulty, runtime=in_order()), 1)
     session.commit("batch 1", txn=("app", 1))
     with pytest.raises(TransactionAlreadyCommitted):
         batch(opened(storage), 1)
@@ -452,7 +452,7 @@ def test_a_branch_that_is_set_back_has_the_marks_of_its_snapshot(
     assert repository.txn_versions() == {"app": 2}
     batch(repository, 3)
     storage.put("current", b"damaged")
-    Repository.recover(storage)
+    zm.recover(storage)
     assert opened(storage).txn_versions() == {"app": 3}
 
 

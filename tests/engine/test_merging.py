@@ -8,7 +8,8 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Fork, ManifestStore, Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Fork, ManifestStore, Session
 from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.storage import MemoryStorage
@@ -38,7 +39,7 @@ def describe(target: Session | Fork, units: str) -> None:
 @pytest.fixture
 def session() -> Session:
     """Of a repository with an array of four chunks, the first of them written."""
-    session = Repository.create(MemoryStorage("merging")).writable_session()
+    session = zm.create(MemoryStorage("merging")).writable_session()
     make(session, "a")
     put(session, "a/c/0", b"committed")
     session.commit("array")
@@ -53,7 +54,7 @@ def empty_memory() -> None:
 
 def committed(session: Session) -> Session:
     session.commit("merged")
-    return Repository.open(MemoryStorage("merging")).readonly_session()
+    return zm.open(MemoryStorage("merging")).readonly_session()
 
 
 def test_chunks_beyond_the_grid_that_the_fork_knew(session: Session) -> None:

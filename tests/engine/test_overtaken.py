@@ -14,7 +14,8 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -36,7 +37,7 @@ def get(session: Session, key: str) -> bytes | None:
 
 
 def contents(storage: MemoryStorage) -> dict[str, bytes | None]:
-    session = Repository.open(storage).readonly_session()
+    session = zm.open(storage).readonly_session()
     return {key: get(session, key) for key in contents_of(session.store).keys_below("")}
 
 
@@ -48,7 +49,7 @@ def chunks(storage: MemoryStorage) -> dict[int, bytes | None]:
 
 def made(config: dict[str, Any] | None = None, size: int = 100) -> MemoryStorage:
     storage = MemoryStorage()
-    with Repository.create(storage, config or MANUAL).transaction(message="array") as store:
+    with zm.create(storage, config or MANUAL).transaction(message="array") as store:
         zarr.create_group(store)
         zarr.create_array(store, name="a", shape=(size,), chunks=(1,), dtype="u1")
     return storage
@@ -68,14 +69,14 @@ def overtaking(do: Callable[[int], object], swaps: int = 100) -> Runtime:
 
 
 def commit(storage: MemoryStorage, at: int, value: bytes, config: Any = None) -> None:
-    session = Repository.open(storage, config).writable_session()
+    session = zm.open(storage, config).writable_session()
     put(session, f"a/c/{at}", value)
     session.commit(f"chunk {at}")
 
 
 def messages(storage: MemoryStorage) -> Counter[str]:
     """Of all commits but rewrites, and how often each is there."""
-    history = Repository.open(storage).ancestry()
+    history = zm.open(storage).ancestry()
     return Counter(info.message for info in history if info.kind != "rewrite")
 
 
@@ -101,9 +102,9 @@ def test_what_is_compacted_before_a_commit_or_beside_it_is_not_lost(
             return
         for at in range(10):
             commit(storage, at, b"theirs", MANUAL)
-        assert Repository.open(storage, MANUAL).compact(mode=mode).snapshot_id is not None
+        assert zm.open(storage, MANUAL).compact(mode=mode).snapshot_id is not None
 
-    session = Repository.open(storage, config, runtime=overtaking(others)).writable_session()
+    session = zm.open(storage, config, runtime=overtaking(others)).writable_session()
     for at in range(20, 30):
         put(session, f"a/c/{at}", b"mine")
     others(0)
@@ -124,7 +125,7 @@ def test_the_logs_of_what_was_compacted_still_say_what_conflicts() -> None:
     storage = made()
     commit(storage, 5, b"first")
     for mode in MODES:
-        repository = Repository.open(storage)
+        repository = zm.open(storage)
         session, shifted = repository.writable_session(), repository.writable_session()
         put(session, "a/c/5", b"mine")
         shifted.shift_array("a", [1])
@@ -147,10 +148,10 @@ def test_versioning_goes_on_beside_compactions(mode: str) -> None:
     storage = made()
     for at in range(4):
         commit(storage, at, b"old")
-    at_old = Repository.open(storage).list_branches()["main"]
+    at_old = zm.open(storage).list_branches()["main"]
     commit(storage, 0, b"new")
-    wrong = Repository.open(storage).list_branches()["main"]
-    Repository.open(storage).create_branch("side", at_old)
+    wrong = zm.open(storage).list_branches()["main"]
+    zm.open(storage).create_branch("side", at_old)
     count = 10
 
     def others(reached: int) -> None:
@@ -158,19 +159,19 @@ def test_versioning_goes_on_beside_compactions(mode: str) -> None:
         if reached == 1:
             count += 1
             commit(storage, count, b"theirs")
-            Repository.open(storage).compact(mode=mode)
+            zm.open(storage).compact(mode=mode)
 
-    repository = Repository.open(storage, runtime=overtaking(others))
+    repository = zm.open(storage, runtime=overtaking(others))
     repository.revert(wrong)
     assert chunks(storage) == {**dict.fromkeys(range(4), b"old"), 11: b"theirs"}
-    side = Repository.open(storage).writable_session("side")
+    side = zm.open(storage).writable_session("side")
     put(side, "a/c/50", b"side")
     picked = side.commit("on the side")
-    Repository.open(storage, runtime=overtaking(others)).cherry_pick(picked)
+    zm.open(storage, runtime=overtaking(others)).cherry_pick(picked)
     kept = {**dict.fromkeys(range(4), b"old"), 11: b"theirs", 12: b"theirs", 50: b"side"}
     assert chunks(storage) == kept
     commit(storage, 60, b"60")
-    session = Repository.open(storage, runtime=overtaking(others)).writable_session()
+    session = zm.open(storage, runtime=overtaking(others)).writable_session()
     put(session, "a/c/61", b"61")
     with pytest.raises(ConflictError, match="not the head"):
         session.amend("both")
@@ -209,7 +210,7 @@ class World:
         mode = MODES[self.rng.integers(3)]
         runtime = overtaking(lambda _: self.meanwhile(), 1)
         config = {"compaction": {"mode": "manual", "fan-in": 2, "size-ratio": 0.01}}
-        Repository.open(self.storage, config, runtime=runtime).compact(mode=mode)
+        zm.open(self.storage, config, runtime=runtime).compact(mode=mode)
 
     def meanwhile(self) -> None:
         if len(self.busy) < 2 and self.rng.random() < 0.5:
@@ -220,9 +221,7 @@ class World:
     def change(self, writer: int) -> None:
         if writer not in self.sessions:
             runtime = overtaking(lambda _: self.meanwhile(), 3)
-            self.sessions[writer] = Repository.open(
-                self.storage, runtime=runtime
-            ).writable_session()
+            self.sessions[writer] = zm.open(self.storage, runtime=runtime).writable_session()
             self.pending[writer] = {}
         session, pending = self.sessions[writer], self.pending[writer]
         for _ in range(int(self.rng.integers(1, 6))):
@@ -318,7 +317,7 @@ def test_a_commit_that_gave_up_uploads_no_manifest_again() -> None:
             commit(storage, 0, bytes([reached]))
 
     runtime = overtaking(others)
-    session = Repository.open(counting, runtime=runtime).writable_session()
+    session = zm.open(counting, runtime=runtime).writable_session()
     fill(session, 0, 400)
     for _ in range(2):
         with pytest.raises(ConflictError, match="came first 1 times"):
@@ -338,7 +337,7 @@ def test_rows_are_left_to_others_once() -> None:
     counting = CountingStorage(storage)
     commit_of = {1: 0, 2: 501, 3: 502}
     runtime = overtaking(lambda n: n in commit_of and commit(storage, commit_of[n], b"theirs"))
-    session = Repository.open(counting, runtime=runtime).writable_session()
+    session = zm.open(counting, runtime=runtime).writable_session()
     fill(session, 0, 400)
     session.commit("mine", rebase="theirs")
     assert list(manifests_of(counting).values()) == [1, 1]
@@ -364,7 +363,7 @@ def test_eight_writers_of_disjoint_chunks_finish_forty_commits(mode: str) -> Non
 
     def write(writer: int) -> None:
         try:
-            session = Repository.open(counting).writable_session()
+            session = zm.open(counting).writable_session()
             begin.wait()
             for number in range(5):
                 start = (writer * 5 + number) * 60
@@ -380,7 +379,7 @@ def test_eight_writers_of_disjoint_chunks_finish_forty_commits(mode: str) -> Non
     for thread in threads:
         thread.join()
     assert failed == []
-    history = [*Repository.open(storage).ancestry()]
+    history = [*zm.open(storage).ancestry()]
     commits = [info for info in history if info.kind != "rewrite"]
     assert (len(history) > len(commits)) == (mode == "auto")
     # A compaction that was overtaken is dropped, with what it has uploaded.

@@ -11,6 +11,7 @@ import pytest
 import zarr
 from zarr.codecs import Crc32cCodec
 
+import zarr_manifests as zm
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage import MemoryStorage
@@ -44,7 +45,7 @@ def values(chunk: int) -> tuple[Values, Values]:
 def made(request: pytest.FixtureRequest) -> tuple[Repository, int]:
     """A repository with such an array, and the length of its chunks."""
     kind = KINDS[request.param]
-    repo = Repository.create(MemoryStorage(f"own-checksums-{next(_NUMBERS)}"))
+    repo = zm.create(MemoryStorage(f"own-checksums-{next(_NUMBERS)}"))
     chunk: int = kind.get("shards", kind["chunks"])[0]
     with repo.transaction(message="create") as store:
         zarr.create_array(store, name="a", shape=(2 * chunk,), dtype="i4", fill_value=0, **kind)

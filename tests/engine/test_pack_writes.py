@@ -17,7 +17,8 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.engine.edit import pack_uploads as pack_writes
 from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
 from zarr_manifests.engine.edit.packs import Pack, StagedRef
@@ -81,7 +82,7 @@ def get(session: Session, i: int) -> bytes:
 def begun(path: Path, disk: Disk, runtime: Runtime = SYSTEM) -> Iterator[Session]:
     """A session on an array, whose packs take ten chunks; whatever happens, all is let go."""
     storage = LocalStorage(path, disk=disk)
-    repo = Repository.create(storage, {"pack-bytes": PACK * SIZE}, runtime=runtime)
+    repo = zm.create(storage, {"pack-bytes": PACK * SIZE}, runtime=runtime)
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=(2000,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -98,7 +99,7 @@ def packs_in(path: Path) -> dict[int, int]:
 
 
 def check(path: Path, expected: dict[int, bytes]) -> None:
-    reader = Repository.open(path).readonly_session()
+    reader = zm.open(path).readonly_session()
     assert {i: get(reader, i) for i in expected} == expected
 
 
@@ -119,7 +120,7 @@ def test_writers_go_on_while_a_pack_is_written(tmp_path: Path) -> None:
     assert [disk.fsyncs[inode] for inode in written] == [1, 1, 1]
     assert disk.packs == 3
     check(tmp_path, {i: chunk(i) for i in range(25) if i not in (3, 4)} | {3: chunk(103)})
-    assert Repository.open(tmp_path).readonly_session().store.get_sync("a/c/4") is None
+    assert zm.open(tmp_path).readonly_session().store.get_sync("a/c/4") is None
 
 
 def test_a_commit_waits_for_what_is_being_written(tmp_path: Path) -> None:

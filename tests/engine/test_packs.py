@@ -16,6 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
+import zarr_manifests as zm
 from zarr_manifests import Fork, ManifestStore, Repository, Session
 from zarr_manifests.engine.edit.packs import StagedRef
 from zarr_manifests.errors import ConflictError, CorruptObjectError, StorageError
@@ -47,7 +48,7 @@ def chunk(i: int, size: int = SIZE) -> bytes:
 
 def begin(storage: Storage, n: int = 3000, **config: int) -> tuple[Repository, Session]:
     """A session on an array of n chunks, committed."""
-    repository = Repository.create(storage, config)
+    repository = zm.create(storage, config)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(n,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -70,7 +71,7 @@ def test_two_thousand_small_chunks_share_one_object() -> None:
     storage = MemoryStorage()
     repository, session = begin(storage)
     counting = CountingStorage(storage)
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     counting.reset()
     for i in range(2000):
         put(session.store, f"a/c/{i}", chunk(i))
@@ -126,7 +127,7 @@ def test_a_commit_with_packs_takes_two_rounds() -> None:
     storage = MemoryStorage()
     begin(storage, pack_bytes=10 * SIZE)
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     for i in range(25):
         sync(session.store.set(f"a/c/{i}", buffer(chunk(i))))
     counting.reset()
@@ -262,7 +263,7 @@ def test_a_chunk_of_a_pack_is_read_by_its_range_alone() -> None:
         put(session.store, f"a/c/{i}", chunk(i))
     session.commit("hundred")
     counting = CountingStorage(storage)
-    read = Repository.open(counting).readonly_session("main").store
+    read = zm.open(counting).readonly_session("main").store
     get(read, "a/c/0")
     counting.reset()
     assert get(read, "a/c/50") == chunk(50)
@@ -278,7 +279,7 @@ def test_a_commit_that_fails_keeps_what_is_staged() -> None:
     faults = (("create", "chunks/*", 1), ("create", "snapshots/*", 1), ("cas", "current", 5))
     for op, pattern, count in faults:
         faulty = FaultyStorage(storage, [Fault("fail_before", op, pattern, count=count)])
-        session = Repository.open(faulty).writable_session("main")
+        session = zm.open(faulty).writable_session("main")
         put(session.store, "a/c/0", chunk(1))
         with pytest.raises(StorageError):
             session.commit("fails")
@@ -296,7 +297,7 @@ def test_a_full_pack_that_cannot_be_written_loses_no_chunk(kind: Any, remote: bo
     begin(storage, pack_bytes=10 * SIZE)
     faulty = FaultyStorage(storage, [Fault(kind, "create", "chunks/*", count=2)])
     place: Storage = LatencyStorage(faulty, latency_s=0.0) if remote else faulty
-    session = Repository.open(place).writable_session("main")
+    session = zm.open(place).writable_session("main")
     for i in range(10):
         sync(session.store.set(f"a/c/{i}", buffer(chunk(i))))
     for _ in range(2):
@@ -306,7 +307,7 @@ def test_a_full_pack_that_cannot_be_written_loses_no_chunk(kind: Any, remote: bo
     sync(session.store.set("a/c/10", buffer(chunk(10))))
     assert staged(session) == 1
     session.commit("all of them")
-    read = Repository.open(storage).readonly_session("main").store
+    read = zm.open(storage).readonly_session("main").store
     assert [get(read, f"a/c/{i}") for i in range(11)] == [chunk(i) for i in range(11)]
 
 
@@ -314,7 +315,7 @@ def test_a_lost_commit_is_found_and_its_packs_are_done_with() -> None:
     storage = MemoryStorage()
     repository, _ = begin(storage)
     faulty = FaultyStorage(storage, [Fault("fail_after", "cas", "current")])
-    session = Repository.open(faulty).writable_session("main")
+    session = zm.open(faulty).writable_session("main")
     put(session.store, "a/c/0", chunk(0))
     session.commit("lost answer")
     assert staged(session) == 0
@@ -347,7 +348,7 @@ def test_eight_threads_fill_packs_while_the_session_commits(remote: bool) -> Non
     inner = MemoryStorage()
     begin(inner, n=1600, pack_bytes=20 * SIZE)
     storage: Storage = LatencyStorage(inner, latency_s=0.001) if remote else inner
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     barrier = threading.Barrier(9)
 
     def work(worker: int) -> None:
@@ -370,7 +371,7 @@ def test_eight_threads_fill_packs_while_the_session_commits(remote: bool) -> Non
             future.result()
     if session.has_uncommitted_changes:
         session.commit("the rest")
-    read = Repository.open(inner).readonly_session("main").store
+    read = zm.open(inner).readonly_session("main").store
     assert [i for i in range(1600) if get(read, f"a/c/{i}") != chunk(i)] == []
 
 
@@ -392,7 +393,7 @@ async def test_only_the_call_that_fills_a_pack_awaits_its_upload() -> None:
     inner = MemoryStorage()
     begin(inner, pack_bytes=10 * SIZE)
     slow = _Slow(inner)
-    session = Repository.open(slow).writable_session("main")
+    session = zm.open(slow).writable_session("main")
     for i in range(10):
         await session.store.set(f"a/c/{i}", buffer(chunk(i)))
     filling = asyncio.ensure_future(session.store.set("a/c/10", buffer(chunk(10))))
@@ -407,7 +408,7 @@ async def test_only_the_call_that_fills_a_pack_awaits_its_upload() -> None:
     slow.go_on.set()
     await filling
     await asyncio.to_thread(session.commit, "the one that waited")
-    read = Repository.open(inner).readonly_session("main").store
+    read = zm.open(inner).readonly_session("main").store
     due = [chunk(100), *(chunk(i) for i in range(1, 12))]
     assert [get(read, f"a/c/{i}") for i in range(12)] == due
 
@@ -417,7 +418,7 @@ async def test_attributes_in_flight_when_their_array_comes_are_the_arrays() -> N
     inner = MemoryStorage()
     begin(inner, inline_chunk_bytes=0, pack_chunk_bytes=0)
     slow = _Slow(inner)
-    store = Repository.open(slow).writable_session("main").store
+    store = zm.open(slow).writable_session("main").store
     attributes = buffer(b'{"_ARRAY_DIMENSIONS": ["b"]}')
     setting = asyncio.ensure_future(store.set("b/.zattrs", attributes))
     await slow.begun.wait()
@@ -498,7 +499,7 @@ def test_a_fork_that_cannot_flush_does_not_travel() -> None:
     storage = MemoryStorage()
     begin(storage)
     faulty = FaultyStorage(storage, [Fault("fail_before", "create", "chunks/*")])
-    session = Repository.open(faulty).writable_session("main")
+    session = zm.open(faulty).writable_session("main")
     put(session.store, "a/c/0", chunk(0))
     with pytest.raises(StorageError):
         session.fork()

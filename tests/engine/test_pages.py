@@ -13,6 +13,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.root.roots import Roots
@@ -60,7 +61,7 @@ def names(what: str, n: int) -> list[str]:
 @pytest.fixture(scope="module")
 def made() -> MemoryStorage:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="x", data=np.arange(5.0), dimension_names=("x",))
     session.commit("x")
@@ -91,7 +92,7 @@ def test_the_root_is_bounded(made: MemoryStorage) -> None:
 
 
 def test_all_refs_are_there_after_reopening(made: MemoryStorage) -> None:
-    repository = Repository.open(made)
+    repository = zm.open(made)
     tags, branches = repository.list_tags(), repository.list_branches()
     assert tags.keys() == set(names("tag", TAGS))
     assert branches.keys() == {*names("branch", BRANCHES), "main"}
@@ -101,7 +102,7 @@ def test_all_refs_are_there_after_reopening(made: MemoryStorage) -> None:
 def test_a_commit_costs_what_it_costs_without_refs(made: MemoryStorage) -> None:
     costs = []
     small = MemoryStorage()
-    repository = Repository.create(small)
+    repository = zm.create(small)
     for i in range(LOG_TAIL):
         put(repository, "main", "note", bytes([i]))
     big = MemoryStorage()
@@ -109,7 +110,7 @@ def test_a_commit_costs_what_it_costs_without_refs(made: MemoryStorage) -> None:
         big.put(info.key, made.get(info.key))
     for storage in (small, big):
         counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-        session = Repository.open(counting).writable_session("main")
+        session = zm.open(counting).writable_session("main")
         session.store.set_sync("note", cpu.Buffer.from_bytes(b"again"))
         counting.reset()
         session.commit("again")
@@ -122,7 +123,7 @@ def test_a_commit_costs_what_it_costs_without_refs(made: MemoryStorage) -> None:
 
 def test_opening_main_costs_one_request(made: MemoryStorage) -> None:
     counting = CountingStorage(made)
-    Repository.open(counting, runtime=stopped_clock()).readonly_session("main")
+    zm.open(counting, runtime=stopped_clock()).readonly_session("main")
     assert [record.key for record in counting.log] == ["current"]
 
 
@@ -131,7 +132,7 @@ def test_opening_main_costs_one_request(made: MemoryStorage) -> None:
 )
 def test_a_ref_in_a_page_costs_a_round_more(made: MemoryStorage, ref: str) -> None:
     counting = CountingStorage(LatencyStorage(made, latency_s=0))
-    session = Repository.open(counting, runtime=stopped_clock()).readonly_session(ref)
+    session = zm.open(counting, runtime=stopped_clock()).readonly_session(ref)
     np.testing.assert_array_equal(zarr.open_array(session.store, path="x")[:], np.arange(5.0))
     assert [record.key.split("/")[0] for record in counting.log] == [
         "current",
@@ -143,7 +144,7 @@ def test_a_ref_in_a_page_costs_a_round_more(made: MemoryStorage, ref: str) -> No
 
 def test_a_new_tag_writes_one_page_at_most(storage: MemoryStorage) -> None:
     counting = CountingStorage(storage)
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     written = []
     for i in range(250):
         counting.reset()
@@ -154,19 +155,19 @@ def test_a_new_tag_writes_one_page_at_most(storage: MemoryStorage) -> None:
         assert len(storage.get("current")) <= ROOT_BYTES + 16 * 1024
     assert any(written)
     assert sum(written) / len(written) <= 32 * 1024
-    reopened = Repository.open(storage)
+    reopened = zm.open(storage)
     assert len(reopened.list_tags()) == TAGS + 250
     assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
 
 
 def test_a_deleted_tag_is_never_used_again_wherever_it_lies(storage: MemoryStorage) -> None:
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     gone = [name_of("tag", i * 41) for i in range(200)]
     for name in gone:
         repository.delete_tag(name)
     root = root_of(storage)
     assert len(root.deleted_tags) < len(gone)  # some are in pages by now
-    reopened = Repository.open(storage)
+    reopened = zm.open(storage)
     assert len(reopened.list_tags()) == TAGS - len(gone)
     for name in gone:
         with pytest.raises(AlreadyExistsError, match="never used again"):
@@ -181,13 +182,13 @@ def test_a_deleted_tag_is_never_used_again_wherever_it_lies(storage: MemoryStora
 
 @pytest.mark.slow
 def test_branches_in_pages_take_commits(storage: MemoryStorage) -> None:
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     heads = {}
     for i in range(120):
         name = name_of("branch", i * 41)
         heads[name] = put(repository, name, "note", b"of %d" % i)
     heads[name_of("branch", 0)] = put(repository, name_of("branch", 0), "note", b"again")
-    reopened = Repository.open(storage)
+    reopened = zm.open(storage)
     found = reopened.list_branches()
     assert {name: found[name] for name in heads} == heads
     assert len(found) == BRANCHES + 1
@@ -195,7 +196,7 @@ def test_branches_in_pages_take_commits(storage: MemoryStorage) -> None:
 
 
 def test_branches_in_pages_are_deleted_and_made_again(storage: MemoryStorage) -> None:
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     gone = [name_of("branch", i * 41) for i in range(100)]
     head = snapshot_id_of(root_of(storage).branches["main"].head.key)
     for name in gone:
@@ -208,7 +209,7 @@ def test_branches_in_pages_are_deleted_and_made_again(storage: MemoryStorage) ->
     with pytest.raises(AlreadyExistsError):
         repository.create_branch(name_of("branch", 1))
     repository.reset_branch(name_of("branch", 1), head)
-    reopened = Repository.open(storage)
+    reopened = zm.open(storage)
     found = reopened.list_branches()
     assert len(found) == BRANCHES + 1 - 99
     assert found[gone[0]] == found[name_of("branch", 1)] == head
@@ -216,7 +217,7 @@ def test_branches_in_pages_are_deleted_and_made_again(storage: MemoryStorage) ->
 
 
 def test_a_snapshot_that_only_a_tag_in_a_page_holds_is_in_history(storage: MemoryStorage) -> None:
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     lost = put(repository, "main", "note", b"held by a tag")
     repository.create_tag(name_of("tag", 3) + "-held")
     parent = next(iter(repository.ancestry(lost))).parent_id
@@ -232,19 +233,19 @@ def test_archives_are_the_same_whoever_writes_them(storage: MemoryStorage) -> No
     """A branch that was brought back from its page does not get into an archive of before."""
     before = root_of(storage)
     storage.delete_many([f"root/{before.version:020d}"])
-    put(Repository.open(storage), name_of("branch", 777), "note", b"x")
+    put(zm.open(storage), name_of("branch", 777), "note", b"x")
     assert storage.get(f"root/{before.version:020d}") == before.bare().encode()
 
 
 def test_long_names_make_the_log_shorter_and_not_the_root_larger() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     rng = np.random.default_rng(0)
     for _ in range(40):
         repository.create_tag(rng.bytes(127).hex())
         assert len(root_of(storage).bare().encode()) <= ROOT_BYTES
     assert 8 <= len(root_of(storage).log) < LOG_TAIL
-    assert len(Repository.open(storage).list_tags()) == 40
+    assert len(zm.open(storage).list_tags()) == 40
 
 
 # --- leases ------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def fenced(root: Root, leases: tuple[Lease, ...], **changes: Any) -> dict[str, A
 @pytest.fixture(scope="module")
 def leased() -> MemoryStorage:
     storage = MemoryStorage()
-    Repository.create(storage)
+    zm.create(storage)
     leases = tuple(lease(i) for i in range(LEASES))
     swap(storage, {"leases": leases})
     return storage
@@ -284,7 +285,7 @@ def test_leases_leave_the_root_like_refs(leased: MemoryStorage) -> None:
 
 def test_a_commit_costs_what_it_costs_without_leases(leased: MemoryStorage) -> None:
     counting = CountingStorage(LatencyStorage(copy_of(leased), latency_s=0))
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
     counting.reset()
     session.commit("x")
@@ -295,8 +296,8 @@ def test_a_commit_costs_what_it_costs_without_leases(leased: MemoryStorage) -> N
 def test_a_lease_in_a_page_lets_its_session_commit(leased: MemoryStorage) -> None:
     storage = copy_of(leased)
     counting = CountingStorage(storage)
-    mine = Repository.open(counting).writable_session("main")
-    others = Repository.open(storage).writable_session("main")
+    mine = zm.open(counting).writable_session("main")
+    others = zm.open(storage).writable_session("main")
     for session in (mine, others):
         session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
     at = root_of(storage)
@@ -313,7 +314,7 @@ def test_a_lease_in_a_page_lets_its_session_commit(leased: MemoryStorage) -> Non
 def test_a_lease_given_up_is_gone_wherever_it_lies(leased: MemoryStorage) -> None:
     storage = copy_of(leased)
     roots = Roots(storage, SYSTEM)
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     session.store.set_sync("note", cpu.Buffer.from_bytes(b"x"))
     own = lease(-1, workspace_of(session.store).keys.session_id)
     swap(storage, {"leases": (*roots.whole(root_of(storage)).leases, own)})

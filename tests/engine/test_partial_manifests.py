@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
@@ -47,7 +47,7 @@ def crc_of(coords: Coords) -> int:
 def storage() -> MemoryStorage:
     """Not to be changed."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, _CONFIG)
+    repository = zm.create(storage, _CONFIG)
     session = repository.writable_session("main")
     session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(_DOCUMENT))
     workspace = workspace_of(session.store)
@@ -67,7 +67,7 @@ class Cold:
 
     def __init__(self, storage: MemoryStorage, cache: CacheOptions | None = None) -> None:
         self.counting = CountingStorage(storage)
-        self.session = Repository.open(self.counting, cache=cache).readonly_session("main")
+        self.session = zm.open(self.counting, cache=cache).readonly_session("main")
         self.view: SnapshotView = contents_of(self.session.store).view
         self.node_id = self.view.nodes["a"].node_id
         assert len(self.view.manifests) == 2
@@ -159,7 +159,7 @@ def test_a_series_of_one_pixel_reads_the_leaf_of_its_tile() -> None:
     """Where leaves are split along both axes of the map, it needs one of 25."""
     storage, grid = MemoryStorage(), Box((0, 0, 0), (2000, 10, 10))
     split = {"splitting": [{"path": "/a", "along": {1: 2, 2: 2}}], "preload": {"max-manifests": 0}}
-    repository = Repository.create(storage, {**_CONFIG, "chunk-manifests": split})
+    repository = zm.create(storage, {**_CONFIG, "chunk-manifests": split})
     session = repository.writable_session("main")
     document = _DOCUMENT.replace(b"[500, 40, 100]", b"[2000, 10, 10]")
     session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(document))
@@ -172,7 +172,7 @@ def test_a_series_of_one_pixel_reads_the_leaf_of_its_tile() -> None:
     session.commit("bulk")
     repository.compact("main", "full")
     counting = CountingStorage(storage)
-    contents = contents_of(Repository.open(counting).readonly_session("main").store)
+    contents = contents_of(zm.open(counting).readonly_session("main").store)
     nbytes = sum(ref.blob.length for ref in contents.view.manifests)
     counting.reset()
     for t in range(2000):

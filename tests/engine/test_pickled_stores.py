@@ -13,7 +13,8 @@ import xarray as xr
 import zarr
 from dask.base import tokenize
 
-from zarr_manifests import ManifestStore, Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import ManifestStore, Session
 from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import MissingChunkError, PickledStoreWarning
 
@@ -34,7 +35,7 @@ def _copy(store: ManifestStore) -> ManifestStore:
 
 
 def _session(path: Path) -> Session:
-    repo = Repository.create(path)
+    repo = zm.create(path)
     with repo.transaction(message="sevens") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     session = repo.writable_session()
@@ -70,7 +71,7 @@ def test_what_an_unmerged_copy_changed_is_not_left_out_silently(tmp_path: Path, 
 @pytest.mark.parametrize("change", [_write, _unset, _describe, _remove])
 def test_what_a_merged_copy_changed_is_committed(tmp_path: Path, change) -> None:
     session = _session(tmp_path)
-    expected = Repository.open(tmp_path).writable_session()
+    expected = zm.open(tmp_path).writable_session()
     change(expected.store)
     one = _copy(session.store)
     change(one)
@@ -101,7 +102,7 @@ def test_pickling_a_writable_store_warns_once_and_says_what_to_do(tmp_path: Path
 @pytest.mark.usefixtures("strict")
 def test_what_leaves_nothing_out_does_not_warn(tmp_path: Path) -> None:
     session = _session(tmp_path)
-    read = Repository.open(tmp_path).readonly_session()
+    read = zm.open(tmp_path).readonly_session()
     for store in (read.store, session.store.with_read_only(True), session.fork().store):
         assert _copy(store) == store
     _copy(_copy(session.fork().store))
@@ -124,7 +125,7 @@ def test_a_copy_that_only_reads_keeps_nothing_from_being_committed(tmp_path: Pat
 
 
 def test_unpickling_reads_nothing(tmp_path: Path) -> None:
-    repo = Repository.create(tmp_path, {"inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path, {"inline-chunk-bytes": 0})
     with repo.transaction(message="sevens") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     store = repo.readonly_session().store

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from zarr.core.buffer import cpu
 
-from zarr_manifests import Repository, Session
+import zarr_manifests as zm
+from zarr_manifests import Session
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
@@ -90,7 +91,7 @@ def set_chunks(session: Session, coords: IndexArray, version: int, kind: str) ->
 def made(kind: str, deltas: int) -> MemoryStorage:
     storage = MemoryStorage()
     containers = {"raw": "memory://point-reads"}
-    repository = Repository.create(storage, _CONFIG, virtual_containers=containers)
+    repository = zm.create(storage, _CONFIG, virtual_containers=containers)
     session = repository.writable_session("main")
     session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(_DOCUMENT))
     set_chunks(session, base_coords(), 0, kind)
@@ -101,7 +102,7 @@ def made(kind: str, deltas: int) -> MemoryStorage:
 
 
 def add_deltas(storage: Storage, numbers: Iterable[int], kind: str) -> None:
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     for k in numbers:
         set_chunks(session, delta_coords(k), k + 1, kind)
         session.commit(f"delta {k}")
@@ -127,7 +128,7 @@ class Cold:
         self, storage: Storage, latency_s: float = 0, cache: CacheOptions | None = None
     ) -> None:
         self.counting = CountingStorage(LatencyStorage(storage, latency_s=latency_s))
-        self.repository = Repository.open(self.counting, runtime=stopped_clock(), cache=cache)
+        self.repository = zm.open(self.counting, runtime=stopped_clock(), cache=cache)
         self.open()
 
     def open(self) -> None:
@@ -239,7 +240,7 @@ def with_large_deltas(kind: str) -> MemoryStorage:
     """300,000 refs in one delta, and over them those of the even columns in another."""
     storage = MemoryStorage()
     containers = {"raw": "memory://point-reads"}
-    repository = Repository.create(storage, _CONFIG, virtual_containers=containers)
+    repository = zm.create(storage, _CONFIG, virtual_containers=containers)
     session = repository.writable_session("main")
     session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(_DOCUMENT))
     set_chunks(session, base_coords(), 0, kind)
@@ -315,7 +316,7 @@ def test_reading_everything_costs_the_deltas_on_top(
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_count_as_the_deltas_they_are_of(kind: str) -> None:
     storage = made(kind, 10)
-    Repository.open(storage).compact("main", "minor")
+    zm.open(storage).compact("main", "minor")
     add_deltas(storage, range(10, 14), kind)
     for coords, live in [((0, 0), 1), ((9, 1), 1), ((11, 0), 3), ((40, 0), 5), ((0, 5_500), 0)]:
         cold = Cold(storage)
@@ -331,7 +332,7 @@ def test_runs_count_as_the_deltas_they_are_of(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_delta_removes_is_absent(kind: str) -> None:
     storage = made(kind, 10)
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     session.store.delete_sync("a/c/3/0")
     set_chunks(session, delta_coords(20), 21, kind)
     session.commit("removes a chunk")

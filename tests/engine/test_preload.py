@@ -19,8 +19,9 @@ import xarray as xr
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import context_of
-from zarr_manifests import Repository, Session
+from zarr_manifests import Session
 from zarr_manifests.config.manifest_sets import Preload as PreloadOptions
 from zarr_manifests.engine.snapshot import preload
 from zarr_manifests.errors import CorruptObjectError, SessionClosedError
@@ -57,7 +58,7 @@ class Gate(WrappedStorage):
 def arrays(count: int, **options: Any) -> MemoryStorage:
     """A repository of arrays v0, v1, ... whose refs each have a manifest of their own."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"chunk-manifests": EACH_ALONE, **options})
+    repository = zm.create(storage, {"chunk-manifests": EACH_ALONE, **options})
     session = repository.writable_session()
     for i in range(count):
         zarr.create_array(session.store, name=f"v{i}", shape=(4 + i,), chunks=(1,), dtype="i1")
@@ -90,7 +91,7 @@ def forty() -> MemoryStorage:
 
 def test_what_was_fetched_is_not_fetched_again(forty: MemoryStorage) -> None:
     counting = CountingStorage(forty)
-    session = Repository.open(counting).readonly_session()
+    session = zm.open(counting).readonly_session()
     report = preload_report(session, wait_s=20)
     assert report.done
     assert [one.refs for one in report.of("fetched")] == [4 + i for i in range(40)]
@@ -104,7 +105,7 @@ def test_what_was_fetched_is_not_fetched_again(forty: MemoryStorage) -> None:
 def test_limits_are_kept_and_said(forty: MemoryStorage) -> None:
     counting = CountingStorage(forty)
     preload = {"arrays": [{"path": ".*/v.*"}], "max-manifests": 2, "max-manifest-size": 40}
-    repository = Repository.open(counting, {"chunk-manifests": {"preload": preload}})
+    repository = zm.open(counting, {"chunk-manifests": {"preload": preload}})
     report = preload_report(repository.readonly_session(), wait_s=20)
     assert [one.refs for one in report.of("fetched")] == [4, 5]
     assert len(manifests_read(counting)) == 2
@@ -117,9 +118,9 @@ def test_limits_are_kept_and_said(forty: MemoryStorage) -> None:
 def test_nothing_is_fetched_if_it_is_turned_off_or_here(forty: MemoryStorage) -> None:
     counting = CountingStorage(forty)
     none = {"chunk-manifests": {"preload": {"max-manifests": 0}}}
-    report = preload_report(Repository.open(counting, none).readonly_session(), wait_s=20)
+    report = preload_report(zm.open(counting, none).readonly_session(), wait_s=20)
     assert (report.manifests, report.done, manifests_read(counting)) == ((), True, [])
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     preload_report(repository.readonly_session(), wait_s=20)
     counting.reset()
     report = preload_report(repository.readonly_session())
@@ -137,17 +138,17 @@ def test_nothing_is_planned_if_what_is_elsewhere_has_no_coordinates() -> None:
 
     def preloads(config: dict[str, Any]) -> tuple[int, bool]:
         begun.clear()
-        session = Repository.open(storage, config, runtime=runtime).readonly_session()
+        session = zm.open(storage, config, runtime=runtime).readonly_session()
         return len(begun), preload_report(session).done
 
     assert preloads({}) == (1, False)
     assert preloads(default) == (1, False)  # arrays of one axis may be coordinates
-    session = Repository.open(storage).writable_session()
+    session = zm.open(storage).writable_session()
     for i in range(2):
         del zarr.open_group(session.store, mode="a")[f"v{i}"]
     zarr.create_array(session.store, name="v", shape=(4, 4), chunks=(1, 1), dtype="i1")[:] = 7
     session.commit("others")
-    Repository.open(storage).compact(mode="full")
+    zm.open(storage).compact(mode="full")
     assert preloads({}) == (1, False)
     assert preloads(default) == (0, True)
 
@@ -155,7 +156,7 @@ def test_nothing_is_planned_if_what_is_elsewhere_has_no_coordinates() -> None:
 def test_a_read_waits_for_the_fetch_in_flight(forty: MemoryStorage) -> None:
     gate = Gate(forty)
     counting = CountingStorage(gate)
-    session = Repository.open(counting).readonly_session()
+    session = zm.open(counting).readonly_session()
     assert gate.began.acquire(timeout=20)  # v0 is the smallest, and so the first
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(get(session, "v0/c/2")))
@@ -175,7 +176,7 @@ def test_it_ends_with_the_session(forty: MemoryStorage, how: str) -> None:
         storage.put(info.key, forty.get(info.key))
     gate = Gate(storage)
     counting = CountingStorage(gate)
-    session = Repository.open(counting).writable_session()
+    session = zm.open(counting).writable_session()
     preload = session._pin.preload
     assert gate.began.acquire(timeout=20)
     if how == "close":
@@ -204,7 +205,7 @@ def test_it_ends_with_the_session(forty: MemoryStorage, how: str) -> None:
 
 
 def test_a_closed_session_reads_and_does_not_write(forty: MemoryStorage) -> None:
-    session = Repository.open(forty).writable_session()
+    session = zm.open(forty).writable_session()
     session.close()
     session.close()
     assert get(session, "v3/c/1") == b"\x01"
@@ -218,7 +219,7 @@ def test_what_cannot_be_fetched_is_an_error_of_the_read_alone() -> None:
     storage = arrays(3)
     for info in list(storage.list("manifests/")):
         storage.delete_many([info.key])
-    session = Repository.open(storage).readonly_session()
+    session = zm.open(storage).readonly_session()
     report = preload_report(session, wait_s=20)
     assert len(report.of("failed")) == 3
     assert all("is referenced and not there" in one.why for one in report.manifests)
@@ -228,7 +229,7 @@ def test_what_cannot_be_fetched_is_an_error_of_the_read_alone() -> None:
 
 def test_branches_and_tags_are_preloaded_when_the_repository_opens() -> None:
     storage = arrays(3)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     repository.create_tag("release")
     repository.save_config(
         {
@@ -244,7 +245,7 @@ def test_branches_and_tags_are_preloaded_when_the_repository_opens() -> None:
     gate = Gate(storage)
     gate.open.set()
     counting = CountingStorage(gate)
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     for _ in range(3):
         assert gate.began.acquire(timeout=60)
     session = repository.readonly_session()
@@ -256,11 +257,11 @@ def test_branches_and_tags_are_preloaded_when_the_repository_opens() -> None:
 def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage) -> None:
     code = """
         import faulthandler, os, sys
-        from zarr_manifests import Repository
+        import zarr_manifests as zm
         from zarr_manifests.session import preload_report
         from zarr_manifests.testing import LatencyStorage
         from zarr_manifests.storage import from_url
-        repository = Repository.open(LatencyStorage(from_url(sys.argv[1]), latency_s=0.2))
+        repository = zm.open(LatencyStorage(from_url(sys.argv[1]), latency_s=0.2))
         session = repository.readonly_session()
         child = os.fork()
         if not child:
@@ -280,9 +281,9 @@ def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
 ) -> None:
     code = """
         import os, signal, sys, threading
-        from zarr_manifests import Repository
+        import zarr_manifests as zm
         from zarr_manifests.session import preload_report
-        session = Repository.open(sys.argv[1]).readonly_session()
+        session = zm.open(sys.argv[1]).readonly_session()
         held, go_on = threading.Event(), threading.Event()
         def end():
             with session._pin.preload._ended._condition:  # as the thread that ends it, for a moment
@@ -306,11 +307,11 @@ def test_a_child_that_is_forked_while_a_fetch_ends_can_ask_for_the_report(
 def test_the_interpreter_does_not_wait_for_all_of_it(forty: MemoryStorage) -> None:
     code = """
         import atexit, sys
-        from zarr_manifests import Repository
+        import zarr_manifests as zm
         from zarr_manifests.testing import CountingStorage, LatencyStorage
         from zarr_manifests.storage import from_url
         counting = CountingStorage(LatencyStorage(from_url(sys.argv[1]), latency_s=0.1))
-        session = Repository.open(counting).readonly_session()
+        session = zm.open(counting).readonly_session()
         read = lambda: sum(record.key.startswith("manifests/") for record in counting.log)
         atexit.register(lambda: print(read()))
     """
@@ -345,7 +346,7 @@ DATA, SMALL, STEPS = 180, 17, 5_505
 def two_hundred() -> MemoryStorage:
     """180 data arrays before lat, lon and time, 17 small ones after; a million virtual refs."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session()
     group = zarr.create_group(session.store, path="zz")
     for name, size in (("lat", 73), ("lon", 144), ("time", STEPS)):
@@ -382,7 +383,7 @@ def two_hundred() -> MemoryStorage:
 
 @pytest.mark.slow
 def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStorage) -> None:
-    view = contents_of(Repository.open(two_hundred).readonly_session().store).view
+    view = contents_of(zm.open(two_hundred).readonly_session().store).view
     assert sum(part.count for ref in view.manifests for part in ref.parts) >= 1_000_000
     coordinates = {view.nodes[f"zz/{name}"].node_id for name in ("lat", "lon", "time")}
     of_data = {
@@ -392,7 +393,7 @@ def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStor
     }
     assert of_data
     counting = CountingStorage(LatencyStorage(two_hundred, latency_s=0.02))
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     session = repository.readonly_session()
     dataset = xr.open_zarr(session.store, group="zz", consolidated=False)
     assert (dataset.time.values[-1], dataset.lat.values[-1], dataset.lon.size) == (
@@ -408,7 +409,7 @@ def test_opening_with_coordinates_reads_no_data_manifest(two_hundred: MemoryStor
 def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be thousands of arrays, and each session that opens asks."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     session = repository.writable_session()
     for name in ("time", *(f"v{i}" for i in range(20))):
         zarr.create_array(
@@ -431,7 +432,7 @@ def test_only_coordinates_are_looked_at_closer(monkeypatch: pytest.MonkeyPatch) 
             return found
 
     monkeypatch.setattr(preload, "NodeFacts", Noted)
-    view = contents_of(Repository.open(storage).readonly_session().store).view
+    view = contents_of(zm.open(storage).readonly_session().store).view
     objects = context_of(repository).objects
     looked.clear()
     plan = preload._plan(objects, PreloadOptions(), view)

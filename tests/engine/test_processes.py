@@ -17,6 +17,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.objects.metadata import Objects
@@ -43,14 +44,14 @@ def _value(worker: int, i: int) -> bytes:
 
 
 def _commit_many(path: str, worker: int, acknowledged: Queue[str]) -> None:
-    repository = Repository.open(path)
+    repository = zm.open(path)
     for i in range(_COMMITS):
         key = f"a/c/{worker * _COMMITS + i}"
         acknowledged.put(_put(repository, key, _value(worker, i)))
 
 
 def _make(path: Path, n: int, **config: Any) -> Repository:
-    repository = Repository.create(path, config)
+    repository = zm.create(path, config)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(n,), chunks=(1,), dtype="u1")
     session.commit("array")
@@ -78,7 +79,7 @@ def test_no_acknowledged_commit_of_racing_processes_is_lost(tmp_path: Path) -> N
     assert set(ids) <= {info.snapshot_id for info in infos}
     assert sum(info.kind != "rewrite" for info in infos) == total + 2
     assert sum(info.kind == "rewrite" for info in infos) >= 2
-    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    read = zm.open(tmp_path / "r").readonly_session("main").store
     for worker_number in range(_WORKERS):
         for i in range(_COMMITS):
             found = read.get_sync(f"a/c/{worker_number * _COMMITS + i}")
@@ -87,7 +88,7 @@ def test_no_acknowledged_commit_of_racing_processes_is_lost(tmp_path: Path) -> N
 
 
 def _commit_for_ever(path: str, acknowledged: Queue[str]) -> None:
-    repository = Repository.open(path)
+    repository = zm.open(path)
     for i in range(10_000):
         acknowledged.put(_put(repository, f"a/c/{i}", bytes([i % 256]) * 2000))
 
@@ -108,13 +109,13 @@ def test_a_killed_process_leaves_the_repository_readable_and_unlocked(
     assert victim.exitcode == -signal.SIGKILL
     history = {info.snapshot_id for info in repository.ancestry()}
     assert set(ids) <= history
-    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    read = zm.open(tmp_path / "r").readonly_session("main").store
     for i in range(after):
         found = read.get_sync(f"a/c/{i}")
         assert found is not None
         assert found.to_bytes() == bytes([i % 256]) * 2000
     _put(repository, "a/c/9999", b"unlocked")
-    assert Repository.open(tmp_path / "r").readonly_session("main").store.get_sync("a/c/9999")
+    assert zm.open(tmp_path / "r").readonly_session("main").store.get_sync("a/c/9999")
 
 
 def _write_and_exit(repository: Repository, store: Any, worker: int) -> None:
@@ -143,7 +144,7 @@ def test_forked_children_that_share_everything_use_names_of_their_own(tmp_path: 
     assert len(chunks) == 8 + 3  # and each child's sign that it has written
     assert len({session_of(key) for key in chunks}) == 7
     session.commit("the parent's own", discard_unmerged=True)
-    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    read = zm.open(tmp_path / "r").readonly_session("main").store
     assert sorted(contents_of(read).keys_below("a/c/")) == [
         f"a/c/{i}" for i in (50, 51, 52, 98, 99)
     ]
@@ -186,11 +187,11 @@ def test_a_forked_child_leaves_its_parent_the_lease(
     session = repository.writable_session("main", lease=60)
 
     def leases() -> list[str]:
-        return [lease.name for lease in root_of(Repository.open(path)).leases]
+        return [lease.name for lease in root_of(zm.open(path)).leases]
 
     before = leases()
     assert len(before) == 1
-    _put(Repository.open(path), "a/c/1", b"others")
+    _put(zm.open(path), "a/c/1", b"others")
     assert _in_child(lambda: end(session)) == 0
     assert leases() == before
     session.close()
@@ -259,7 +260,7 @@ def test_what_a_forked_child_sends_back_is_merged(tmp_path: Path) -> None:
     assert _in_child(work) == 0
     session.merge(pickle.loads((tmp_path / "back").read_bytes()))
     session.commit("the parent's and the child's")
-    read = Repository.open(tmp_path / "r").readonly_session("main").store
+    read = zm.open(tmp_path / "r").readonly_session("main").store
     assert sorted(contents_of(read).keys_below("a/c/")) == ["a/c/0", "a/c/1"]
 
 
@@ -279,7 +280,7 @@ def test_forks_that_were_asked_for_may_be_left_out_though_the_process_was_forked
 def test_a_commit_looks_for_children_only_after_a_fork(tmp_path: Path) -> None:
     _make(tmp_path / "r", 100)
     counting = CountingStorage(LocalStorage(tmp_path / "r"))
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
 
     def requests_of_a_commit(at: int) -> Counter[str]:
         session.store.set_sync(f"a/c/{at}", cpu.Buffer.from_bytes(b"x"))
@@ -350,7 +351,7 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_fetches() -> None:
 def test_a_forked_child_does_not_wait_for_locks_of_its_parents_threads(tmp_path: Path) -> None:
     gate = _Gate(LocalStorage(tmp_path / "r"), "cas")
     _make(tmp_path / "r", 9)
-    session = Repository.open(gate).writable_session()
+    session = zm.open(gate).writable_session()
     value = cpu.Buffer.from_bytes(b"x")
     session.store.set_sync("a/c/0", value)
 
@@ -359,4 +360,4 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parents_threads(tmp_path:
         assert session.store.get_sync("a/c/0") is not None
 
     assert _while_held(gate, lambda: session.commit("the parent's"), work) == 0
-    assert next(Repository.open(tmp_path / "r").ancestry()).message == "the parent's"
+    assert next(zm.open(tmp_path / "r").ancestry()).message == "the parent's"

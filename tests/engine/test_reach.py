@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 import zarr_manifests.format
 from inside import change_root, context_of, root_of, short_pages
 from zarr_manifests import Repository
@@ -116,7 +117,7 @@ def make_everything() -> MemoryStorage:
         "pack-chunk-bytes": 16,
         "compaction": {"mode": "manual", "fan-in": 2},
     }
-    repository = Repository.create(storage, config, runtime=in_order())
+    repository = zm.create(storage, config, runtime=in_order())
     with repository.transaction(message="make") as store:
         root = zarr.create_group(store)
         root.create_array("a", shape=(8,), chunks=(4,), dtype="i8", compressors=None)
@@ -350,7 +351,7 @@ def test_the_repository_has_every_pointer_that_the_format_has(everything: Memory
 
 def test_collection_marks_what_can_be_reached(everything: MemoryStorage) -> None:
     due = Walk(everything).root()
-    repository = Repository.open(everything, runtime=in_order())
+    repository = zm.open(everything, runtime=in_order())
     root = root_of(repository)
     marked = _mark(context_of(repository), root, lambda stage, done: None).marked
     assert due - marked == set()
@@ -362,7 +363,7 @@ def test_a_collection_leaves_what_can_be_reached_and_no_more(everything: MemoryS
     for info in everything.list():
         storage.put(info.key, everything.get(info.key))
     due = Walk(storage).root()
-    report = Repository.open(storage, runtime=in_order()).garbage_collect(NOW)
+    report = zm.open(storage, runtime=in_order()).garbage_collect(NOW)
     assert report.objects["snapshots"] == 4
     left = {info.key for info in storage.list()}
     assert due - left == set()
@@ -375,14 +376,14 @@ def test_a_collection_leaves_what_can_be_reached_and_no_more(everything: MemoryS
         for key in left - due
         if key.startswith("indexes/")  # an unknown kind keeps them all
     }
-    assert Repository.open(storage, runtime=in_order()).verify().problems == ()
+    assert zm.open(storage, runtime=in_order()).verify().problems == ()
 
 
 @pytest.mark.slow
 def test_verification_reads_all_that_can_be_reached(everything: MemoryStorage) -> None:
     due = Walk(everything).root()
     counting = CountingStorage(everything)
-    assert Repository.open(counting, runtime=in_order()).verify().problems == ()
+    assert zm.open(counting, runtime=in_order()).verify().problems == ()
     read = {record.key for record in counting.log}
     assert due - read == set()
 
@@ -420,7 +421,7 @@ def test_verification_finds_each_of_many_damaged_objects(
         if damage != "deleted":
             storage.put(key, damaged[damage])
     changed = {key for key in due if damage != "swapped" or storage.get(key) != held[key]}
-    report = Repository.open(storage, runtime=in_order()).verify()
+    report = zm.open(storage, runtime=in_order()).verify()
     assert len(changed) > 1 or kind == "bases"
     assert changed - {problem.key for problem in report.problems} == set()
 
@@ -432,5 +433,5 @@ def test_verification_finds_damage_of_an_index_of_a_kind_to_come(everything: Mem
         for info in everything.list():
             storage.put(info.key, everything.get(info.key))
         storage.put(key, storage.get(key)[:-1])
-        problems = Repository.open(storage, runtime=in_order()).verify().problems
+        problems = zm.open(storage, runtime=in_order()).verify().problems
         assert [problem.key for problem in problems] == [key]

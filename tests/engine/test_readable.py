@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError
@@ -28,7 +29,7 @@ NOTHING = timedelta(0)
 
 def check(repo: Repository) -> Repository:
     """The repository as a process opens it that has seen nothing of it; all of it is sound."""
-    fresh = Repository.open(repo.storage)
+    fresh = zm.open(repo.storage)
     assert fresh.verify().problems == ()
     assert len(list(fresh.ancestry())) >= 1
     return fresh
@@ -47,7 +48,7 @@ def check(repo: Repository) -> Repository:
 )
 def test_a_clock_that_is_far_off_makes_nothing_unreadable(now_ms: int, said: datetime) -> None:
     runtime = in_order(now_ms=lambda: now_ms)
-    repo = Repository.create(MemoryStorage(), runtime=runtime)
+    repo = zm.create(MemoryStorage(), runtime=runtime)
     for i in range(3):
         with repo.transaction("main", message=f"commit {i}") as store:
             zarr.create_array(store, name=f"a{i}", data=np.arange(4) + i)
@@ -63,7 +64,7 @@ def test_a_clock_that_is_far_off_makes_nothing_unreadable(now_ms: int, said: dat
     assert {info.written_at for info in fresh.ancestry()} == {said}
     assert {entry.at for entry in fresh.ops_log()} == {said}
     repo.storage.delete_many([ROOT_KEY])
-    assert Repository.recover(repo.storage, runtime=runtime).branches["main"]
+    assert zm.recover(repo.storage, runtime=runtime).branches["main"]
     check(repo)
 
 
@@ -78,20 +79,20 @@ NOT_TEXT = "\udc80ab"
 
 def test_a_name_that_is_no_text_is_logged_as_far_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZARR_MANIFESTS_WHO", NOT_TEXT + "x" * 1000)
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction("main", message="m") as store:
         zarr.create_group(store)
     repo.create_tag("v1")
     said = "?ab" + "x" * 97
     assert {entry.by for entry in check(repo).ops_log()} == {said}
     repo.storage.delete_many([ROOT_KEY])
-    Repository.recover(repo.storage)
+    zm.recover(repo.storage)
     assert next(check(repo).ops_log()).by == said
 
 
 @pytest.mark.parametrize("owner", [NOT_TEXT, "\N{SNOWMAN}" * 1000])
 def test_an_owner_of_any_text_can_be_read(owner: str) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.lease(repo.list_branches()["main"], owner=owner):
         (lease,) = root_of(check(repo)).leases
     assert lease.owner == owner.replace("\udc80", "?")[:200]
@@ -100,7 +101,7 @@ def test_an_owner_of_any_text_can_be_read(owner: str) -> None:
 @pytest.mark.parametrize("owner", [None, 7, b"me", ["me"]])
 def test_an_owner_that_is_no_text_is_refused(owner: Any) -> None:
     """It was written as it came, and nobody could open the repository any more."""
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with (
         pytest.raises(InvalidArgumentError, match="owner"),
         repo.lease(repo.list_branches()["main"], owner=owner),
@@ -125,7 +126,7 @@ OF_NUMPY: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", OF_NUMPY)
 def test_scalars_of_numpy_are_kept_as_what_they_are(name: str) -> None:
     given, kept = OF_NUMPY[name]
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction("main", message="m", metadata={"value": given}) as store:
         zarr.create_group(store)
     for there in (repo, check(repo)):
@@ -153,7 +154,7 @@ NOT_KEPT: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", NOT_KEPT)
 def test_metadata_that_cannot_be_kept_is_told_so(name: str) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     session = repo.writable_session("main")
     zarr.create_group(session.store)
     with pytest.raises(InvalidArgumentError, match="metadata"):
@@ -174,7 +175,7 @@ NAMES: dict[str, Callable[[Repository, str], Any]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_texts_that_are_none_are_refused(name: str) -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction("main", message="m") as store:
         zarr.create_group(store, path="g")
     with pytest.raises(InvalidArgumentError):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError, NotARepositoryError
@@ -27,7 +28,7 @@ CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
 
 
 def make(storage: MemoryStorage) -> Repository:
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         array[:] = 1
@@ -80,7 +81,7 @@ def hash_of(i: int) -> str:
 
 def problems(storage: MemoryStorage) -> str:
     try:
-        report = Repository.open(storage, runtime=in_order()).verify()
+        report = zm.open(storage, runtime=in_order()).verify()
     except CorruptObjectError as error:  # of the root
         return f"current {error}"
     return "\n".join(map(str, report.problems))
@@ -117,7 +118,7 @@ def test_verification_finds_every_damage_of_every_object(whole: MemoryStorage) -
 
 def test_verification_does_not_trust_what_the_process_knows(whole: MemoryStorage) -> None:
     storage = copy_of(whole)
-    repository = Repository.open(storage, runtime=in_order())
+    repository = zm.open(storage, runtime=in_order())
     assert repository.verify().ok
     ref = contents_of(repository.readonly_session().store).view.ref
     storage.delete_many([ref.key])
@@ -132,9 +133,9 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     write(session, 9)
     version = root_of(repository).version
     storage.delete_many(["current"])
-    told = Repository.recover(storage, dry_run=True, runtime=in_order())
+    told = zm.recover(storage, dry_run=True, runtime=in_order())
     assert not any(info.key == "current" for info in storage.list())  # nothing was made
-    report = Repository.recover(storage, runtime=in_order())
+    report = zm.recover(storage, runtime=in_order())
     assert report == replace(told, dry_run=False)
     assert report.branches == {"main": written}
     assert report.recovered == version - 1  # a lease leaves no archive
@@ -144,7 +145,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     assert root.fence == root.version == report.version
     assert root.leases == ()
     assert root.epochs == {"collector": root.version, "compactor": root.version}
-    again = Repository.open(storage, runtime=in_order())
+    again = zm.open(storage, runtime=in_order())
     assert next(info.snapshot_id for info in again.ancestry()) == written
     with pytest.raises(FencedError):
         session.commit("of before")
@@ -152,7 +153,7 @@ def test_a_lost_root_is_recovered_and_says_what_may_be_lost() -> None:
     assert again.verify().ok
     assert next(iter(again.ops_log())).operation == "commit overwrite"
     with pytest.raises(InvalidArgumentError, match="nothing to recover"):
-        Repository.recover(storage, runtime=in_order())
+        zm.recover(storage, runtime=in_order())
 
 
 def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
@@ -163,16 +164,16 @@ def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
     version = root_of(repository).version
     storage.put("current", b"damaged")
     storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
-    report = Repository.recover(storage, runtime=in_order())
+    report = zm.recover(storage, runtime=in_order())
     assert report.recovered == version - 1
     assert report.perhaps_lost == range(version, report.version)
     assert list(report.skipped) == [version]
     assert report.version == version + 1_000_000
-    again = Repository.open(storage, runtime=in_order())
+    again = zm.open(storage, runtime=in_order())
     assert next(iter(again.ancestry())).snapshot_id == before
     assert read(again.readonly_session()) == [2] * 8
     with pytest.raises(NotARepositoryError):
-        Repository.recover(MemoryStorage())
+        zm.recover(MemoryStorage())
 
 
 @pytest.mark.parametrize("current", [None, b"damaged", "older"])
@@ -188,18 +189,18 @@ def test_a_recovery_shuts_out_who_began_after_versions_that_left_no_archive(
     for _ in range(6):
         with repository.lease(written):
             pass
-    before = Repository.open(storage, runtime=in_order()).writable_session()
+    before = zm.open(storage, runtime=in_order()).writable_session()
     write(before, 9)
     version = root_of(repository).version
     storage.delete_many(["current"])
     if current is not None:
         # The older one was put back by hand; what it leads to is gone.
         storage.put("current", older if isinstance(current, str) else current)
-    report = Repository.recover(storage, runtime=in_order())
+    report = zm.recover(storage, runtime=in_order())
     assert version in report.perhaps_lost
     with pytest.raises(FencedError):
         before.commit("of before")
-    again = Repository.open(storage, runtime=in_order())
+    again = zm.open(storage, runtime=in_order())
     assert read(again.readonly_session()) == [2] * 8
     fill(again, 3)
     again.garbage_collect(NOW)
@@ -213,11 +214,11 @@ def test_two_recoveries_in_a_row_make_two_versions() -> None:
     # As if the process had died before the archive that goes with its swap was sent.
     unsent = FaultyStorage(storage, [Fault("fail_before", op="create_after", count=None)])
     storage.delete_many(["current"])
-    first = Repository.recover(unsent, runtime=in_order())
-    between = Repository.open(storage, runtime=in_order()).writable_session()
+    first = zm.recover(unsent, runtime=in_order())
+    between = zm.open(storage, runtime=in_order()).writable_session()
     write(between, 9)
     storage.delete_many(["current"])
-    second = Repository.recover(unsent, runtime=in_order())
+    second = zm.recover(unsent, runtime=in_order())
     assert (second.recovered, second.branches) == (first.version, first.branches)
     assert second.version > first.version
     with pytest.raises(FencedError):
@@ -238,13 +239,13 @@ def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:
     version = root_of(repository).version
     assert version == done + 6
     storage.delete_many([f"snapshots/{lost.rpartition('-')[0]}/{lost.rpartition('-')[2]}"])
-    report = Repository.recover(storage, runtime=in_order())
+    report = zm.recover(storage, runtime=in_order())
     assert (report.recovered, report.branches) == (done - 1, {"main": before})
     assert report.version == version + 1
     assert report.perhaps_lost == range(done, version + 1)
     with pytest.raises(FencedError):
         session.commit("of before")
-    assert read(Repository.open(storage, runtime=in_order()).readonly_session()) == [2] * 8
+    assert read(zm.open(storage, runtime=in_order()).readonly_session()) == [2] * 8
 
 
 def test_a_version_is_restored_refs_only() -> None:
@@ -285,7 +286,7 @@ def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
     repository = make(storage)
     version = root_of(repository).version
     fill(repository, 3)
-    other = Repository.open(storage, runtime=in_order())
+    other = zm.open(storage, runtime=in_order())
     roots, swap = context_of(repository).roots, context_of(repository).roots.swap
     ran = []
 
@@ -308,7 +309,7 @@ def test_the_operations_log_has_no_hole_where_an_archive_is_missing() -> None:
     for version in range(1, 82):
         copy = copy_of(storage)
         copy.delete_many([archive_key(version)])
-        found = [*Repository.open(copy, runtime=in_order()).ops_log()]
+        found = [*zm.open(copy, runtime=in_order()).ops_log()]
         assert found == all_of_them if version > 1 else found == all_of_them[: len(found)]
 
 
@@ -332,18 +333,18 @@ def test_the_operations_log_says_who_did_what_to_which_ref_and_when() -> None:
     def of(name: str, seconds: int) -> Runtime:
         return replace(in_order(), who=lambda: name, now_ms=lambda: at_ms + 1000 * seconds)
 
-    ann = Repository.create(storage, CONFIG, runtime=of("ann@desk", 0))
-    bob = Repository.open(storage, runtime=of("bob@\udc80" + "x" * 200, 1))
+    ann = zm.create(storage, CONFIG, runtime=of("ann@desk", 0))
+    bob = zm.open(storage, runtime=of("bob@\udc80" + "x" * 200, 1))
     with bob.transaction(message="make g") as store:
         zarr.create_group(store, path="g")
     with ann.lease(ann.list_branches()["main"]):  # no operation, and in nobody's name
         bob.create_tag("done")
-    Repository.open(storage, runtime=of("", 2)).create_branch("side")
+    zm.open(storage, runtime=of("", 2)).create_branch("side")
     ann.expire_snapshots(keep_last=1)
     ann.garbage_collect(NOW)
     storage.delete_many(["current"])
-    Repository.recover(storage, runtime=of("carl@desk", 3))
-    log = list(Repository.open(storage, runtime=in_order()).ops_log())
+    zm.recover(storage, runtime=of("carl@desk", 3))
+    log = list(zm.open(storage, runtime=in_order()).ops_log())
     assert [(one.by[:9], one.operation, one.ref) for one in log][::-1] == [
         ("ann@desk", "create", "main"),
         ("bob@?xxxx", "commit metadata", "main"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, RepositoryConfig
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import ConflictError, ManifestsError
@@ -40,7 +41,7 @@ class Before(WrappedStorage):
 
 
 def opened(storage: Storage) -> Repository:
-    return Repository.open(storage, runtime=in_order())
+    return zm.open(storage, runtime=in_order())
 
 
 def fill(repository: Repository, value: int) -> str:
@@ -58,7 +59,7 @@ def read(repository: Repository) -> list[int]:
 def made() -> MemoryStorage:
     """Five versions, and much that is about to expire."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, CONFIG, runtime=in_order())
+    repository = zm.create(storage, CONFIG, runtime=in_order())
     with repository.transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = 1
     for value in (2, 3, 4):
@@ -88,7 +89,7 @@ def test_whenever_a_root_is_recovered_the_collection_takes_nothing_from_it(
 
         def recover(below: MemoryStorage = below) -> None:
             lose_the_root(below)
-            Repository.recover(below, runtime=in_order())
+            zm.recover(below, runtime=in_order())
 
         storage = Before(below, recover, "", moment)
         refused: list[ManifestsError] = []
@@ -115,7 +116,7 @@ def test_an_archive_from_before_a_collection_that_runs_is_not_taken(made: Memory
         lose_the_root(below)
         for dry_run in (True, False):
             with pytest.raises(ConflictError, match="may still delete") as caught:
-                Repository.recover(below, dry_run=dry_run, runtime=in_order())
+                zm.recover(below, dry_run=dry_run, runtime=in_order())
             refused.append(str(caught.value))
 
     # The collector has just looked at the root, and its deletion is on the way.
@@ -140,8 +141,8 @@ def test_an_archive_from_before_a_collection_that_has_died_is_taken_if_one_says_
     with pytest.raises(SimulatedCrash):
         expire_and_collect(Before(below, die, "delete_many", 1), below)
     with pytest.raises(ConflictError, match="collections_ended"):
-        Repository.recover(below, runtime=in_order())
-    Repository.recover(below, collections_ended=True, runtime=in_order())
+        zm.recover(below, runtime=in_order())
+    zm.recover(below, collections_ended=True, runtime=in_order())
     repository = opened(below)
     assert repository.verify().problems == ()
     assert read(repository) == [3] * 4
@@ -152,7 +153,7 @@ def test_after_a_collection_that_has_ended_older_archives_are_taken(made: Memory
     opened(storage).garbage_collect(NOW)
     damage_the_head(storage)
     lose_the_root(storage)
-    Repository.recover(storage, runtime=in_order())
+    zm.recover(storage, runtime=in_order())
     assert read(opened(storage)) == [3] * 4
 
 
@@ -163,8 +164,8 @@ def test_what_an_unreadable_archive_was_of_is_not_known(made: MemoryStorage) -> 
     storage.put(archive_key(version), b"damaged")
     lose_the_root(storage)
     with pytest.raises(ConflictError, match=f"at version {version}"):
-        Repository.recover(storage, runtime=in_order())
-    Repository.recover(storage, collections_ended=True, runtime=in_order())
+        zm.recover(storage, runtime=in_order())
+    zm.recover(storage, collections_ended=True, runtime=in_order())
     assert read(opened(storage)) == [3] * 4
 
 

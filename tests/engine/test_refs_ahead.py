@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import ManifestStore, Repository
 from zarr_manifests.engine.snapshot import read_ahead as ahead
@@ -63,7 +64,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def make(storage: Any = None) -> Repository:
     """An array of 40 x 40 chunks of one number each, its place."""
-    repository = Repository.create(storage or MemoryStorage(), CONFIG)
+    repository = zm.create(storage or MemoryStorage(), CONFIG)
     with repository.transaction(message="make a") as store:
         array = zarr.create_array(
             store, name="a", shape=(SIDE, SIDE), chunks=(1, 1), dtype="i4", compressors=None
@@ -134,7 +135,7 @@ def test_nothing_is_fetched_for_it() -> None:
     """Each leaf is fetched when its first chunk is asked for, and not before."""
     storage = CountingStorage(MemoryStorage())
     make(storage).compact(mode="full")
-    store = Repository.open(storage).readonly_session().store
+    store = zm.open(storage).readonly_session().store
     read(store, key(0, 0))
     storage.reset()
     for at in in_order():
@@ -185,7 +186,7 @@ def test_a_chunk_of_an_array_below_another_is_found_there(tmp_path: Path) -> Non
     """Its key may be one of both; that with the longest path counts."""
     (tmp_path / "file").write_bytes(bytes(10))
     storage, containers = MemoryStorage(), {"files": tmp_path}
-    repository = Repository.create(storage, CONFIG, virtual_containers=containers)
+    repository = zm.create(storage, CONFIG, virtual_containers=containers)
     with repository.transaction(message="an array below") as store:
         side = (SIDE, SIDE)
         zarr.create_array(store, name="a", shape=side, chunks=(1, 1), dtype="i4", compressors=None)
@@ -228,7 +229,7 @@ def test_what_is_laid_over_a_base_is_seen(made: list[int]) -> None:
 
 
 def test_where_none_can_be_made_it_is_not_tried_at_each_chunk(made: list[int]) -> None:
-    repository = Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     with repository.transaction(message="inline chunks") as store:
         zarr.create_array(store, name="a", shape=(SIDE, SIDE), chunks=(1, 1), dtype="i4")
         zarr.open_array(store, path="a")[:] = 1
@@ -377,7 +378,7 @@ def test_every_chunk_is_what_it_is_looked_up_to_be(
     steps: list[tuple[str, int, int]], runs: list[tuple[int, int]]
 ) -> None:
     """After any history, whatever is asked for one after another."""
-    repository = Repository.create(MemoryStorage(), CONFIG)
+    repository = zm.create(MemoryStorage(), CONFIG)
     with repository.transaction(message="make a") as store:
         zarr.create_array(store, name="a", shape=(12, 12), chunks=(1, 1), dtype="i4")
         zarr.open_array(store, path="a")[:] = 1

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.error_cases import FencedError
@@ -69,7 +70,7 @@ def contents(session: Session) -> Contents:
 
 
 def head(storage: Storage) -> Contents:
-    return contents(Repository.open(storage, runtime=RUNTIME).readonly_session())
+    return contents(zm.open(storage, runtime=RUNTIME).readonly_session())
 
 
 def ref_of(repo: Repository, key: str) -> NativeRef:
@@ -84,7 +85,7 @@ def chunk_bytes(storage: Storage) -> int:
 
 def filled(storage: Storage, *, compacted: bool = False) -> Repository:
     """Three packs of an array and one of entries, of which most chunks are dead."""
-    repo = Repository.create(storage, CONFIG, runtime=RUNTIME)
+    repo = zm.create(storage, CONFIG, runtime=RUNTIME)
     session = repo.writable_session()
     for name in ("a", "b"):
         zarr.create_array(
@@ -223,7 +224,7 @@ def test_tags_and_branches_keep_the_old_packs() -> None:
 
 
 def test_what_it_refuses() -> None:
-    repo = Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     for wrong in (0, -1, 1.1, float("nan"), "0.5", None):
         with pytest.raises(InvalidArgumentError, match="min_live"):
             repo.repack(min_live=wrong)  # type: ignore[arg-type]
@@ -235,7 +236,7 @@ def test_what_it_refuses() -> None:
 def test_memory_is_bounded() -> None:
     """Never are more than eight packs' bytes read that have not been written."""
     storage = CountingStorage(MemoryStorage())
-    repo = Repository.create(storage, CONFIG | {"pack-chunk-bytes": CHUNK}, runtime=RUNTIME)
+    repo = zm.create(storage, CONFIG | {"pack-chunk-bytes": CHUNK}, runtime=RUNTIME)
     session, count = repo.writable_session(), 40 * 8
     zarr.create_array(session.store, name="a", shape=(count * CHUNK,), chunks=(CHUNK,), dtype="u1",
                       compressors=None)  # fmt: skip
@@ -346,8 +347,8 @@ def test_what_others_write_meanwhile_wins(
     storage, plain = MemoryStorage(), MemoryStorage()
     act(filled(plain))
     filled(storage)
-    other = Repository.open(storage, runtime=RUNTIME)
-    repo = Repository.open(storage, runtime=RUNTIME)
+    other = zm.open(storage, runtime=RUNTIME)
+    repo = zm.open(storage, runtime=RUNTIME)
     report = repo.repack(progress=at_stage(stage, lambda: act(other)))
     assert head(storage) == head(plain)
     if stage != "looking at refs":
@@ -363,8 +364,8 @@ def test_a_pack_that_was_collected_meanwhile_is_not_missed() -> None:
     storage, plain = MemoryStorage(), MemoryStorage()
     rewrite_all_and_collect(filled(plain))
     filled(storage)
-    other = Repository.open(storage, runtime=RUNTIME)
-    repo = Repository.open(storage, runtime=RUNTIME)
+    other = zm.open(storage, runtime=RUNTIME)
+    repo = zm.open(storage, runtime=RUNTIME)
     act = at_stage("reading packs", lambda: rewrite_all_and_collect(other))
     report = repo.repack(progress=act)
     assert (report.chunks, report.snapshot_id) == (0, None)
@@ -395,11 +396,11 @@ def test_a_writer_that_began_before_commits_after(*, rewritten: bool) -> None:
 def test_behind_the_fence_nothing_lands() -> None:
     storage = MemoryStorage()
     repo = filled(storage)
-    other, before = Repository.open(storage, runtime=RUNTIME), head(storage)
+    other, before = zm.open(storage, runtime=RUNTIME), head(storage)
     at = repo.readonly_session().snapshot_id
     with pytest.raises(FencedError, match="before the repository's fence"):
         repo.repack(progress=at_stage("committing", lambda: other.garbage_collect(ANY_AGE)))
-    assert Repository.open(storage).readonly_session().snapshot_id == at
+    assert zm.open(storage).readonly_session().snapshot_id == at
     assert head(storage) == before
     assert repo.repack().chunks == 6
     assert head(storage) == before
@@ -408,7 +409,7 @@ def test_behind_the_fence_nothing_lands() -> None:
 def test_two_at_once_move_each_chunk_once() -> None:
     storage = MemoryStorage()
     repo = filled(storage)
-    other, before = Repository.open(storage, runtime=RUNTIME), head(storage)
+    other, before = zm.open(storage, runtime=RUNTIME), head(storage)
     report = repo.repack(progress=at_stage("committing", other.repack))
     assert (report.chunks, report.chunks_overtaken, report.snapshot_id) == (0, 6, None)
     assert head(storage) == before
@@ -475,12 +476,12 @@ KINDS: tuple[FaultKind, ...] = ("crash_before", "crash_after", "lose_answer")
 
 
 def repack_in(storage: Storage) -> object:
-    return Repository.open(storage, runtime=RUNTIME).repack()
+    return zm.open(storage, runtime=RUNTIME).repack()
 
 
 def check(storage: Storage, snapshots: dict[str, Contents], where: object) -> bool:
     """All reads as it did, and a repacking succeeds; whether one had landed before."""
-    repo = Repository.open(storage, runtime=RUNTIME)
+    repo = zm.open(storage, runtime=RUNTIME)
     for snapshot_id, expected in snapshots.items():
         assert contents(repo.readonly_session(snapshot_id)) == expected, where
     expected = next(reversed(snapshots.values()))
@@ -554,7 +555,7 @@ def test_a_crash_at_every_call_to_the_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_any_writes_and_repackings(seed: int) -> None:
     rng, storage = random.Random(seed), MemoryStorage()
-    repo = Repository.create(storage, CONFIG, runtime=RUNTIME)
+    repo = zm.create(storage, CONFIG, runtime=RUNTIME)
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=(40,), chunks=(1,), dtype="u1")
     expected = contents(session)

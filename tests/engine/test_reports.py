@@ -15,6 +15,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import ManifestStore, Repository, Session
 from zarr_manifests.engine.edit import reporting_copies as reports
 from zarr_manifests.error_cases import FencedError, UnsupportedStorageError
@@ -56,7 +57,7 @@ class Hooked(WrappedStorage):
 
 
 def make(storage: Storage, **config: Any) -> Repository:
-    repo = Repository.create(storage, config or None)
+    repo = zm.create(storage, config or None)
     with repo.transaction(message="make a") as store:
         zarr.create_array(
             store, name="a", shape=(CHUNKS,), chunks=(1,), dtype="u1", compressors=None
@@ -495,7 +496,7 @@ def test_a_storage_that_does_not_list_or_delete_is_refused_at_once(
     setattr(Lacking, lacks, Lacking._lack)
     make(inner := MemoryStorage())
     with pytest.raises(UnsupportedStorageError, match="list and delete"):
-        begin(Repository.open(Lacking(inner)))
+        begin(zm.open(Lacking(inner)))
 
 
 # --- how sessions end --------------------------------------------------------------------------

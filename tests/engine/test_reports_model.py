@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Fork, ManifestStore, Repository
+from zarr_manifests import Fork, ManifestStore
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
@@ -97,7 +98,7 @@ class Model:
         memory = MemoryStorage("reports-model")  # by this name a copy finds it
         memory.delete_many([info.key for info in memory.list()])
         self.inner, self.storage = memory, Failing(memory)
-        self.repo = Repository.create(self.storage, CONFIG)
+        self.repo = zm.create(self.storage, CONFIG)
         with self.repo.transaction(message="begin") as store:
             zarr.create_array(
                 store, name="a", shape=(CHUNKS,), chunks=(1,), dtype="u1", compressors=None

@@ -16,6 +16,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -84,7 +85,7 @@ def table(first: int, source: str, number: int) -> ChunkTable:
 
 def put_base(storage: MemoryStorage) -> None:
     """A base with the million references, as a fold would leave it, made without writing each."""
-    repository = Repository.open(storage, {"max-delta-count": 1})
+    repository = zm.open(storage, {"max-delta-count": 1})
     session = repository.writable_session("main")
     put(session, "v0/c/0", b"small")
     session.commit("and fold")
@@ -137,7 +138,7 @@ def put_base(storage: MemoryStorage) -> None:
 @pytest.fixture(scope="module")
 def large() -> MemoryStorage:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {"max-delta-count": 100})
+    repository = zm.create(storage, {"max-delta-count": 100})
     arrays(repository)
     put_base(storage)
     repository.create_tag("base")
@@ -173,7 +174,7 @@ ALL = ["huge", *(f"v{i}" for i in range(197))]
 def ahead(request: pytest.FixtureRequest, large: MemoryStorage) -> MemoryStorage:
     """The large repository with 49 deltas that change nodes on top of its base."""
     storage = copy_of(large)
-    session = Repository.open(storage).writable_session("main")
+    session = zm.open(storage).writable_session("main")
     for commit in range(49):
         append(session, commit, FEW if request.param == "few" else ALL)
         session.commit(f"append {commit}")
@@ -183,7 +184,7 @@ def ahead(request: pytest.FixtureRequest, large: MemoryStorage) -> MemoryStorage
 
 def cold(storage: MemoryStorage) -> tuple[CountingStorage, Repository]:
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    return counting, Repository.open(counting, runtime=stopped_clock())
+    return counting, zm.open(counting, runtime=stopped_clock())
 
 
 def walk(session: Session) -> int:
@@ -202,7 +203,7 @@ def keys_of(session: Session) -> Iterator[str]:
 
 def test_a_repository_that_fits_in_its_root_is_read_in_one_round() -> None:
     storage = MemoryStorage()
-    session = Repository.create(storage).writable_session("main")
+    session = zm.create(storage).writable_session("main")
     group = zarr.create_group(session.store)
     group.create_array("x", data=np.arange(9.0), dimension_names=("x",))
     session.commit("small")
@@ -240,7 +241,7 @@ def test_a_branch_head_takes_two_rounds_with_many_deltas(ahead: MemoryStorage) -
 @pytest.mark.parametrize("how", ["tag", "snapshot_id"])
 def test_a_tag_or_an_old_snapshot_takes_a_round_more(large: MemoryStorage, how: str) -> None:
     counting, repository = cold(large)
-    name = {"tag": "base", "snapshot_id": Repository.open(large).list_tags()["base"]}[how]
+    name = {"tag": "base", "snapshot_id": zm.open(large).list_tags()["base"]}[how]
     session = repository.readonly_session(**{how: name})
     assert walk(session) == 201
     assert get(session, "time/c/0")
@@ -248,7 +249,7 @@ def test_a_tag_or_an_old_snapshot_takes_a_round_more(large: MemoryStorage, how: 
 
 
 def test_an_old_snapshot_with_many_deltas_takes_a_round_more(ahead: MemoryStorage) -> None:
-    snapshot_id = next(Repository.open(ahead).ancestry()).parent_id
+    snapshot_id = next(zm.open(ahead).ancestry()).parent_id
     counting, repository = cold(ahead)
     session = repository.readonly_session(snapshot_id)
     assert walk(session) == 201
@@ -335,7 +336,7 @@ def test_what_is_read_in_turn_takes_more_rounds(ahead: MemoryStorage) -> None:
     """The counts tell: without threads, each request is a round."""
     counting = CountingStorage(LatencyStorage(ahead, latency_s=0))
     in_turn = replace(stopped_clock(), parallel=one_by_one)
-    session = Repository.open(counting, runtime=in_turn).readonly_session("main")
+    session = zm.open(counting, runtime=in_turn).readonly_session("main")
     assert get(session, "huge/c/17") == CHUNK
     assert counting.rounds() == counting.requests > 4
 
@@ -346,7 +347,7 @@ def test_what_is_read_in_turn_takes_more_rounds(ahead: MemoryStorage) -> None:
 def written(storage: MemoryStorage, names: list[str], commits: int) -> list[dict[str, int]]:
     """Bytes of each commit by kind of object; every commit takes two rounds."""
     counting = CountingStorage(LatencyStorage(copy_of(storage), latency_s=0))
-    session = Repository.open(counting).writable_session("main")
+    session = zm.open(counting).writable_session("main")
     costs = []
     for commit in range(commits):
         append(session, commit, names)

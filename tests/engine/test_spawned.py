@@ -34,7 +34,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> zm.Repository:
-    made = zm.Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0, "pack-chunk-bytes": 1000})
+    made = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0, "pack-chunk-bytes": 1000})
     with made.transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(N,), chunks=(1,), dtype="u1", compressors=None)
     return made

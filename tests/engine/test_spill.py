@@ -12,6 +12,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.format.chunk_table import VirtualRef
@@ -44,7 +45,7 @@ def repository(storage: CountingStorage) -> Repository:
 
 
 def make(storage: Any) -> Repository:
-    repository = Repository.create(storage, CONFIG, virtual_containers=CONTAINERS)
+    repository = zm.create(storage, CONFIG, virtual_containers=CONTAINERS)
     with repository.transaction(message="arrays") as store:
         for name in "ab":
             zarr.create_array(
@@ -156,7 +157,7 @@ def test_what_is_spilled_is_read_through_the_cache(
 ) -> None:
     """The value used last stays in a cache without room."""
     options = {} if cached else {"max-size": 0}
-    repository = Repository.open(storage, cache=options, virtual_containers=CONTAINERS)
+    repository = zm.open(storage, cache=options, virtual_containers=CONTAINERS)
     session = repository.writable_session()
     bulk(session, 0, 5_000)
     storage.reset()
@@ -323,7 +324,7 @@ def test_a_crash_after_the_commit_leaves_all_of_it(tmp_path: Path) -> None:
     assert any((0,) in rows.box for rows in spilled(session))
     session.commit("bulk")
     disk.crash()
-    reader = Repository.open(storage, virtual_containers=CONTAINERS)
+    reader = zm.open(storage, virtual_containers=CONTAINERS)
     values = zarr.open_array(reader.readonly_session().store, path="a")[:3]
     assert values.tolist() == list(b"012")  # type: ignore[union-attr]
     assert version_of(reader.readonly_session(), 8_999) == 1
@@ -343,7 +344,7 @@ def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path)
     assert spilled(session)
     session.commit("all of them")
     disk.crash()
-    reader = Repository.open(storage, virtual_containers=CONTAINERS)
+    reader = zm.open(storage, virtual_containers=CONTAINERS)
     values = zarr.open_array(reader.readonly_session().store, path="a")[:1800]
     assert np.array_equal(values, np.arange(1800) % 251 + 1)
     assert reader.verify().ok
@@ -352,7 +353,7 @@ def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path)
 @pytest.mark.parametrize("budget", [10_000_000, 40, 12])
 def test_a_copy_that_is_merged_again_brings_nothing_back(budget: int) -> None:
     """However many chunks it has: in memory one by one, as tables, or not in memory."""
-    repository = Repository.create(MemoryStorage(), {**CONFIG, "spill-refs": budget})
+    repository = zm.create(MemoryStorage(), {**CONFIG, "spill-refs": budget})
     with repository.transaction(message="array") as store:
         zarr.create_array(store, name="a", shape=(60,), chunks=(1,), dtype="u1", compressors=None)
     session = repository.writable_session()

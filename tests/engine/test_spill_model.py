@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Fork, Repository, Session
+from zarr_manifests import Fork, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.chunk_table import VirtualRef
@@ -82,7 +83,7 @@ class Side:
         self.storage = CountingStorage(memory)
         config = {**COMMON, "spill-refs": spill_refs}
         containers: dict[str, Any] = {"raw": "memory://raw-of-the-spill"}
-        self.repository = Repository.create(self.storage, config, virtual_containers=containers)
+        self.repository = zm.create(self.storage, config, virtual_containers=containers)
         self.session = self.repository.writable_session()
         for path in PATHS:
             set_key(self.session, f"{path}/zarr.json", document(LONGEST))

@@ -16,8 +16,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Repository, Session
+from zarr_manifests import Session
 from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
@@ -73,7 +74,7 @@ def sure(found: Amount, refs: int, nbytes: int) -> None:
 
 def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
     """The totals of a snapshot, compared with what is in its manifests and in its parent's."""
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     (info, *older) = repository.ancestry(snapshot_id)
     totals = repository.totals(snapshot_id)
     now = {u.path: u for u in repository.readonly_session(snapshot_id).du()}
@@ -120,7 +121,7 @@ class World:
 
     def __init__(self) -> None:
         self.storage = MemoryStorage()
-        self.warm = Repository.create(self.storage, CONFIG)
+        self.warm = zm.create(self.storage, CONFIG)
         self.repository = self.warm
         self.branch = "main"
 
@@ -160,7 +161,7 @@ class World:
             session.shift_array(path, [draw(st.integers(-2, 2)) for _ in array.shape])
 
     def step(self, draw: Callable[[Any], Any]) -> None:
-        self.repository = self.warm if draw(st.booleans()) else Repository.open(self.storage)
+        self.repository = self.warm if draw(st.booleans()) else zm.open(self.storage)
         doing = draw(
             st.sampled_from(["commit"] * 6 + ["compact"] * 3 + ["index", "revert", "pick", "amend"])
         )
@@ -169,7 +170,7 @@ class World:
             ratio = {"size-ratio": draw(st.sampled_from([0.0, 0.3, 1.0])), "fan-in": 2}
             sets = [{"default": {"max-manifest-size": draw(st.sampled_from([4, 1000]))}}]
             config = {"compaction": ratio, "chunk-manifests": {"sets": sets}}
-            Repository.open(self.storage, config).compact(self.branch, mode)
+            zm.open(self.storage, config).compact(self.branch, mode)
         elif doing == "index":
             build_index(self.repository, self.branch)
         elif doing in ("revert", "pick"):
@@ -210,13 +211,13 @@ def test_what_is_called_exact_is(data: st.DataObject) -> None:
         world.step(data.draw)
         exact += check(world.storage, world.head()).exact
     event(f"exact: {exact > 0}")
-    Repository.open(world.storage).compact(world.branch, "full")
+    zm.open(world.storage).compact(world.branch, "full")
     assert check(world.storage, world.head()).exact
 
 
 def test_what_comes_back_after_a_run_was_merged_is_counted_as_new() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, {**CONFIG, "compaction": {"fan-in": 2}})
+    repository = zm.create(storage, {**CONFIG, "compaction": {"fan-in": 2}})
     session = repository.writable_session()
     make(session, "line", (12,))
     fill(session, "line", 0)
@@ -239,7 +240,7 @@ def test_what_comes_back_after_a_run_was_merged_is_counted_as_new() -> None:
 def storage() -> MemoryStorage:
     """A line of twelve of which the first eight are there, in a base; and a full plane."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, CONFIG)
+    repository = zm.create(storage, CONFIG)
     session = repository.writable_session()
     make(session, "line", (12,))
     fill(session, "line", *range(8))
@@ -253,7 +254,7 @@ def storage() -> MemoryStorage:
 
 def cold(storage: MemoryStorage) -> Session:
     """As in a process that has read nothing yet."""
-    return Repository.open(storage).writable_session()
+    return zm.open(storage).writable_session()
 
 
 def totals_after(storage: MemoryStorage, session: Session) -> Totals:
@@ -290,8 +291,8 @@ def test_an_overwrite_is_a_bound_until_a_compaction(storage: MemoryStorage) -> N
     totals = totals_after(storage, session)
     assert totals["line"].delta == exactly(1, 8)
     assert totals["line"].total == at_most(11, 152)
-    Repository.open(storage).compact(mode="full")
-    totals = check(storage, Repository.open(storage).list_branches()["main"])
+    zm.open(storage).compact(mode="full")
+    totals = check(storage, zm.open(storage).list_branches()["main"])
     assert totals["line"].total == exactly(9, 136)
     assert totals.delta == exactly(0, 0)
 
@@ -357,7 +358,7 @@ def test_what_is_deleted_and_brought_back_is_known(storage: MemoryStorage) -> No
     totals = check(storage, snapshot_id)
     assert [array.path for array in totals.arrays] == ["/plane"]
     assert (totals.total, totals.delta) == (exactly(4, 32), exactly(-8, -64))
-    back = check(storage, Repository.open(storage).revert(snapshot_id))
+    back = check(storage, zm.open(storage).revert(snapshot_id))
     assert back["line"].total == back["line"].delta == exactly(8, 64)
 
 
@@ -385,7 +386,7 @@ def test_what_is_merged_in_part_is_counted_once() -> None:
         "compaction": {"mode": "manual", "size-ratio": 0.3, "fan-in": 2},
         "chunk-manifests": {"sets": [{"default": {"arrays-per-manifest": 1}}]},
     }
-    repository = Repository.create(storage, config)
+    repository = zm.create(storage, config)
     session = repository.writable_session()
     make(session, "line", (12,))
     fill(session, "line", *range(8))
@@ -440,7 +441,7 @@ def test_no_manifest_is_read_for_totals(storage: MemoryStorage) -> None:
     fill(session, "line", 0)
     session.commit("overwrite")
     counting = CountingStorage(storage)
-    repository = Repository.open(counting)
+    repository = zm.open(counting)
     totals = repository.totals()
     assert totals["line"].total.refs == 9
     assert not [r.key for r in counting.log if r.key.startswith(("manifests/", "chunks/"))]
@@ -452,7 +453,7 @@ def test_no_manifest_is_read_for_totals(storage: MemoryStorage) -> None:
 
 def test_counting_reads_nothing(storage: MemoryStorage) -> None:
     counting = CountingStorage(storage)
-    session = Repository.open(counting).writable_session()
+    session = zm.open(counting).writable_session()
     fill(session, "line", 0, 5, 9)
     zarr.open_array(session.store, path="plane").resize((1, 2))
     before = len(counting.log)
@@ -467,17 +468,17 @@ def test_a_commit_counts_what_it_touches_only() -> None:
     sizes = []
     for arrays in (1, 1000):
         storage = MemoryStorage()
-        repository = Repository.create(storage, CONFIG)
+        repository = zm.create(storage, CONFIG)
         session = repository.writable_session()
         for i in range(arrays):
             make(session, f"a{i:03}", (12,))
             fill(session, f"a{i:03}", 0)
         session.commit("arrays")
         repository.compact(mode="full")
-        session = Repository.open(storage).writable_session()
+        session = zm.open(storage).writable_session()
         fill(session, "a000", 1)
         snapshot_id = session.commit("one more")
-        assert Repository.open(storage).totals().total.refs == arrays + 1
+        assert zm.open(storage).totals().total.refs == arrays + 1
         of, _, number = snapshot_id.rpartition("-")
         sizes.append(storage.head(f"snapshots/{of}/{number}").nbytes)
     assert sizes[1] - sizes[0] < 32
@@ -514,7 +515,7 @@ def test_what_others_have_written_first_is_counted_once(
     monkeypatch: pytest.MonkeyPatch, theirs: list[int], mine: list[int], times: int
 ) -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, CONFIG)
+    repository = zm.create(storage, CONFIG)
     with repository.transaction(message="array") as store:
         zarr.create_array(store, name="line", shape=(12,), chunks=(1,), dtype="u1")
     first, second = (repository.writable_session() for _ in range(2))
@@ -541,7 +542,7 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
     storage = MemoryStorage()
     no_preload = {"preload": {"max-manifests": 0}}  # which looks at all arrays, beside the commit
     config = {"inline-chunk-bytes": 0, "chunk-manifests": no_preload}
-    repository = Repository.create(storage, config)
+    repository = zm.create(storage, config)
     session = repository.writable_session()
     for i in range(60):
         make(session, f"array{i}", (4,))
@@ -562,7 +563,7 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
         bases.append(args)
         return tallies(*args)
 
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     session = repository.writable_session()
     monkeypatch.setattr(ArrayMeta, "is_coordinate", is_coordinate)
     monkeypatch.setattr(totals_module, "base_tallies", base_tallies)

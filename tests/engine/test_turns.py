@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError
@@ -25,7 +26,7 @@ WORKERS, COMMITS = 4, 12
 
 
 def made(place: Any, **config: Any) -> Repository:
-    repository = Repository.create(place, {"max_delta_count": 1000, **config})
+    repository = zm.create(place, {"max_delta_count": 1000, **config})
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(64, 8), chunks=(1, 8), dtype="u1")
     session.commit("array")
@@ -38,7 +39,7 @@ def put(repository: Repository, row: int, value: int = 1) -> None:
 
 
 def commit_many(path: str, worker: int, start: Any) -> None:
-    repository = Repository.open(path)
+    repository = zm.open(path)
     start.wait()
     for i in range(COMMITS):
         put(repository, worker * COMMITS + i)
@@ -93,13 +94,13 @@ class _Watched:
 def test_a_writer_waits_and_lands_on_what_it_waited_for(tmp_path: Path) -> None:
     made(tmp_path / "r")
     watched = _Watched()
-    late = Repository.open(tmp_path / "r", runtime=watched.runtime())
+    late = zm.open(tmp_path / "r", runtime=watched.runtime())
     session = late.writable_session()
     zarr.open_array(session.store, path="a")[0] = 1
     turn = LocalStorage(tmp_path / "r").turn("swap")
     assert turn.take()
     before = count(late, "snapshots/")
-    watched.asleep = [turn.end, lambda: put(Repository.open(tmp_path / "other"), 1)]
+    watched.asleep = [turn.end, lambda: put(zm.open(tmp_path / "other"), 1)]
     other = made(tmp_path / "other")
     session.commit("late")
     assert watched.slept_s
@@ -111,7 +112,7 @@ def test_a_writer_waits_and_lands_on_what_it_waited_for(tmp_path: Path) -> None:
 def test_a_writer_that_was_stopped_does_not_stop_the_others(tmp_path: Path) -> None:
     made(tmp_path / "r")
     watched = _Watched()
-    repository = Repository.open(tmp_path / "r", runtime=watched.runtime())
+    repository = zm.open(tmp_path / "r", runtime=watched.runtime())
     turn = LocalStorage(tmp_path / "r").turn("swap")
     assert turn.take()
     put(repository, 3)  # without a turn in the end
@@ -149,7 +150,7 @@ def test_who_waits_behind_another_asks_seldom(tmp_path: Path) -> None:
     assert not first.take()
     watched = _Watched()
     watched.asleep = [holder.end]  # `first` never asks again, and goes when it is given up
-    repository = Repository.open(tmp_path / "r", runtime=watched.runtime())
+    repository = zm.open(tmp_path / "r", runtime=watched.runtime())
     session = repository.writable_session()
     zarr.open_array(session.store, path="a")[0] = 1
     session.commit("behind")
@@ -165,7 +166,7 @@ def test_who_cannot_stand_in_line_waits_all_the_same(tmp_path: Path) -> None:
     assert holder.take()
     watched = _Watched()
     watched.asleep = [holder.end]
-    put(Repository.open(tmp_path / "r", runtime=watched.runtime()), 3)
+    put(zm.open(tmp_path / "r", runtime=watched.runtime()), 3)
     assert len(watched.slept_s) == 1
     assert watched.slept_s[0] >= 0.004
 
@@ -173,12 +174,12 @@ def test_who_cannot_stand_in_line_waits_all_the_same(tmp_path: Path) -> None:
 def test_who_waits_reads_what_came_first_once_it_is_its_turn(tmp_path: Path) -> None:
     made(tmp_path / "r")
     watched, counting = _Watched(), CountingStorage(LocalStorage(tmp_path / "r"))
-    repository = Repository.open(counting, runtime=watched.runtime())
+    repository = zm.open(counting, runtime=watched.runtime())
     session = repository.writable_session()
     began = context_of(repository).roots.latest.root.version
     zarr.open_array(session.store, path="a")[0] = 1
     for row in (5, 6):
-        put(Repository.open(tmp_path / "r"), row)
+        put(zm.open(tmp_path / "r"), row)
     holder = LocalStorage(tmp_path / "r").turn("swap")
     assert holder.take()
     newest = {}
@@ -200,7 +201,7 @@ def test_who_is_next_asks_often(tmp_path: Path) -> None:
     assert holder.take()
     watched = _Watched()
     watched.asleep = [holder.end]
-    put(Repository.open(tmp_path / "r", runtime=watched.runtime()), 3)
+    put(zm.open(tmp_path / "r", runtime=watched.runtime()), 3)
     assert len(watched.slept_s) == 1
     assert watched.slept_s[0] < 0.001
 
@@ -208,8 +209,8 @@ def test_who_is_next_asks_often(tmp_path: Path) -> None:
 def test_what_others_have_archived_is_not_written_again(tmp_path: Path) -> None:
     made(tmp_path / "r")
     counting = CountingStorage(LocalStorage(tmp_path / "r"))
-    mine = Repository.open(counting)
-    put(Repository.open(tmp_path / "r"), 1)
+    mine = zm.open(counting)
+    put(zm.open(tmp_path / "r"), 1)
     counting.reset()
     put(mine, 2)
     keys = {op: [c.key for c in counting.log if c.op == op] for op in ("create", "sync")}
@@ -217,7 +218,7 @@ def test_what_others_have_archived_is_not_written_again(tmp_path: Path) -> None:
     archived = [key for key in keys["sync"] if key.startswith("root/")]
     assert len(archived) == 1, "it is brought to the disk: who made it may have been stopped"
 
-    put(Repository.open(tmp_path / "r"), 3)
+    put(zm.open(tmp_path / "r"), 3)
     lost = max((tmp_path / "r" / "root").iterdir())
     before = lost.read_bytes()
     lost.unlink()  # as if the writer had been stopped right after its swap
@@ -281,10 +282,10 @@ def test_a_compaction_swaps_in_its_turn_after_all_else_is_written(tmp_path: Path
     made(tmp_path / "r")
     watched = _Watched()
     counting = CountingStorage(LocalStorage(tmp_path / "r"))
-    repository = Repository.open(counting, runtime=watched.runtime())
+    repository = zm.open(counting, runtime=watched.runtime())
     for row in range(4):
         put(repository, row)
-    other = Repository.open(tmp_path / "r")
+    other = zm.open(tmp_path / "r")
     session = other.writable_session()
     zarr.open_array(session.store, path="a")[9] = 1
     turn = LocalStorage(tmp_path / "r").turn("swap")
@@ -326,10 +327,10 @@ def contended(*, others: int, near: bool = False, compacted: bool = False) -> tu
     storage = MemoryStorage()
     made(storage)
     counting = CountingStorage(storage)
-    mine = Repository.open(counting)
+    mine = zm.open(counting)
     session = mine.writable_session()
     zarr.open_array(session.store, path="a")[20] = 1
-    other = Repository.open(storage)
+    other = zm.open(storage)
     for row in range(others):
         put(other, 20 if near and row == 0 else row, 2)
         if compacted and row == others // 2:

@@ -14,7 +14,7 @@ from zarr.core.buffer import cpu
 from zarr.storage import LocalStore
 
 import zarr_manifests as zm
-from zarr_manifests import Repository, Session
+from zarr_manifests import Session
 from zarr_manifests.errors import UnsupportedFormatError
 from zarr_manifests.storage import MemoryStorage
 
@@ -50,7 +50,7 @@ def document(**changes: Any) -> bytes:
 
 @pytest.fixture
 def session() -> Session:
-    return Repository.create(MemoryStorage()).writable_session()
+    return zm.create(MemoryStorage()).writable_session()
 
 
 @pytest.mark.parametrize("what", UNKNOWN)
@@ -99,7 +99,7 @@ def test_imports_are_refused(tmp_path: Path) -> None:
             LocalStore(tmp_path / "plain"), name="a", shape=(4,), chunks=[[1, 3]], dtype="u1"
         )
         made[:] = np.arange(4)
-    repository = Repository.create(MemoryStorage(), virtual_containers={"here": str(tmp_path)})
+    repository = zm.create(MemoryStorage(), virtual_containers={"here": str(tmp_path)})
     before = next(repository.ancestry()).snapshot_id
     with pytest.raises(UnsupportedFormatError, match="'/new/a' has the chunk grid 'rectilinear'"):
         zm.virtual.import_zarr(repository, tmp_path / "plain", "/new", message="take it in")

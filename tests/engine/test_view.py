@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
+import zarr_manifests as zm
 from effort import examples
 from inside import context_of
-from zarr_manifests import Repository
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -303,7 +303,7 @@ def test_a_table_of_other_axes_is_not_read_as_absent(where: str) -> None:
             "codecs": [{"name": "bytes"}],
         }
     ).encode()
-    contents = SessionView(context_of(Repository.create(MemoryStorage())), view)
+    contents = SessionView(context_of(zm.create(MemoryStorage())), view)
     contents.changes.nodes["a"] = node = Node("a", A, NodeKind.ARRAY, {"zarr.json": document})
     with pytest.raises(CorruptObjectError, match="1 axes for a node of 2"):
         contents.chunks(node)
@@ -361,7 +361,7 @@ def test_numbers_of_axes_that_do_not_agree(
 
 def test_snapshots_of_one_base_share_its_nodes_while_none_has_changed() -> None:
     """There may be thousands, and a commit of one chunk is not to go through them."""
-    repository = Repository.create(MemoryStorage(), {"inline-chunk-bytes": 0})
+    repository = zm.create(MemoryStorage(), {"inline-chunk-bytes": 0})
     session = repository.writable_session()
     for i in range(20):
         zarr.create_array(session.store, name=f"v{i}", shape=(4,), chunks=(1,), dtype="i1")

@@ -12,6 +12,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zarr_manifests as zm
 from effort import examples
 from inside import context_of, root_of
 from zarr_manifests import Repository
@@ -41,7 +42,7 @@ def commit(repository: Repository, message: str, branch: str = "main") -> str:
 def seeded() -> Seeded:
     """A repository of one branch with many commits, and their ids, newest first."""
     storage = MemoryStorage()
-    repository = Repository.create(storage)
+    repository = zm.create(storage)
     for i in range(COMMITS):
         commit(repository, str(i))
     return Seeded(storage, [info.snapshot_id for info in repository.ancestry()])
@@ -64,7 +65,7 @@ def walked(repository: Repository, branch: str = "main") -> Iterator[str]:
 
 def test_a_long_history_takes_few_rounds_and_hardly_anything_in_vain(seeded: Seeded) -> None:
     storage = far_away(seeded.storage)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     assert [*walked(repository)] == seeded.history
     assert storage.rounds() <= 16
@@ -74,7 +75,7 @@ def test_a_long_history_takes_few_rounds_and_hardly_anything_in_vain(seeded: See
 
 def test_on_this_machine_nothing_is_fetched_ahead(seeded: Seeded) -> None:
     storage = CountingStorage(seeded.storage)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     walk = walked(repository)
     for _ in range(20):
@@ -86,7 +87,7 @@ def test_on_this_machine_nothing_is_fetched_ahead(seeded: Seeded) -> None:
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_the_newest_few_are_fetched_alone(seeded: Seeded, wanted: int) -> None:
     storage = far_away(seeded.storage)
-    walk = walked(Repository.open(storage))
+    walk = walked(zm.open(storage))
     storage.reset()
     assert [next(walk) for _ in range(wanted)] == seeded.history[:wanted]
     assert len(read_keys(storage)) == wanted - 1  # the root carries the first
@@ -95,7 +96,7 @@ def test_the_newest_few_are_fetched_alone(seeded: Seeded, wanted: int) -> None:
 @pytest.mark.parametrize("wanted", [4, 10, 50, 200])
 def test_at_most_twice_as_many_are_fetched_as_were_needed(seeded: Seeded, wanted: int) -> None:
     storage = far_away(seeded.storage)
-    walk = walked(Repository.open(storage))
+    walk = walked(zm.open(storage))
     storage.reset()
     for _ in range(wanted):
         next(walk)
@@ -106,21 +107,21 @@ def test_at_most_twice_as_many_are_fetched_as_were_needed(seeded: Seeded, wanted
 def test_expiry_takes_few_rounds_too(seeded: Seeded) -> None:
     copy = copy_of(seeded.storage)
     storage = far_away(copy)
-    repository = Repository.open(storage)
+    repository = zm.open(storage)
     storage.reset()
     report = repository.expire_snapshots(keep_last=5)
     assert len(report.snapshots) == len(seeded.history) - 5
     assert storage.rounds() <= 24
     collected = repository.garbage_collect(timedelta(0))
     assert collected.kept > 0
-    assert [i.snapshot_id for i in Repository.open(copy).ancestry()] == seeded.history[:5]
+    assert [i.snapshot_id for i in zm.open(copy).ancestry()] == seeded.history[:5]
 
 
 def test_what_is_on_this_disk_is_not_asked_for_again(seeded: Seeded, tmp_path: Path) -> None:
     options = CacheOptions(directory=str(tmp_path / "cache"))
     storage = far_away(seeded.storage)
-    assert len([*walked(Repository.open(storage, cache=options))]) == len(seeded.history)
-    again = Repository.open(storage, cache=options)
+    assert len([*walked(zm.open(storage, cache=options))]) == len(seeded.history)
+    again = zm.open(storage, cache=options)
     storage.reset()
     assert [*walked(again)] == seeded.history
     assert read_keys(storage) == []
@@ -138,7 +139,7 @@ def test_a_damaged_or_missing_snapshot_is_told_and_only_when_it_is_due(seeded: S
     damaged.put(key, sound[:-1] + bytes([sound[-1] ^ 1]))
     missing.delete_many([key])
     for storage in damaged, missing:
-        walk = walked(Repository.open(far_away(storage)))
+        walk = walked(zm.open(far_away(storage)))
         assert [next(walk) for _ in range(at)] == seeded.history[:at]
         with pytest.raises(CorruptObjectError, match=key):
             next(walk)
@@ -152,16 +153,16 @@ def test_without_its_pages_history_is_walked_all_the_same(seeded: Seeded, kind: 
             storage.delete_many([info.key])
         else:
             storage.put(info.key, storage.get(info.key)[:-1])
-    assert [*walked(Repository.open(far_away(storage)))] == seeded.history
+    assert [*walked(zm.open(far_away(storage)))] == seeded.history
 
 
 def test_a_branch_is_followed_to_where_it_began_long_ago(seeded: Seeded) -> None:
     storage = copy_of(seeded.storage)
-    repository = Repository.open(storage, QUIET)
+    repository = zm.open(storage, QUIET)
     repository.create_branch("old", seeded.history[200])
     mine = [commit(repository, str(i), "old") for i in range(20)]
     far = far_away(storage)
-    repository = Repository.open(far)
+    repository = zm.open(far)
     far.reset()
     found = [*walked(repository, "old")]
     assert found == mine[::-1] + seeded.history[200:]
@@ -171,7 +172,7 @@ def test_a_branch_is_followed_to_where_it_began_long_ago(seeded: Seeded) -> None
 
 def test_a_branch_beside_a_busy_one_is_not_held_up() -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, QUIET)
+    repository = zm.create(storage, QUIET)
     repository.create_branch("slow")
     for i in range(24):
         commit(repository, f"slow {i}", "slow")
@@ -179,7 +180,7 @@ def test_a_branch_beside_a_busy_one_is_not_held_up() -> None:
             commit(repository, f"busy {i} {j}")
     expected = [info.snapshot_id for info in repository.ancestry("slow")]
     far = far_away(storage)
-    repository = Repository.open(far)
+    repository = zm.open(far)
     far.reset()
     assert [*walked(repository, "slow")] == expected
     assert len(read_keys(far)) <= len(expected)
@@ -190,7 +191,7 @@ def test_a_branch_beside_a_busy_one_is_not_held_up() -> None:
 @settings(max_examples=examples(30))
 def test_far_away_or_not_history_is_the_same(steps: list[tuple[int, int]]) -> None:
     storage = MemoryStorage()
-    repository = Repository.create(storage, QUIET)
+    repository = zm.create(storage, QUIET)
     branches = ["main"]
     for at, what in steps:
         branch = branches[at % len(branches)]
@@ -205,5 +206,5 @@ def test_far_away_or_not_history_is_the_same(steps: list[tuple[int, int]]) -> No
                 for i in range(5):
                     commit(repository, str(i), branch)
     for branch in branches:
-        near = [*walked(Repository.open(storage), branch)]
-        assert [*walked(Repository.open(far_away(storage)), branch)] == near
+        near = [*walked(zm.open(storage), branch)]
+        assert [*walked(zm.open(far_away(storage)), branch)] == near

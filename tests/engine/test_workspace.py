@@ -17,8 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import ManifestStore, Repository
+from zarr_manifests import ManifestStore
 from zarr_manifests.keys import (
     DOCUMENTS,
     V3_DOCUMENT,
@@ -158,7 +159,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, deltas: int) -> None:
         config = {"inline-chunk-bytes": 4, "max-delta-count": deltas, "pack-bytes": 20}
         self.storage = MemoryStorage()
-        self.repository = Repository.create(self.storage, config)
+        self.repository = zm.create(self.storage, config)
         self.session = self.repository.writable_session("main")
         self.model: dict[str, bytes] = {}
         self.committed: dict[str, bytes] = {}
@@ -231,7 +232,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.repository = Repository.open(self.storage)
+        self.repository = zm.open(self.storage)
         self.session = self.repository.writable_session("main")
         self.model = dict(self.committed)
 
@@ -248,7 +249,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
-            fresh = Repository.open(self.storage)
+            fresh = zm.open(self.storage)
             for snapshot_id, model in self.history:
                 _check(fresh.readonly_session(snapshot_id).store, model)
             if not self.session.has_uncommitted_changes:
@@ -270,7 +271,7 @@ def _check(store: ManifestStore, model: dict[str, bytes]) -> None:
 
 
 def test_a_deleted_root_is_no_member_of_itself() -> None:
-    session = Repository.create(MemoryStorage()).writable_session("main")
+    session = zm.create(MemoryStorage()).writable_session("main")
     workspace_of(session.store).set("c/0", b"opaque beside an array of format 2")
     workspace_of(session.store).set(".zarray", v2_array_document((0,), "/"))
     session.commit("an array at the root")

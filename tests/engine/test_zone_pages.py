@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository
 from zarr_manifests.engine.objects.metadata import ObjectReader
@@ -195,13 +196,13 @@ def test_pages_that_cannot_be_read_are_as_if_absent(what: str, how: str) -> None
     storage.delete_many([key])
     if how == "damaged":
         storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
-    fresh = Repository.open(storage, runtime=in_order())
+    fresh = zm.open(storage, runtime=in_order())
     assert numbers(counting(fresh)) == [4, 5, 6, 7]
     assert fresh.verify().problems[0].key == key
     fresh.compact(mode="full")
     assert numbers(counting(fresh)) == [4, 5, 6, 7]
     fresh.garbage_collect(timedelta(0))
-    assert numbers(counting(Repository.open(storage))) == [4, 5, 6, 7]
+    assert numbers(counting(zm.open(storage))) == [4, 5, 6, 7]
 
 
 _OFTEN = {
@@ -228,7 +229,7 @@ def test_after_many_appends_entries_are_found_in_three_rounds(
         write(session, at, at + 1, seed)
         session.commit("append")
     counted = CountingStorage(LatencyStorage(storage, latency_s=0.01))
-    cold = Repository.open(counted)
+    cold = zm.open(counted)
     session = cold.readonly_session()
     contents = contents_of(session.store)
     node_id = contents.array_at("a").node_id

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.record_zones import record_zones
@@ -33,7 +34,7 @@ MANUAL = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 def created(storage: Any = None, *, runtime: Runtime | None = None, **config: Any) -> Repository:
     options = MANUAL | {name.replace("_", "-"): value for name, value in config.items()}
     where = storage or MemoryStorage()
-    repository = Repository.create(where, options, runtime=runtime or in_order())
+    repository = zm.create(where, options, runtime=runtime or in_order())
     session = repository.writable_session()
     make(session)
     session.commit("make")
@@ -134,7 +135,7 @@ def test_finding_entries_takes_one_round_for_commits() -> None:
     for i in range(8):
         committed(repository, wrote(i, i + 1, i))
     counted = CountingStorage(LatencyStorage(storage, latency_s=0.01))
-    cold = Repository.open(counted)
+    cold = zm.open(counted)
     contents = contents_of(cold.readonly_session().store)
     node_id = contents.array_at("a").node_id
     counted.reset()
@@ -260,13 +261,13 @@ def test_entries_that_cannot_be_read_are_as_if_absent(how: str) -> None:
     storage.delete_many([key])
     if how == "damaged":
         storage.put(key, data[:-1] + bytes([data[-1] ^ 1]))
-    fresh = Repository.open(storage)
+    fresh = zm.open(storage)
     assert numbers(counting(fresh)) == [4, 5, 6, 7]
     assert [problem.key for problem in fresh.verify().problems] == [key]
     fresh.garbage_collect(timedelta(0))
     storage.put("current", b"damaged")
-    Repository.recover(storage)
-    assert numbers(counting(Repository.open(storage))) == [4, 5, 6, 7]
+    zm.recover(storage)
+    assert numbers(counting(zm.open(storage))) == [4, 5, 6, 7]
 
 
 def test_as_many_bounds_as_chunks_are_needed() -> None:

@@ -1,6 +1,7 @@
 """`storage_options`: what every function that takes a location hands to the storage."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from zarr_manifests.storage import MemoryStorage
 
 DS = xr.Dataset({"t": ("x", [1.0, 2.0])})
 ENTRANCES: dict[str, Callable[..., Any]] = {
-    "create": zm.Repository.create,
-    "open": zm.Repository.open,
-    "open_or_create": zm.Repository.open_or_create,
-    "exists": zm.Repository.exists,
-    "recover": zm.Repository.recover,
+    "create": zm.create,
+    "open": zm.open,
+    "open_or_create": partial(zm.open, create=True),
+    "exists": zm.exists,
+    "recover": zm.recover,
     "write": lambda place, **how: zm.write(DS, place, message="write", mode="w", **how),
     "engine": lambda place, **how: xr.open_dataset(place, engine="zarr_manifests", **how),
     "groups": lambda place, **how: xr.open_groups(place, engine="zarr_manifests", **how),
@@ -46,7 +47,7 @@ def test_options_are_a_mapping(entrance: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("name", ["write", "engine", "rewrite_chunks"])
 def test_options_are_refused_for_a_repository(name: str) -> None:
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with pytest.raises(InvalidArgumentError, match="a repository was given, which is open already"):
         ENTRANCES[name](repo, storage_options={"region": "eu-west-1"})
 

@@ -78,7 +78,7 @@ class Template:
         files.put("plain/c/0", b"abcd")
         self.storage = MemoryStorage()
         config = {"max-delta-count": 4, "pack-chunk-bytes": 1000}
-        repository = zm.Repository.create(self.storage, config, virtual_containers=CONTAINERS)
+        repository = zm.create(self.storage, config, virtual_containers=CONTAINERS)
         zm.write(dataset(0, 2), repository, message="one", encoding={"t": {"chunks": (1, 3)}})
         zm.write(dataset(2, 4), repository, message="two", append_dim="time")
         with repository.transaction(message="more") as store:
@@ -124,7 +124,7 @@ class World:
         self.before = self.objects()
 
     def opened(self) -> zm.Repository:
-        return zm.Repository.open(self.storage, virtual_containers=CONTAINERS)
+        return zm.open(self.storage, virtual_containers=CONTAINERS)
 
     def objects(self) -> dict[str, bytes]:
         return {info.key: self.storage.get(info.key) for info in self.storage.list()}

@@ -128,7 +128,7 @@ def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) 
     found = xr.open_zarr(store, group=ODD, consolidated=True)
     np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
     # Back into a repository.
-    back = zm.Repository.create(tmp_path / "back", virtual_containers={"all": tmp_path})
+    back = zm.create(tmp_path / "back", virtual_containers={"all": tmp_path})
     again = zm.export(session, tmp_path / "odd.json", "kerchunk", copy=False, path=ODD)
     assert again.tag == report.tag
     zm.virtual.import_kerchunk(back, tmp_path / "odd.json")
@@ -158,7 +158,7 @@ def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Pat
 
 
 def test_chunks_in_memory_cannot_be_referred_to(tmp_path: Path) -> None:
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     zm.write(xr.Dataset({"t": ("x", np.arange(3.0))}), repo, message="values")
     with pytest.raises(UnsupportedStorageError, match="copy=True"):
         zm.export(repo.readonly_session(), tmp_path / "refs.json", "kerchunk", copy=False)

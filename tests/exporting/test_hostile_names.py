@@ -33,7 +33,7 @@ def export(folder: Path, format_: str) -> None:
     """Export three folders down, so that there is room to climb."""
     dest = folder / "u" / "v" / "w" / "out"
     zm.export(
-        zm.Repository.open(folder / "repository").readonly_session(),
+        zm.open(folder / "repository").readonly_session(),
         dest,
         format_,  # type: ignore[arg-type]
         FORMATS[format_],
@@ -91,7 +91,7 @@ def test_a_name_with_a_colon_gets_in_a_zip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("link", ["a", "a/c/0"])
 def test_an_export_that_goes_on_follows_no_link(tmp_path: Path, link: str) -> None:
     """Whoever makes a repository can foretell what an unfinished export of it looks like."""
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
     session = repo.readonly_session()
@@ -115,7 +115,7 @@ def test_an_export_that_goes_on_follows_no_link(tmp_path: Path, link: str) -> No
 
 @pytest.mark.parametrize("data", [b"base64:eyJhIjoxfQ==", b"\xff\xfe"])
 def test_a_document_in_a_kerchunk_file_is_the_stored_one(tmp_path: Path, data: bytes) -> None:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="a group") as store:
         for key, value in ((".zgroup", b'{"zarr_format": 2}'), (".zattrs", data)):
             store.set_sync(key, Buffer.from_bytes(value))
@@ -136,11 +136,11 @@ def test_an_export_refers_to_nothing_that_may_not_be_read(
     outside.write_bytes(b"1234")
     (inside / "day").symlink_to(outside)
     there = inside / "day" if way == "link" else outside
-    with zm.Repository.create(tmp_path / "repository").transaction(message="refer") as store:
+    with zm.create(tmp_path / "repository").transaction(message="refer") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="u1", compressors=None)
         at = {"index": [[0]], "source": [0], "offset": [0], "length": [4]}
         store.set_virtual_refs("a", locations=[there.as_uri()], **at)
-    repo = zm.Repository.open(tmp_path / "repository", virtual_containers={"raw": inside})
+    repo = zm.open(tmp_path / "repository", virtual_containers={"raw": inside})
     with pytest.raises(VirtualContainerError):
         zm.export(repo.readonly_session(), tmp_path / "out", format_, copy=False)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
@@ -148,7 +148,7 @@ def test_an_export_refers_to_nothing_that_may_not_be_read(
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_mark_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
     mark = tmp_path / "out" / "__zarr_manifests_export.json"
@@ -162,7 +162,7 @@ def test_a_mark_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
 
 
 def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
         store.set_sync("__zarr_manifests_export.json", Buffer.from_bytes(b"mine"))
@@ -173,7 +173,7 @@ def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format_", ["kerchunk", "icechunk"])
 def test_an_export_refers_to_no_chunk_that_is_a_link(tmp_path: Path, format_: str) -> None:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", data=np.random.default_rng(1).random(2000))
     (tmp_path / "secret").write_bytes(bytes(20_000))

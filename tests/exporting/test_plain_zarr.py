@@ -133,21 +133,19 @@ def test_wrong_destinations(session: zm.Session, tmp_path: Path) -> None:
         zm.export(session, 7)  # type: ignore[arg-type]
     with pytest.raises(ReadOnlyError):
         zm.export(session, zarr.storage.MemoryStore(read_only=True))
-    repo = zm.Repository.open(tmp_path / "repository")
+    repo = zm.open(tmp_path / "repository")
     writing = repo.writable_session()
     zarr.create_group(writing.store, path="new")
     with pytest.raises(InvalidArgumentError, match="uncommitted changes"):
         zm.export(writing, tmp_path / "x")
-    empty = zm.Repository.create(MemoryStorage())
+    empty = zm.create(MemoryStorage())
     with pytest.raises(NotFoundError):
         zm.export(empty.readonly_session(), tmp_path / "x")
 
 
 @pytest.mark.usefixtures("session")
 def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repo = zm.Repository.open(
-        tmp_path / "repository", virtual_containers={"raw": tmp_path / "raw files"}
-    )
+    repo = zm.open(tmp_path / "repository", virtual_containers={"raw": tmp_path / "raw files"})
     with repo.transaction(message="a document that zarr.json hides") as store:
         put(store, ".zgroup", b'{"zarr_format": 2}')
     session = repo.readonly_session()
@@ -177,7 +175,7 @@ def test_an_interrupted_export_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["arrays", "history", "nodes"])
 def test_every_snapshot_of_golden_repositories(tmp_path: Path, name: str) -> None:
     shutil.copytree(Path(__file__).parents[1] / "golden/v1" / name, tmp_path / name)
-    repo = zm.Repository.open(tmp_path / name / "repo")
+    repo = zm.open(tmp_path / name / "repo")
     for info in [*repo.ancestry()][:-1]:
         session = repo.readonly_session(info.snapshot_id)
         store = zarr.storage.MemoryStore()
@@ -186,7 +184,7 @@ def test_every_snapshot_of_golden_repositories(tmp_path: Path, name: str) -> Non
 
 
 def test_a_snapshot_that_has_expired(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", data=np.random.default_rng(1).random(900))
     session = repo.readonly_session()
@@ -231,7 +229,7 @@ def test_a_source_that_changed_is_an_error(session: zm.Session, tmp_path: Path) 
 
 def test_chunks_of_arrays_in_each_other_stay_apart(tmp_path: Path) -> None:
     """A key belongs to the array with the longest path: the other one's chunk is not found."""
-    repo = zm.Repository.create(tmp_path / "repository")
+    repo = zm.create(tmp_path / "repository")
     keys: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
     with repo.transaction(message="a") as store:
         data = np.arange(1, 5).reshape(2, 2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, VirtualRef
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.virtual_sources import VirtualSource, VirtualSources
@@ -25,7 +25,7 @@ PACK_BYTES = 8 << 20
 def stored_bytes(columns: dict[str, Any], paths: list[str], **known: Any) -> int:
     """What a commit of a million virtual refs adds to a repository, all objects together."""
     storage = MemoryStorage()
-    repository = Repository.create(storage, virtual_containers={"era5": "memory://era5/in"})
+    repository = zm.create(storage, virtual_containers={"era5": "memory://era5/in"})
     session = repository.writable_session()
     zarr.create_array(session.store, name="t2m", shape=(1_000, 1_000), chunks=(1, 1), dtype="f4")
     session.commit("an array")

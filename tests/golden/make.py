@@ -93,7 +93,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 def create(seed: int, folder: Path, **config: Any) -> zm.Repository:
     options = {name.replace("_", "-"): value for name, value in config.items()}
     containers = {"files": folder / "files"} if (folder / "files").exists() else None
-    return zm.Repository.create(
+    return zm.create(
         MemoryStorage(), options, virtual_containers=containers, runtime=fixed_runtime(seed)
     )
 

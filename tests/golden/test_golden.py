@@ -91,7 +91,7 @@ def copied(name: str, tmp_path: Path) -> Path:
 def opened(folder: Path) -> zm.Repository:
     files = folder / "files"
     containers = {"files": files} if files.exists() else None
-    return zm.Repository.open(folder / "repo", virtual_containers=containers)
+    return zm.open(folder / "repo", virtual_containers=containers)
 
 
 def plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ TOKEN = "a-secret: été"
 
 @pytest.fixture(scope="module")
 def repo() -> zm.Repository:
-    repo = zm.Repository.create("memory://served-access")
+    repo = zm.create("memory://served-access")
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i2")[:] = 7
     return repo
@@ -183,7 +183,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert server.stdout is not None
         told = [server.stdout.readline() for _ in range(3)]
         (found,) = re.findall(r"\S+/zarr/\S+", "".join(told))
-        assert found.endswith(zm.Repository.open(place).resolve("main")), "the URL of a snapshot"
+        assert found.endswith(zm.open(place).resolve("main")), "the URL of a snapshot"
         options = {"headers": {"Authorization": basic("", TOKEN)}}
         ds = xr.open_zarr(found, storage_options=options, chunks=None)
         np.testing.assert_array_equal(ds.t, np.arange(4.0))
@@ -199,7 +199,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
 
 
 def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
-    zm.Repository.create(tmp_path / "r")
+    zm.create(tmp_path / "r")
     for words, code in [
         (["serve", str(tmp_path / "nothing")], 1),
         (["serve", str(tmp_path / "r"), "--host", "0.0.0.0"], 2),

@@ -54,7 +54,7 @@ def test_a_repository_in_a_bucket_is_served(
     how = options(server, monkeypatch)
     place = f"{server.url}/served-{name}-{os.getpid()}"
     # The coordinate times lie inline, the others in packed objects.
-    repo = zm.Repository.create(place, {"inline-chunk-bytes": 32}, storage_options=how)
+    repo = zm.create(place, {"inline-chunk-bytes": 32}, storage_options=how)
     for number in (0, 1):
         append = {"append_dim": "time"} if number else {}
         zm.write(day(number), repo, message=f"day {number}", **append)
@@ -101,7 +101,7 @@ def test_a_bucket_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPat
         with SERVERS["ministack"]() as server:
             how = options(server, monkeypatch) | {"retries": 0}
             place = f"{server.url}/served"
-            repo = zm.Repository.create(place, {"inline-chunk-bytes": 0}, storage_options=how)
+            repo = zm.create(place, {"inline-chunk-bytes": 0}, storage_options=how)
             zm.write(day(0), repo, message="day 0")
             url, _ = stack.enter_context(serving_process(place, *as_words(how)))
             assert get(url, "/zarr/main/zarr.json").status == 200

@@ -41,12 +41,12 @@ class Gate(WrappedStorage):
 )
 def test_they_do_not_hold_up_the_next(path: str, abreast: int) -> None:
     memory = zm.storage.MemoryStorage()
-    with zm.Repository.create(memory).transaction(message="chunks") as store:
+    with zm.create(memory).transaction(message="chunks") as store:
         zarr.create_array(
             store, name="a", shape=(CHUNKS * CHUNK,), chunks=(CHUNK,), dtype="u1", compressors=None
         )[:] = np.arange(CHUNKS * CHUNK)
     gate = Gate(memory)
-    with serving(zm.Repository.open(gate)) as url:
+    with serving(zm.open(gate)) as url:
         host, port = url.removeprefix("http://").split(":")
         with contextlib.ExitStack() as clients:
             for _ in range(GONE):

@@ -38,7 +38,7 @@ def memory(pid: int, name: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
 def test_many_readers_get_everything_and_the_server_does_not_grow(tmp_path: Path) -> None:
     place = tmp_path / "repository"
-    repo = zm.Repository.create(place)
+    repo = zm.create(place)
     data = np.random.default_rng(7).integers(0, 256, (64, 200_000), dtype="u1")
     large = np.random.default_rng(8).integers(0, 256, LARGE_BYTES, dtype="u1")
     with repo.transaction(message="chunks") as store:

@@ -67,7 +67,7 @@ def run(command: list[str], **options: Any) -> Any:
 
 def written(name: str) -> tuple[zm.Repository, np.ndarray]:
     values = np.arange(60, dtype="f4").reshape(6, 10) / 4
-    repo = zm.Repository.create(f"memory://{name}", {"inline-chunk-bytes": 0})
+    repo = zm.create(f"memory://{name}", {"inline-chunk-bytes": 0})
     with repo.transaction(message="arrays") as store:
         root = zarr.create_group(store)
         one: dict[str, Any] = {"shape": (6, 10), "dtype": "f4", "dimension_names": ("y", "x")}
@@ -148,7 +148,7 @@ def test_a_damaged_chunk_is_an_error_in_zarrita(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None or not (NODE_MODULES / "zarrita").exists():
         missing("zarrita is not there: `make servers` installs it")
-    repo = zm.Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
     with repo.transaction(message="one chunk") as store:
         zarr.create_array(store, name="a", shape=(400,), chunks=(400,), dtype="f8")[:] = 1
     (file,) = (tmp_path / "r" / "chunks").rglob("[0-9]")

@@ -43,7 +43,7 @@ def dataset(scale: float = 1.0) -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def repo() -> zm.Repository:
-    repo = zm.Repository.create("memory://served-plain", OBJECTS)
+    repo = zm.create("memory://served-plain", OBJECTS)
     zm.write(dataset(), repo, message="first")
     repo.create_tag("v/1")
     zm.write(dataset(2), repo, message="second", mode="w")
@@ -84,7 +84,7 @@ def test_a_group_below_is_consolidated_too(url: str) -> None:
     below = json.loads(get(url, "/zarr/main/deep/zarr.json").body)["consolidated_metadata"]
     assert {"er", "er/t", "er/x", "er/y"} == below["metadata"].keys()
     # Documents of arrays are those that are stored.
-    store = zm.Repository.open("memory://served-plain").readonly_session().store
+    store = zm.open("memory://served-plain").readonly_session().store
     assert get(url, "/zarr/main/t/zarr.json").body == store.get_sync("t/zarr.json").to_bytes()
 
 
@@ -92,7 +92,7 @@ def test_a_group_below_is_consolidated_too(url: str) -> None:
 def test_format_2_is_served_with_its_own_consolidated_metadata(
     *, consolidated: bool | None
 ) -> None:
-    repo = zm.Repository.create(f"memory://served-v2-{consolidated}", OBJECTS)
+    repo = zm.create(f"memory://served-v2-{consolidated}", OBJECTS)
     with repo.transaction(message="format 2") as store:
         dataset().to_zarr(store, zarr_format=2, consolidated=False)
     with serving(repo) as url:
@@ -135,7 +135,7 @@ def test_not_found_means_never_written_and_nothing_else(repo: zm.Repository, url
 
 
 def test_a_chunk_that_is_missing_or_damaged_is_an_error_of_the_server(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path, OBJECTS)
+    repo = zm.create(tmp_path, OBJECTS)
     zm.write(dataset(), repo, message="values")
     objects = dict(zip(*chunk_objects(repo.readonly_session(), "t"), strict=True))
     (tmp_path / objects[0, 0]).unlink()
@@ -160,7 +160,7 @@ def chunk_objects(session: zm.Session, path: str) -> tuple[Any, list[str]]:
 
 
 def test_an_expired_snapshot_is_gone(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path, OBJECTS)
+    repo = zm.create(tmp_path, OBJECTS)
     zm.write(dataset(), repo, message="old")
     old = repo.resolve("main")
     zm.write(dataset(2), repo, message="new", mode="w")
@@ -172,13 +172,13 @@ def test_an_expired_snapshot_is_gone(tmp_path: Path) -> None:
         (tmp_path / places[1, 0]).unlink()  # as the collection after a compaction
         # What is open already says so when it misses something; what is not, at once.
         assert get(url, f"/zarr/{old}/t/c/1/0").status == 410
-    with serving(zm.Repository.open(tmp_path)) as url:
+    with serving(zm.open(tmp_path)) as url:
         assert get(url, f"/zarr/{old}/t/c/0/0").status == 410
         assert get(url, "/zarr/main/t/c/0/0").status == 200
 
 
 def test_a_repository_that_is_away_is_not_empty(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "r", OBJECTS)
+    repo = zm.create(tmp_path / "r", OBJECTS)
     zm.write(dataset(), repo, message="values")
     with serving(repo) as url:
         (tmp_path / "r").rename(tmp_path / "away")
@@ -273,7 +273,7 @@ def test_only_what_an_id_names_is_kept_for_ever(repo: zm.Repository, url: str) -
 def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
     data, chunk = tmp_path / "a.bin", bytes(range(8))
     data.write_bytes(chunk)
-    repo = zm.Repository.create("memory://served-elsewhere", virtual_containers={"raw": tmp_path})
+    repo = zm.create("memory://served-elsewhere", virtual_containers={"raw": tmp_path})
     with repo.transaction(message="a reference that says only what the whole chunk is") as store:
         one: dict[str, Any] = {"shape": (8,), "chunks": (8,), "dtype": "u1", "compressors": None}
         for name, checksum in (("checked", google_crc32c.value(chunk)), ("unchecked", -1)):
@@ -294,7 +294,7 @@ def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", [b"no JSON", b"[" * 200_000], ids=["text", "deep"])
 def test_attributes_of_format_2_that_are_no_json_are_no_error(odd: bytes) -> None:
-    repo = zm.Repository.create(f"memory://served-odd-attributes-{len(odd)}")
+    repo = zm.create(f"memory://served-odd-attributes-{len(odd)}")
     with repo.transaction() as store:
         root = zarr.create_group(store, zarr_format=2)
         root.create_array("a", shape=(2,), dtype="f4")
@@ -334,7 +334,7 @@ def test_a_large_value_is_read_in_pieces_and_checked_first(
 ) -> None:
     monkeypatch.setattr(values, "PIECE_BYTES", 1000)
     monkeypatch.setattr(answers, "PIECE_BYTES", 1000)
-    repo = zm.Repository.create(tmp_path, OBJECTS)
+    repo = zm.create(tmp_path, OBJECTS)
     data = np.random.default_rng(1).integers(0, 256, 10_500, dtype="u1")
     with repo.transaction(message="a large chunk") as store:
         one: dict[str, Any] = {"shape": (10_500,), "chunks": (10_500,), "dtype": "u1"}
@@ -417,7 +417,7 @@ def test_folders_answer_with_links(url: str) -> None:
     ],
 )
 def test_folders_name_chunks_as_the_array_does(keys: Any, names: list[str]) -> None:
-    repo = zm.Repository.create(f"memory://served-keys-{keys['name']}{ord(keys['separator'])}")
+    repo = zm.create(f"memory://served-keys-{keys['name']}{ord(keys['separator'])}")
     with repo.transaction(message="other names") as store:
         one: dict[str, Any] = {"shape": (4, 4), "chunks": (2, 2), "dtype": "i2"}
         zarr.create_array(store, name="a", chunk_key_encoding=keys, **one)[:2] = 1
@@ -426,7 +426,7 @@ def test_folders_name_chunks_as_the_array_does(keys: Any, names: list[str]) -> N
 
 
 def test_a_chunk_that_was_never_written_is_no_folder_whatever_lies_below() -> None:
-    repo = zm.Repository.create("memory://served-below")
+    repo = zm.create("memory://served-below")
     keys: Any = {"name": "v2", "separator": "/"}
     with repo.transaction(message="an array below the key of a chunk") as store:
         one: dict[str, Any] = {"shape": (2,), "chunks": (1,), "dtype": "i2", "fill_value": 7}
@@ -444,7 +444,7 @@ HOSTILE = ["a b", "ünï", 'q"uote', "<b>&amp;", "http_x", "50%", "#1", "a?b", "
 
 
 def test_names_are_escaped_and_lead_to_what_they_name() -> None:
-    repo = zm.Repository.create("memory://served-names")
+    repo = zm.create("memory://served-names")
     with repo.transaction(message="names") as store:
         for name in HOSTILE:
             zarr.create_array(store, name=name, shape=(1,), dtype="i2")
@@ -463,11 +463,11 @@ def test_names_are_escaped_and_lead_to_what_they_name() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_lead_elsewhere_are_neither_read_nor_linked(tmp_path: Path, name: str) -> None:
     hostile_repository(tmp_path, f"{name}/zarr.json")
-    with serving(zm.Repository.open(tmp_path)) as url:
+    with serving(zm.open(tmp_path)) as url:
         for page in ("/zarr/main/", "/zarr/main/zarr.json", "/tree/main"):
             answer = get(url, page)
             assert answer.status == 500
-    with unchecked(), serving(zm.Repository.open(tmp_path)) as url:
+    with unchecked(), serving(zm.open(tmp_path)) as url:
         if name.partition("/")[0] in ("", ".", ".."):
             assert get(url, "/zarr/main/").status == 400
         if not name.startswith("/"):  # else it is no array
@@ -524,7 +524,7 @@ def test_keys_of_objects_are_not_keys_of_the_store(repo: zm.Repository, url: str
 
 
 def test_a_link_has_no_character_that_turns_text_around() -> None:
-    repo = zm.Repository.create("memory://served-turned")
+    repo = zm.create("memory://served-turned")
     with repo.transaction(message="odd names") as store:
         zarr.create_group(store, path="a\u202eb\x9bc")
     with serving(repo) as url:

@@ -23,7 +23,7 @@ from zarr_manifests.serving.slices import axes_of
 
 @pytest.fixture(scope="module")
 def url_of_two(ds: xr.Dataset) -> Iterator[str]:
-    repo = zm.Repository.create("memory://served-slices-two")
+    repo = zm.create("memory://served-slices-two")
     with repo.transaction(message="format 2") as store:
         ds.to_zarr(store, zarr_format=2, consolidated=False)
     with serving(repo) as found:
@@ -56,7 +56,7 @@ def ds() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def url(ds: xr.Dataset) -> Iterator[str]:
-    repo = zm.Repository.create("memory://served-slices")
+    repo = zm.create("memory://served-slices")
     packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
     repeated = {"chunks": (1, 10, 128)}
     zm.write(ds, repo, message="packed", encoding={"t": packed | repeated})
@@ -117,7 +117,7 @@ def test_values_are_those_that_their_attributes_say(
 
 
 def test_a_fill_value_of_format_2_is_missing_as_in_xarray() -> None:
-    repo = zm.Repository.create("memory://served-slices-fill")
+    repo = zm.create("memory://served-slices-fill")
     packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -32768}
     with repo.transaction() as store:
         ds = xr.Dataset({"t": ("x", [1.5, np.nan, 3.0])})
@@ -200,7 +200,7 @@ def test_what_is_no_slice_is_refused(url: str, query: str, status: int) -> None:
 
 @pytest.mark.parametrize(("kind", "codec"), [("weird", "bytes"), ("int8", "nope")])
 def test_an_array_that_cannot_be_decoded_is_refused(kind: str, codec: str) -> None:
-    repo = zm.Repository.create(f"memory://served-slices-{kind}")
+    repo = zm.create(f"memory://served-slices-{kind}")
     with repo.transaction() as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i1")
         document = json.loads(stored(store, "a/zarr.json"))
@@ -217,7 +217,7 @@ def stored(store: Any, key: str) -> bytes:
 
 
 def test_a_slice_of_an_id_is_kept_for_ever(url: str) -> None:
-    repo = zm.Repository.open("memory://served-slices")
+    repo = zm.open("memory://served-slices")
     answer = get(url, f"/slice/{repo.resolve('main')}/t")
     assert answer.headers["cache-control"] == "max-age=31536000, immutable"
     again = get(url, "/slice/main/t", If_None_Match=answer.headers["etag"])
@@ -264,7 +264,7 @@ def test_a_codec_that_may_make_anything_of_a_few_bytes_is_not_decoded(
     compressor: Any, filters: Any
 ) -> None:
     name = compressor["id"] if compressor else "filter"
-    repo = zm.Repository.create(f"memory://served-codecs-{name}")
+    repo = zm.create(f"memory://served-codecs-{name}")
     document = {
         "zarr_format": 2, "shape": [1000], "chunks": [1000], "dtype": "|i1", "fill_value": 0,
         "order": "C", "compressor": compressor, "filters": filters,
@@ -283,7 +283,7 @@ def test_a_codec_that_may_make_anything_of_a_few_bytes_is_not_decoded(
 @pytest.mark.parametrize("after", [[], [{"name": "zstd", "configuration": {"level": 1}}]])
 def test_an_index_that_is_larger_than_its_chunks_is_not_read(after: list[Any]) -> None:
     """Of a shard of parts of one cell, a few bytes may be an index of gigabytes."""
-    repo = zm.Repository.create(f"memory://served-shards-{len(after)}")
+    repo = zm.create(f"memory://served-shards-{len(after)}")
     cells = 2**27
     with repo.transaction(message="a shard") as store:
         zarr.create_array(store, name="a", shape=(cells,), shards=(cells,), chunks=(1,), dtype="i1")

@@ -78,7 +78,7 @@ def test_fill_values_are_shown_as_numbers(tmp_path: Path) -> None:
     ds = xr.Dataset({name: ("x", np.ones(2, "f4")) for name in missing})
     ds["c"] = ("x", np.ones(2, "f4"), {"long_name": "AAAAAAAA+H8="})
     zm.write(ds, tmp_path, message="x", encoding={n: {"_FillValue": v} for n, v in missing.items()})
-    with serving(zm.Repository.open(tmp_path)) as url:
+    with serving(zm.open(tmp_path)) as url:
         shown = {
             name: dict(re.findall("<dt>(.*?)</dt><dd[^>]*>(.*?)</dd>", page.text))
             for name in ds
@@ -145,7 +145,7 @@ def test_a_commit_after_expired_ones_has_a_page(tmp_path: Path) -> None:
     sample.repo.delete_tag("v1")
     sample.repo.expire_snapshots(keep_last=1)
     sample.repo.garbage_collect(timedelta(0))
-    with serving(zm.Repository.open(str(tmp_path / "expired"))) as url:
+    with serving(zm.open(str(tmp_path / "expired"))) as url:
         answer = get(url, f"/array/{sample.ids['day 5']}/air/t")
         assert answer.status == 200
         assert "6 of 6 chunks" in answer.text

@@ -50,7 +50,7 @@ def opened(repo: Repository, group: str | None = None) -> xr.Dataset:
 def repo(tmp_path: Path) -> Repository:
     encoding = {"u": {"chunks": (2, 3, 4)}}
     zm.write(winds(), tmp_path / "r", message="half a year", encoding=encoding)
-    return Repository.open(tmp_path / "r")
+    return zm.open(tmp_path / "r")
 
 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
@@ -111,7 +111,7 @@ def test_rows_are_the_dataset(case: tuple[xr.Dataset, dict[str, Any]], data: st.
     how = {"dims": dims, "buffer_bytes": buffer, "parallelism": data.draw(st.integers(1, 3))}
     how["max_tasks"] = data.draw(st.sampled_from([1, 2, 1000]))
     with tempfile.TemporaryDirectory() as folder:
-        repo = Repository.create(folder)
+        repo = zm.create(folder)
         cells = write_table(
             repo,
             rows_of(ds, dims, seed),
@@ -160,7 +160,7 @@ def test_cells_without_rows(data: st.DataObject) -> None:
     buffer = data.draw(st.sampled_from([1, 40, 10**6]))
     with tempfile.TemporaryDirectory() as folder:
         zm.write(ds, folder, message="all", encoding={"u": {"chunks": chunks}})
-        repo = Repository.open(folder)
+        repo = zm.open(folder)
         rows = rows_of(-ds.isel(part), DIMS)
         rows = rows.slice(0, data.draw(st.integers(1, rows.num_rows)))
         region = {
@@ -205,7 +205,7 @@ def later(months: int = 6, **sizes: int) -> xr.Dataset:
 
 def test_an_append_completes_the_last_chunk(tmp_path: Path) -> None:
     zm.write(winds(TIMES[:5]), tmp_path, message="5", encoding={"u": {"chunks": (4, 5, 8)}})
-    repo, more = Repository.open(tmp_path), later(5)
+    repo, more = zm.open(tmp_path), later(5)
     write_table(repo, rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time")
     found = opened(repo)
     xr.testing.assert_equal(found, xr.concat([winds(TIMES[:5]), more], "time"))
@@ -213,7 +213,7 @@ def test_an_append_completes_the_last_chunk(tmp_path: Path) -> None:
 
 def test_a_descending_coordinate_goes_on_descending(tmp_path: Path) -> None:
     zm.write(winds(TIMES[::-1]), tmp_path, message="backwards")
-    repo, more = Repository.open(tmp_path), later(-6)
+    repo, more = zm.open(tmp_path), later(-6)
     write_table(repo, rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time")
     assert (np.diff(opened(repo).time.values).astype(int) < 0).all()
 
@@ -242,7 +242,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     more = winds(TIMES + np.timedelta64(200 * 24 + 6, "h"))
     with pytest.raises(InvalidArgumentError, match=r"labels of 'time' do not fit.*06:00"):
         write_table(
-            Repository.open(tmp_path), rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time"
+            zm.open(tmp_path), rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time"
         )
 
 
@@ -255,7 +255,7 @@ def test_an_append_does_not_leave_others_behind(repo: Repository) -> None:
 def test_dimensions_without_a_coordinate_have_positions(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": (("y", "x"), np.arange(6.0).reshape(2, 3))})
     zm.write(ds, tmp_path, message="2 rows")
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     rows = pa.table({"y": [3, 3, 2], "x": [0, 2, 1], "a": [30.0, 32.0, 21.0]})
     write_table(repo, rows, target="a", dims=["x", "y"], append_dim="y")
     nan = np.nan
@@ -295,7 +295,7 @@ def test_times_have_a_tolerance(repo: Repository) -> None:
 def test_a_float32_label_is_found_by_a_double(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": np.array([0.1, 0.2, 0.4], "f4")})
     zm.write(ds, tmp_path, message="grid")
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     rows = pa.table({"x": [0.2, 0.1, 0.4], "a": [2.0, 1.0, 4.0]})
     over(repo, rows, target="a", dims=["x"])
     assert opened(repo).a.values.tolist() == [1.0, 2.0, 4.0]
@@ -316,7 +316,7 @@ def test_a_whole_number_is_no_other_label(
     tmp_path: Path, labels: Any, asked: Any, kind: pa.DataType
 ) -> None:
     zm.write(xr.Dataset({"a": ("x", np.zeros(2))}, {"x": labels}), tmp_path, message="grid")
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     how: dict[str, Any] = {"target": "a", "dims": ["x"], "missing": "keep"}
     rows = pa.table({"x": pa.array([asked], kind), "a": [1.0]})
     with pytest.raises(InvalidArgumentError, match="have no cell"):
@@ -329,14 +329,14 @@ def test_a_double_is_no_label_beyond_its_precision(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": ("x", np.zeros(2))}, {"x": np.array([2**53 + 1, 7])})
     zm.write(ds, tmp_path, message="grid")
     with pytest.raises(InvalidArgumentError, match="cast the column to bigint"):
-        over(Repository.open(tmp_path), pa.table({"x": [7.0], "a": [1.0]}), target="a", dims=["x"])
+        over(zm.open(tmp_path), pa.table({"x": [7.0], "a": [1.0]}), target="a", dims=["x"])
 
 
 def test_whole_labels_and_texts(tmp_path: Path) -> None:
     labels = {"station": ["b", "a", "c"], "level": [1000, 500]}
     ds = xr.Dataset({"a": (("station", "level"), np.zeros((3, 2)))}, labels)
     zm.write(ds, tmp_path, message="grid")
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     rows = pa.table({"level": [500.0, 1000.0], "station": ["c", "a"], "a": [1.0, 2.0]})
     how = {"target": "a", "dims": ["level", "station"], "missing": "keep"}
     over(repo, rows, **how)
@@ -353,7 +353,7 @@ def test_a_label_that_is_there_twice_names_no_cell(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": [1.0, 2.0, 1.0]})
     zm.write(ds, tmp_path, message="grid")
     with pytest.raises(InvalidArgumentError, match=r"1\.0 occurs twice along 'x'"):
-        over(Repository.open(tmp_path), pa.table({"x": [1.0], "a": [1.0]}), target="a", dims=["x"])
+        over(zm.open(tmp_path), pa.table({"x": [1.0], "a": [1.0]}), target="a", dims=["x"])
 
 
 def test_rows_outside_the_region_are_refused(repo: Repository) -> None:
@@ -371,7 +371,7 @@ def test_a_region_is_one_run(repo: Repository) -> None:
 
 def test_attempts_that_lose_leave_only_garbage(tmp_path: Path) -> None:
     """Tasks that Spark has run three times: what the last attempts wrote is committed, once."""
-    repo = Repository.create(tmp_path, zm.RepositoryConfig(inline_chunk_bytes=0))
+    repo = zm.create(tmp_path, zm.RepositoryConfig(inline_chunk_bytes=0))
     encoding = {"u": {"chunks": (2, 3, 4)}}
     zm.write(winds(), repo, message="half a year", encoding=encoding)
     over(repo, rows_of(-winds(), DIMS), buffer_bytes=1, attempts=3)
@@ -457,7 +457,7 @@ def test_chunks_without_any_row_count_too(repo: Repository, missing: str) -> Non
 def test_nothing_stands_for_a_missing_integer(tmp_path: Path) -> None:
     ds = xr.Dataset({"n": ("x", np.arange(4, dtype="i4"))}, {"x": np.arange(4)})
     zm.write(ds, tmp_path, message="integers")
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     how = {"target": "n", "dims": ["x"]}
     gap = pa.table({"x": [0, 3], "n": pa.array([7, 8], pa.int32())})
     with pytest.raises(InvalidArgumentError, match=r"no row for x=1; x=2: 'n', of type int32"):
@@ -474,7 +474,7 @@ def test_null_is_the_missing_value(tmp_path: Path) -> None:
     packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1}
     encoding = {"a": packed, "b": {"dtype": "i4", "_FillValue": -9}}
     zm.write(ds, tmp_path, message="three", encoding=encoding)
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     values = pa.array([None, 7, None, 8], pa.int64())
     rows = pa.table({"x": [0, 1, 2, 3], "a": values, "b": values, "c": values})
     over(repo, rows, target="/", dims=["x"])
@@ -488,7 +488,7 @@ def test_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     zm.write(ds, tmp_path, message="packed", encoding={"t": packed})
     rows = pa.table({"x": [2, 1], "t": [pa.scalar(330.0), pa.scalar(260.0)]})
     with pytest.raises(InvalidArgumentError, match=r"330 at x=2 would be read back as 264"):
-        over(Repository.open(tmp_path), rows, target="t", dims=["x"])
+        over(zm.open(tmp_path), rows, target="t", dims=["x"])
 
 
 def test_times_are_values_too(tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_times_are_values_too(tmp_path: Path) -> None:
     ds = xr.Dataset({"seen": ("x", seen)}, {"x": [1, 2, 3]})
     encoding = {"units": "hours since 2000-01-01", "dtype": "f8", "_FillValue": np.nan}
     zm.write(ds, tmp_path, message="times", encoding={"seen": encoding})
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     rows = rows_of(ds.assign(seen=ds.seen + np.timedelta64(1, "h")), ["x"])
     over(repo, rows, target="seen", dims=["x"])
     np.testing.assert_array_equal(opened(repo).seen.values, seen + np.timedelta64(1, "h"))
@@ -513,7 +513,7 @@ def test_a_date_that_a_missing_one_would_hide_is_refused(tmp_path: Path) -> None
     far = pa.table({"x": [1], "seen": np.array(["3000-01-01"], "M8[us]")})
     how: dict[str, Any] = {"target": "seen", "dims": ["x"], "missing": "keep"}
     with pytest.raises(InvalidArgumentError, match="lost beside a missing one"):
-        over(Repository.open(tmp_path), far, **how)
+        over(zm.open(tmp_path), far, **how)
 
 
 def test_whole_chunks_have_statistics(repo: Repository) -> None:
@@ -568,7 +568,7 @@ def test_a_template_says_what_variables_are_like(repo: Repository) -> None:
 
 def test_a_group_keeps_its_attributes(tmp_path: Path) -> None:
     zm.write(winds().assign_attrs(title="winds"), tmp_path, message="winds")
-    repo = Repository.open(tmp_path)
+    repo = zm.open(tmp_path)
     rows = rows_of(winds().rename(u="v"), DIMS)
     write_table(repo, rows, target="v", dims=DIMS, mode="create")
     template = winds().rename(u="w").assign_attrs(source="rows")
@@ -658,7 +658,7 @@ def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
 def test_decimals_are_whole_numbers_or_refused(
     kind: str, given: str, read: int | None, tmp_path: Path
 ) -> None:
-    repo = Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     zm.write(xr.Dataset({"v": ("x", np.zeros(2, kind))}, {"x": [0, 1]}), repo, message="m")
     for precision in (20, 38):
         decimals = pa.array([Decimal(given)], pa.decimal128(precision, 0))

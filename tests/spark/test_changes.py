@@ -62,7 +62,7 @@ def rows(frame: DataFrame) -> list[Row]:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repository:
-    return Repository.create(tmp_path / "repo")
+    return zm.create(tmp_path / "repo")
 
 
 def test_added_rows_of_consecutive_ranges_are_the_table(
@@ -200,7 +200,7 @@ def test_what_cannot_be_answered_is_an_error(repo: Repository, spark: SparkSessi
             changes(spark, repo, start, **wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="no group /b"):
         changes(spark, repo, start, group="b")
-    memory = Repository.create("memory://changes-of-memory")
+    memory = zm.create("memory://changes-of-memory")
     zm.write(days(0, 2, 0), memory, message="days")
     with pytest.raises(UnsupportedStorageError, match="memory of this process"):
         changes(spark, memory, None)

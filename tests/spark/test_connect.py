@@ -56,7 +56,7 @@ def test_reads_need_no_spark_context(tmp_path: Path) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     assert done.stdout.split()[-1] == "done"
-    written = xr.open_zarr(zm.Repository.open(place).readonly_session().store, consolidated=False)
+    written = xr.open_zarr(zm.open(place).readonly_session().store, consolidated=False)
     assert np.array_equal(written.a, VALUES + 1)
 
 

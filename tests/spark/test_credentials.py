@@ -51,7 +51,7 @@ ENTRANCES: dict[str, Callable[..., Any]] = {
 def test_options_reach_the_storage(spark: SparkSession, entrance: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="regoin: unknown storage option"):
         entrance(spark, "s3://bucket/winds", storage_options={"regoin": "eu-west-1"})
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with pytest.raises(InvalidArgumentError, match="a repository was given, which is open already"):
         entrance(spark, repo, storage_options={"region": "eu-west-1"})
 
@@ -88,12 +88,12 @@ def test_tasks_ask_for_credentials_and_plans_hold_none(
         .mode("overwrite")
         .save(at)
     )
-    repo = zm.Repository.open(at, storage_options=options)
+    repo = zm.open(at, storage_options=options)
     assert repo.readonly_session().store is not None
     DS.to_netcdf(tmp_path / "0.nc", engine="scipy")
     files, place = [tmp_path / "0.nc"], "s3a://bucket/files"
     zms.ingest(spark, files, place, append_dim="x", storage_options=options)
-    ingested: Any = zm.Repository.open(place, storage_options=options)
+    ingested: Any = zm.open(place, storage_options=options)
     xr.testing.assert_equal(xr.load_dataset(ingested, engine="zarr_manifests"), DS)
     said = [
         frame._jdf.queryExecution().toString(),
@@ -123,7 +123,7 @@ def test_tasks_read_virtual_chunks_elsewhere(
     options = {"credentials": accounts.alice, **there}
     small_store.objects["raw/a.bin"] = np.arange(12, dtype="<i4").tobytes()
     at = "s3://bucket/refs"
-    repo = zm.Repository.create(at, virtual_containers={"raw": raw}, storage_options=options)
+    repo = zm.create(at, virtual_containers={"raw": raw}, storage_options=options)
     with repo.transaction(message="refer") as store:
         zarr.create_array(
             store, name="v", shape=(12,), chunks=(4,), dtype="<i4", compressors=None,

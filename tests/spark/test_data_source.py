@@ -48,10 +48,10 @@ def field(offset: float = 0.0) -> xr.Dataset:
 
 
 def write(place: Path, ds: xr.Dataset, **options: Any) -> Repository:
-    Repository.open_or_create(place, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    zm.open(place, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}, create=True)
     chunks = {name: {"chunks": (1, 5, 5)} for name in ds.data_vars}
     zm.write(ds, str(place), message="write", encoding=chunks, **options)
-    return Repository.open(place)
+    return zm.open(place)
 
 
 @pytest.fixture(scope="module", autouse=True)

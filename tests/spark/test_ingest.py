@@ -55,13 +55,13 @@ def test_tasks_copy_files_and_leave_out_what_they_cannot_open(spark, files, tmp_
     found = head(place)
     assert os.getpid() not in found.worker.values.tolist()
     xr.testing.assert_equal(found.drop_vars("worker"), days(*rest))
-    assert zm.Repository.open(place).verify().ok
+    assert zm.open(place).verify().ok
     good = [file for file in files if file != files[5]]
     assert ingest(spark, good, place, open=opened, **how).snapshot_ids == ()
 
 
 def test_tasks_refer_to_files(spark, files, tmp_path):
-    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     ingest(spark, files[:7], place, append_dim="time", virtual=True)
     report = ingest(spark, files, place, append_dim="time", virtual=True)
     assert (len(report.added), report.unchanged) == (5, 7)
@@ -80,7 +80,7 @@ def test_tasks_open_other_formats(spark, tmp_path, kind, virtual):
             raw_files.save(kind, raw_files.day(number), file)
         else:
             raw_files.save_grib(file, number, raw_files.SHAPE, ("2t",))
-    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
     report = ingest(spark, files, place, append_dim="time", open=kind, virtual=virtual)
     assert len(report.added) == 3
     found = head(place)
@@ -111,8 +111,8 @@ def test_a_failed_task_is_tried_again(spark, files, tmp_path):
         LocalStorage.create = failing
         return xr.open_dataset(path, engine="scipy")
 
-    place = zm.Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0})
+    place = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0})
     ingest(spark, files[:2], place, append_dim="time", open=fails_once)
     assert marker.exists()
     xr.testing.assert_equal(head(tmp_path / "r"), days(0, 1))
-    assert zm.Repository.open(tmp_path / "r").verify().ok
+    assert zm.open(tmp_path / "r").verify().ok

@@ -39,7 +39,7 @@ class Frame:
 
 
 def written(storage: Storage | Path) -> tuple[Repository, str]:
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     for number in range(3):
         with repo.transaction(message="write") as store:
             zarr.create_group(store, path=f"g{number}")
@@ -79,7 +79,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def held(repo: Repository) -> list[Lease]:
-    roots = Repository.open(repo.url)._context.roots
+    roots = zm.open(repo.url)._context.roots
     return list(roots.leases(roots.read().root))
 
 
@@ -121,7 +121,7 @@ def test_a_storage_that_cannot_be_written_gives_no_lease(
     faulty = FaultyStorage(
         LocalStorage(tmp_path / "repo"), [Fault("fail_before", "cas", count=None)]
     )
-    repo = Repository.open(faulty)
+    repo = zm.open(faulty)
     with caplog.at_level(logging.WARNING):
         keep_readable(repo, repo.readonly_session().snapshot_id, 1, Frame())
     assert "no lease on" in caplog.text
@@ -146,7 +146,7 @@ def winds(offset: float) -> xr.Dataset:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repository:
-    repo = Repository.create(tmp_path / "repo", {"pack-chunk-bytes": 0, "inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "repo", {"pack-chunk-bytes": 0, "inline-chunk-bytes": 0})
     zm.write(winds(0), repo, message="write", encoding={"a": {"chunks": 10}})
     return repo
 
@@ -276,7 +276,7 @@ def test_no_lease_is_left_where_nothing_can_be_written(
     repo: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = LocalStorage(Path(unquote(urlsplit(repo.url).path)))
-    faulty = Repository.open(FaultyStorage(storage, [Fault("fail_before", "cas", count=None)]))
+    faulty = zm.open(FaultyStorage(storage, [Fault("fail_before", "cas", count=None)]))
     leave_lease(faulty, faulty.list_branches()["main"], HOUR)
     assert "no lease on" in caplog.text
     assert leases(repo) == 0
@@ -294,7 +294,7 @@ atexit.register(lambda: print("at exit:", len(lease._held)))  # runs after those
 from zarr_manifests import Repository
 from zarr_manifests.spark import lease
 
-repo = Repository.open(sys.argv[1])
+repo = zm.open(sys.argv[1])
 lease.keep_readable(repo, repo.list_branches()["main"], 3600, repo)
 """
 
@@ -307,4 +307,4 @@ def test_leases_are_given_up_before_the_interpreter_ends(tmp_path: Path) -> None
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "r")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "at exit: 0\n"), done.stderr
-    assert leases(Repository.open(tmp_path / "r")) == 0
+    assert leases(zm.open(tmp_path / "r")) == 0

@@ -26,7 +26,7 @@ VALUES = np.arange(4000, dtype="i4").reshape(40, 100)
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
     """A repository with packs of which most is dead, and with garbage."""
-    repo = zm.Repository.create(tmp_path / "repo", {"inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "repo", {"inline-chunk-bytes": 0})
     with repo.transaction(message="values") as store:
         how = {"chunks": (1, 100), "dtype": "i4", "compressors": None}
         zarr.create_array(store, name="t", shape=VALUES.shape, **how)[:] = VALUES
@@ -66,7 +66,7 @@ def test_repack_and_collect_leave_what_is_needed(spark: SparkSession, repo: zm.R
     report = maintenance.repack(spark, repo, min_live=0.9)
     assert (report.packs, report.chunks, report.packs_written) == (1, 10, 1)
     assert values(repo) == before
-    assert zm.Repository.open(repo.url).verify().ok
+    assert zm.open(repo.url).verify().ok
     repo.expire_snapshots(keep_last=1, max_age=timedelta(0))
     planned = maintenance.collect(spark, repo.url, timedelta(0), dry_run=True)
     done = maintenance.collect(spark, repo.url, timedelta(0))
@@ -92,10 +92,10 @@ def test_a_compaction_gives_the_same_base(
     repo.compute_statistics()
     before = values(repo)
     shutil.copytree(tmp_path / "repo", tmp_path / "same")
-    same = zm.Repository.open(tmp_path / "same")
+    same = zm.open(tmp_path / "same")
     config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 8}}]}}
-    here = zm.Repository.open(tmp_path / "same", config).compact(mode=mode)
-    there = maintenance.compact(spark, zm.Repository.open(repo.url, config), mode=mode)
+    here = zm.open(tmp_path / "same", config).compact(mode=mode)
+    there = maintenance.compact(spark, zm.open(repo.url, config), mode=mode)
     assert replace(there, snapshot_id=None, bytes_read=0, bytes_written=0) == replace(
         here, snapshot_id=None, bytes_read=0, bytes_written=0
     )
@@ -135,11 +135,11 @@ def test_a_commit_that_comes_first_stays_on_top_of_a_compaction(
             return
         swaps.append(name)
         if len(swaps) == 2:  # the first one shuts other compactions out
-            with zm.Repository.open(repo.url).transaction(message="meanwhile") as store:
+            with zm.open(repo.url).transaction(message="meanwhile") as store:
                 zarr.open_array(store, path="t")[39] = 7
 
     swaps: list[str] = []
-    racing = zm.Repository.open(repo.url, runtime=replace(SYSTEM, checkpoint=race))
+    racing = zm.open(repo.url, runtime=replace(SYSTEM, checkpoint=race))
     report = maintenance.compact(spark, racing, mode="full")
     assert len(swaps) == 3
     assert report.snapshot_id is not None
@@ -158,10 +158,10 @@ def test_rewriting_gives_the_same_array(spark: SparkSession, repo: zm.Repository
     assert values(repo) == before
     assert zarr.open_array(repo.readonly_session().store, path="t").chunks == (20, 50)
     assert len(repo.readonly_session().chunk_statistics("t")) == 4
-    assert zm.Repository.open(repo.url).verify().ok
+    assert zm.open(repo.url).verify().ok
 
 
 def test_a_repository_in_memory_is_refused(spark: SparkSession) -> None:
-    repo = zm.Repository.create("memory://maintenance-on-spark")
+    repo = zm.create("memory://maintenance-on-spark")
     with pytest.raises(UnsupportedStorageError, match="memory of this process"):
         maintenance.verify(spark, repo)

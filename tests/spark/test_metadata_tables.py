@@ -12,6 +12,7 @@ import pytest
 import zarr
 from pyspark.sql import SparkSession
 
+import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.error_cases import UnsupportedStorageError
@@ -27,7 +28,7 @@ from zarr_manifests.store import contents_of, workspace_of
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """A small chunk, large ones, a sharded array, an empty one, and a compaction between them."""
-    made = Repository.create(tmp_path_factory.mktemp("tables") / "repo")
+    made = zm.create(tmp_path_factory.mktemp("tables") / "repo")
     rng = np.random.default_rng(3)
     with made.transaction(message="first", metadata={"run": 1}) as store:
         root = zarr.create_group(store)
@@ -166,7 +167,7 @@ def test_a_lease_keeps_what_tasks_read(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(Path(unquote(urlsplit(repo.url).path)), tmp_path / "copy")
-    copy = Repository.open(tmp_path / "copy")
+    copy = zm.open(tmp_path / "copy")
     expected = metadata_table(spark, copy, "chunks", lease=None).count()
     first = copy.list_branches()["main"]
     held: list[tuple[str, float]] = []
@@ -206,7 +207,7 @@ def test_statistics_are_those_of_the_chunks(
     spark: SparkSession, tmp_path: Path, per_task: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_tables, "_REFS_PER_TASK", per_task)
-    made = Repository.create(tmp_path / "repo")
+    made = zm.create(tmp_path / "repo")
     numbers = np.array([[3, 1], [np.nan, 2], [np.nan, np.nan], [7, 8]])
     names = np.array(["kiwi", "apple", "plum", "fig"])
     with made.transaction(message="with statistics") as store:
@@ -238,7 +239,7 @@ def test_statistics_are_those_of_the_chunks(
 
 @pytest.mark.spark
 def test_a_repository_without_data_has_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
-    empty = Repository.create(tmp_path / "repo")
+    empty = zm.create(tmp_path / "repo")
     for table in ("arrays", "chunks", "manifests", "statistics"):
         frame = metadata_table(spark, empty, table)  # type: ignore[arg-type]
         assert frame.count() == 0
@@ -254,6 +255,6 @@ def test_what_cannot_be_asked_for_is_said(spark: SparkSession, repo: Repository)
         metadata_table(spark, repo.url, "snapshots", path="/air")
     with pytest.raises(InvalidArgumentError, match="of the whole repository"):
         metadata_table(spark, repo.url, "operations", version="main")
-    memory = Repository.create("memory://metadata-tables")
+    memory = zm.create("memory://metadata-tables")
     with pytest.raises(UnsupportedStorageError, match="put the repository on a local disk"):
         metadata_table(spark, memory, "chunks")

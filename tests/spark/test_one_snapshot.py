@@ -17,7 +17,6 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
-from zarr_manifests import Repository
 from zarr_manifests.errors import StorageError
 from zarr_manifests.spark import read
 from zarr_manifests.storage import LocalStorage
@@ -35,7 +34,7 @@ def dataset(offset: float) -> xr.Dataset:
 
 def upheaval(place: Path) -> None:
     """Overwrite and append, compact, expire all but the last snapshot, and collect the rest."""
-    repo = Repository.open(place)
+    repo = zm.open(place)
     for offset in (1000.0, 2000.0):
         with repo.transaction(message="overwrite") as store:
             dataset(offset).to_zarr(store, mode="a", consolidated=False)
@@ -70,7 +69,7 @@ class Disturbed(WrappedStorage):
 
 
 def disturbed(tmp_path: Path) -> tuple[Disturbed, Path]:
-    repo = Repository.create(tmp_path / "repo", {"pack-chunk-bytes": 0, "inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "repo", {"pack-chunk-bytes": 0, "inline-chunk-bytes": 0})
     with repo.transaction(message="write") as store:
         dataset(0.0).to_zarr(store, consolidated=False, encoding={"a": {"chunks": (10,)}})
     flag = tmp_path / "flag"

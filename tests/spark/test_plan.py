@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.spark.job import Job
@@ -29,7 +30,7 @@ SHAPE, CHUNKS = (12, 30, 40), (4, 10, 10)
 
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    repo = Repository.create(tmp_path_factory.mktemp("plan") / "repo")
+    repo = zm.create(tmp_path_factory.mktemp("plan") / "repo")
     ds = xr.Dataset({"t": (("time", "y", "x"), np.arange(np.prod(SHAPE)).reshape(SHAPE) * 1.0)})
     with repo.transaction(message="write") as store:
         ds.to_zarr(store, consolidated=False, encoding={"t": {"chunks": CHUNKS}})
@@ -103,7 +104,7 @@ def test_planning_takes_memory_and_steps_by_axis_and_not_by_cell(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """An array of 10^13 cells in 10^10 chunks has axes of 10^6 and 10^7."""
-    repo = Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with repo.transaction(message="large") as store:
         zarr.create_array(
             store,
@@ -146,7 +147,7 @@ def test_a_worker_takes_little_memory_for_a_million_chunks(
     files.mkdir()
     cells = np.arange(chunks * 4, dtype="<f4")
     (files / "cells").write_bytes(cells.tobytes())
-    repo = Repository.create(tmp_path / "repo", virtual_containers={"raw": files})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"raw": files})
     with repo.transaction(message="tiny chunks") as store:
         zarr.create_array(
             store,

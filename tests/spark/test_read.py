@@ -77,7 +77,7 @@ def write(
     place: Path, ds: xr.Dataset, encoding: Any = None, group: str | None = None
 ) -> Repository:
     # One object a chunk, so that reads of chunks can be counted.
-    repo = Repository.open_or_create(place, {"pack-chunk-bytes": 0})
+    repo = zm.open(place, {"pack-chunk-bytes": 0}, create=True)
     with repo.transaction(message="write") as store:
         ds.to_zarr(store, group=group, consolidated=False, encoding=encoding or {})
     return repo
@@ -393,7 +393,7 @@ TYPES: list[tuple[Any, list[Any], str, list[Any]]] = [
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning")
 def test_every_type_has_its_place(spark: SparkSession, tmp_path: Path) -> None:
-    repo = Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with repo.transaction(message="types") as store:
         for number, (dtype, values, _, _) in enumerate(TYPES):
             array = zarr.create_array(
@@ -411,7 +411,7 @@ def test_every_type_has_its_place(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning")
 @pytest.mark.parametrize("dtype", ["complex64", [("a", "i4"), ("b", "f4")]])
 def test_types_without_a_place_are_named(spark: SparkSession, tmp_path: Path, dtype: Any) -> None:
-    repo = Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with repo.transaction(message="odd") as store:
         zarr.create_array(store, name="odd", shape=(2,), dtype=dtype, dimension_names=["x"])
     with pytest.raises(InvalidArgumentError, match="'odd' has values of type") as caught:
@@ -636,7 +636,7 @@ def test_columns_that_differ_in_case_can_be_told_apart(
 def test_places_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NotARepositoryError):
         read(spark, tmp_path / "nothing")
-    Repository.create("memory://spark-read")
+    zm.create("memory://spark-read")
     with pytest.raises(UnsupportedStorageError, match="memory of this process"):
         read(spark, "memory://spark-read")
 
@@ -790,7 +790,7 @@ def test_chunks_elsewhere_are_read_with_the_containers_of_the_repository(
 ) -> None:
     ds = xr.Dataset({"a": (("y", "x"), np.arange(12.0).reshape(3, 4))})
     ds.to_zarr(tmp_path / "plain", consolidated=False, zarr_format=2)
-    repo = Repository.create(tmp_path / "repo", virtual_containers={"plain": tmp_path / "plain"})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"plain": tmp_path / "plain"})
     zm.virtual.import_zarr(repo, tmp_path / "plain")
     rows = read(spark, repo, "a").collect()
     assert {(row.y, row.x): row.a for row in rows} == {

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
 
+import zarr_manifests as zm
 from effort import examples
 from inside import root_of
 from zarr_manifests import Repository
@@ -71,7 +72,7 @@ def overwrite(repo: Repository, value: float, more: int = 0) -> str:
 @pytest.fixture
 def repo(tmp_path: Path, spark: SparkSession) -> Repository:
     register(spark)
-    made = Repository.create(tmp_path / "repo")
+    made = zm.create(tmp_path / "repo")
     append(made, 2)
     return made
 
@@ -248,7 +249,7 @@ def test_options_of_streams_and_of_reads_are_apart(
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Repository:
-    made = Repository.create(tmp_path / "plain")
+    made = zm.create(tmp_path / "plain")
     append(made, 2)
     return made
 
@@ -360,7 +361,7 @@ def test_batches_are_the_final_table_whatever_comes(
     steps: list[tuple[str, int]], from_the_first_commit: bool, mode: str
 ) -> None:
     with TemporaryDirectory() as place:
-        repo = Repository.create(f"{place}/repo")
+        repo = zm.create(f"{place}/repo")
         begun = repo.list_branches()["main"] if from_the_first_commit else None
         append(repo, 2)
         runs = Runs(repo, {"overwrite_mode": mode, "starting_snapshot": begun})
@@ -428,7 +429,7 @@ def test_compactions_make_no_batch(plain: Repository) -> None:
 
 
 def test_a_stream_begins_before_its_variables(plain: Repository, tmp_path: Path) -> None:
-    repo = Repository.create(tmp_path / "other")
+    repo = zm.create(tmp_path / "other")
     reader = None
     first = repo.list_branches()["main"]
     with repo.transaction(message="nothing yet") as store:
@@ -514,7 +515,7 @@ def test_a_branch_that_was_reset_ends_the_stream(plain: Repository) -> None:
 
 
 def test_offsets_of_others_are_refused(plain: Repository, tmp_path: Path) -> None:
-    other = Repository.create(tmp_path / "other")
+    other = zm.create(tmp_path / "other")
     append(other, 2)
     reader = stream(plain)
     foreign = stream(other).initialOffset()

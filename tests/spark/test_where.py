@@ -67,7 +67,7 @@ def awkward() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    repo = Repository.create(tmp_path_factory.mktemp("where") / "repo")
+    repo = zm.create(tmp_path_factory.mktemp("where") / "repo")
     ds = awkward()
     encoding: dict[str, Any] = {name: {"chunks": CHUNKS} for name in ds.data_vars}
     encoding["packed"] |= NEGATIVE
@@ -183,7 +183,7 @@ def test_rows_are_those_of_sparks_filter(
 
 
 def test_positions_are_compared_without_being_listed(tmp_path: Path) -> None:
-    repo = Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     ds = xr.Dataset({"a": ("i", np.arange(40.0))})
     zm.write(ds, repo, message="a", encoding={"a": {"chunks": 4}})
     everything = rows(plan_read(repo, ReadOptions(), FACTS))
@@ -206,7 +206,7 @@ def test_positions_are_compared_without_being_listed(tmp_path: Path) -> None:
 def ridges(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Chunk (i, j) of `depth` has values around 100 i + 10 j; a part was never written."""
     place = tmp_path_factory.mktemp("ridges") / "repo"
-    repo = Repository.create(place, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    repo = zm.create(place, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
     y, x = np.arange(80), np.arange(60)
     depth = (y[:, None] // 10 * 100 + x // 10 * 10 + (y[:, None] + x) % 10).astype("f4")
     depth[30:40, :] = np.nan
@@ -223,7 +223,7 @@ def requests(repo: Repository, options: ReadOptions) -> tuple[int, pa.Table]:
     worker._sessions.clear()  # what a worker has opened reads from another storage
     worker._sources.clear()
     storage = CountingStorage(repo.storage)
-    job = plan_read(Repository.open(storage), options, FACTS)
+    job = plan_read(zm.open(storage), options, FACTS)
     storage.reset()
     found = rows(job)
     fetched = sum(r.op == "get" and r.key.startswith("chunks/") for r in storage.log)
@@ -287,7 +287,7 @@ def test_one_variable_is_explained_by_its_plan(
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Variables of three, two and one dimensions; some chunks of the first were never written."""
-    repo = Repository.create(tmp_path_factory.mktemp("repeated") / "repo")
+    repo = zm.create(tmp_path_factory.mktemp("repeated") / "repo")
     cells = np.arange(6 * 8 * 10.0).reshape(6, 8, 10)
     cells[2:4, 4:] = np.nan
     ds = xr.Dataset(
@@ -382,7 +382,7 @@ def test_what_is_left_out_is_explained(spark: SparkSession, ridges: Repository) 
     both = explain_pruning(spark, ridges, ranges={"y": (70, None)})
     assert (both.chunk_shape, both.selected, both.left_out["range"]) == ((20, 30), 2, 6)
     assert both.where == "y in (70, None)"
-    whole = Repository.create(ridges.url.removeprefix("file://") + "-whole")
+    whole = zm.create(ridges.url.removeprefix("file://") + "-whole")
     ds = xr.Dataset({"t": (("time", "y"), np.arange(12.0).reshape(3, 4) % 4)})
     zm.write(ds, whole, message="maps", encoding={"t": {"chunks": (1, 4)}})
     said = str(explain_pruning(spark, whole, where="t > 2"))

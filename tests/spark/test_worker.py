@@ -126,7 +126,7 @@ def written(storage: Storage, *groups: str) -> tuple[Repository, xr.Dataset]:
         {name: (("y", "x"), np.arange(70.0).reshape(7, 10) + i) for i, name in enumerate("ab")},
         {"x": np.arange(10) * 10},
     )
-    repo = Repository.create(storage)
+    repo = zm.create(storage)
     with repo.transaction(message="write") as store:
         for group in groups:
             encoding = {"a": {"chunks": (2, 3)}, "b": {"chunks": (2, 3)}}
@@ -181,7 +181,7 @@ def test_a_task_reads_elsewhere_with_the_containers_of_its_own_job(tmp_path: Pat
     _, ds = written(LocalStorage(tmp_path / "source"), "/")
     ds.to_zarr(tmp_path / "plain", consolidated=False, zarr_format=3)
     storage = LocalStorage(tmp_path / "repo")
-    opened = Repository.create(storage, virtual_containers={"plain": tmp_path / "plain"})
+    opened = zm.create(storage, virtual_containers={"plain": tmp_path / "plain"})
     zm.virtual.import_zarr(opened, tmp_path / "plain")
     axes = [Axis(7, np.array([[0, 7]])), Axis(10, np.array([[0, 10]]))]
     job = job_of(opened, axes)
@@ -274,7 +274,7 @@ def test_chunks_of_a_block_come_with_few_requests(
     )
     ds["a"][5:9] = np.nan  # chunks that are not written
     storage = CountingStorage(LocalStorage(tmp_path / "repo"))
-    repo = Repository.create(storage, {"inline-chunk-bytes": 0})
+    repo = zm.create(storage, {"inline-chunk-bytes": 0})
     with repo.transaction(message="write") as store:
         given = {"chunks": (1, 2), "_FillValue": np.nan} | ({"shards": shards} if shards else {})
         ds.to_zarr(
@@ -313,7 +313,7 @@ _KINDS: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore:The data type:zarr.errors.UnstableSpecificationWarning")
 def test_batches_for_spark_have_exactly_the_types_of_the_columns(tmp_path: Path) -> None:
-    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    repo = zm.create(LocalStorage(tmp_path / "repo"))
     with repo.transaction(message="types") as store:
         for number, (dtype, values) in enumerate(_KINDS.items()):
             array = zarr.create_array(
@@ -340,7 +340,7 @@ def test_a_variable_that_is_repeated_is_read_once(
     monkeypatch.setattr(worker, "BLOCK_CHUNKS", 1)
     wide = xr.DataArray(np.arange(24.0).reshape(6, 4), dims=("y", "x"))
     ds = xr.Dataset({"a": wide, "b": ("x", np.arange(4.0))})
-    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    repo = zm.create(LocalStorage(tmp_path / "repo"))
     with repo.transaction(message="write") as store:
         ds.to_zarr(store, consolidated=False, encoding={"a": {"chunks": (2, 4)}})
     job = plan_read(repo, ReadOptions(broadcast=True, target_rows=100), SparkFacts())
@@ -457,7 +457,7 @@ def _numbers(repo: Repository, **options: Any) -> Any:
 
 def test_parts_of_large_shards_do_not_read_all_of_them(tmp_path: Path) -> None:
     storage = CountingStorage(LocalStorage(tmp_path / "repo"))
-    repo = Repository.create(storage, {"inline-chunk-bytes": 0})
+    repo = zm.create(storage, {"inline-chunk-bytes": 0})
     session, array = _numbers(
         repo, shape=(4000,), shards=(4000,), chunks=(100,), dtype="i4", compressors=None
     )
@@ -473,7 +473,7 @@ def test_parts_of_large_shards_do_not_read_all_of_them(tmp_path: Path) -> None:
 
 
 def test_chunks_that_cannot_be_decoded_are_told_as_by_zarr(tmp_path: Path) -> None:
-    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    repo = zm.create(LocalStorage(tmp_path / "repo"))
     session, array = _numbers(repo, shape=(8,), chunks=(4,), dtype="i4", compressors="auto")
     array[:] = 1
     buffer = zarr.core.buffer.default_buffer_prototype().buffer
@@ -495,7 +495,7 @@ def test_memory_does_not_grow_with_the_number_of_small_chunks(
     monkeypatch.setattr(worker, "BLOCK_CHUNKS", 500)
     monkeypatch.setattr(worker, "BATCH_ROWS", 1000)
     monkeypatch.setattr(worker, "BATCH_BYTES", 10**6)
-    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    repo = zm.create(LocalStorage(tmp_path / "repo"))
     session, array = _numbers(repo, shape=(40_000,), chunks=(4,), dtype="i4", compressors=None)
     array[:] = np.arange(40_000)
     session.commit("small chunks")
@@ -519,7 +519,7 @@ def test_memory_does_not_grow_with_the_number_of_small_chunks(
 
 def test_tasks_read_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although shards are read whole, and chunks of many shards lie beside each other."""
-    repo = Repository.create(LocalStorage(tmp_path / "repo"))
+    repo = zm.create(LocalStorage(tmp_path / "repo"))
     ds = xr.Dataset({"a": (("y", "x"), np.arange(1600.0).reshape(40, 40))})
     with repo.transaction(message="write") as store:
         encoding = {"a": {"chunks": (2, 2), "shards": (20, 20)}}

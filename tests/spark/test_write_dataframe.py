@@ -14,7 +14,6 @@ from pyspark.sql import functions as f
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 import zarr_manifests as zm
-from zarr_manifests import Repository
 from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -61,7 +60,7 @@ def test_rows_come_back(spark: SparkSession, url: str) -> None:
     year = xr.concat([winds(), winds("2024-07")], "time")
     xr.testing.assert_equal(opened(url), year)
     assert (report.cells, report.tasks, report.replayed) == (240, 2, False)
-    repo = Repository.open(url)
+    repo = zm.open(url)
     newest = next(iter(repo.ancestry()))
     assert newest.snapshot_id == report.snapshot_id
     assert newest.message == "append rows to /"
@@ -118,11 +117,11 @@ def test_a_step_is_written_once(spark: SparkSession, url: str) -> None:
     again = write_dataframe(rows, url, "/", **how)
     assert again == WriteReport(snapshot_id=first.snapshot_id, replayed=True)
     assert str(again) == f"nothing written: the transaction is in {first.snapshot_id}"
-    assert Repository.open(url).txn_versions() == {"daily": 7}
+    assert zm.open(url).txn_versions() == {"daily": 7}
     assert opened(url).sizes["time"] == 12
     empty = rows.where("lat > 90")
     assert write_dataframe(empty, url, "/", **how | {"txn_version": 8}).snapshot_id is not None
-    assert Repository.open(url).txn_versions() == {"daily": 8}
+    assert zm.open(url).txn_versions() == {"daily": 8}
     with pytest.raises(InvalidArgumentError, match="go together"):
         write_dataframe(rows, url, "/", dims=DIMS, append_dim="time", txn_version=1)
 
@@ -174,7 +173,7 @@ def test_the_driver_collects_labels_and_forks_but_no_rows(
         noted(name)
     for name in ("toPandas", "toLocalIterator", "take", "head"):
         monkeypatch.setattr(ClassicDataFrame, name, refuse)
-    repo = Repository.create(tmp_path / "r", {"inline-chunk-bytes": 0})
+    repo = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0})
     rows = spark.range(200_000).selectExpr("id div 1000 AS t", "id % 1000 AS x", "id AS a")
     encoding = {"a": {"chunks": (1, 250)}}
     how: Any = {"dims": ["t", "x"], "mode": "create", "encoding": encoding}
@@ -303,14 +302,14 @@ def test_a_first_write_makes_the_repository(spark: SparkSession, url: str, tmp_p
     how: Any = {"dims": DIMS, "mode": "create"}
     with pytest.raises(InvalidArgumentError, match="two rows are of the cell"):
         write_dataframe(rows.union(rows), place, "/", **how)
-    assert not Repository.exists(place)
+    assert not zm.exists(place)
     report = write_dataframe(rows, str(place), "/", **how, message="from rows")
-    repo = Repository.open(place)
+    repo = zm.open(place)
     assert next(info.message for info in repo.ancestry()) == "from rows"
     assert repo.list_branches() == {"main": report.snapshot_id}
     xr.testing.assert_equal(opened(str(place)), winds().sortby("lat"))  # labels ascend
     assert repo.verify().ok
-    here = Repository.create("memory://write-dataframe")
+    here = zm.create("memory://write-dataframe")
     for unshared in (here, "memory://write-dataframe-new"):
         with pytest.raises(UnsupportedStorageError, match="memory of this process"):
             write_dataframe(rows, unshared, "/", **how)

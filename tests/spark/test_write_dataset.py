@@ -36,7 +36,7 @@ def head(url: object) -> xr.Dataset:
 
 
 def messages(url: object) -> list[str]:
-    return [info.message for info in zm.Repository.open(url).ancestry()][::-1][1:]
+    return [info.message for info in zm.open(url).ancestry()][::-1][1:]
 
 
 def process_of(block):
@@ -47,7 +47,7 @@ def test_blocks_are_computed_by_tasks_and_make_one_commit(spark, tmp_path):
     ds = field(0, 40).chunk(time=2, x=200)
     ds["worker"] = ("time", ds.n.data.map_blocks(process_of, dtype="i8"))
     written = write_dataset(ds, tmp_path, spark=spark, message="create", encoding=ENCODING)
-    assert zm.Repository.open(tmp_path).list_branches()["main"] == written
+    assert zm.open(tmp_path).list_branches()["main"] == written
     found = head(tmp_path)
     xr.testing.assert_identical(found.drop_vars("worker"), field(0, 40))
     assert os.getpid() not in set(found.worker.values.tolist())
@@ -60,9 +60,9 @@ def test_blocks_are_computed_by_tasks_and_make_one_commit(spark, tmp_path):
     expected["t"][:4] *= -1
     xr.testing.assert_identical(head(tmp_path).drop_vars("worker"), expected)
     assert messages(tmp_path) == ["create", "append", "patch"]
-    session = zm.Repository.open(tmp_path).readonly_session()
+    session = zm.open(tmp_path).readonly_session()
     assert len(session.chunk_statistics("t")) == len(session.chunk_refs("t"))  # tasks measure
-    assert zm.Repository.open(tmp_path).verify().ok
+    assert zm.open(tmp_path).verify().ok
 
 
 def test_blocks_go_to_tasks_in_groups(spark, tmp_path):
@@ -111,7 +111,7 @@ def test_errors_are_those_of_write(spark, tmp_path):
     ds["t"] = ds.t * 1000
     with pytest.raises(InvalidArgumentError, match="would be read back as"):
         write_dataset(ds, tmp_path / "r", spark=spark, message="a", encoding=small)
-    assert not zm.Repository.exists(tmp_path / "r")
+    assert not zm.exists(tmp_path / "r")
     with pytest.raises(TypeError, match="no_such"):
         write_dataset(ds, tmp_path, spark=spark, message="a", no_such=1)
 
@@ -131,7 +131,7 @@ def test_a_failed_task_is_tried_again(spark, tmp_path):
     write_dataset(ds, tmp_path / "r", spark=spark, message="create", encoding=ENCODING)
     assert marker.exists()
     xr.testing.assert_identical(head(tmp_path / "r"), field(0, 8))
-    assert zm.Repository.open(tmp_path / "r").verify().ok
+    assert zm.open(tmp_path / "r").verify().ok
 
 
 def test_results_of_tasks_come_in_order(spark):

@@ -73,7 +73,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 def make(location: object) -> zm.Repository:
     """A repository with something of everything the format can say."""
-    repo = zm.Repository.create(location, {"inline-chunk-bytes": 200, "max-delta-count": 3})
+    repo = zm.create(location, {"inline-chunk-bytes": 200, "max-delta-count": 3})
     with commit(repo, "arrays of every kind of chunk key") as store:
         root = zarr.create_group(store, attributes={"title": "spec"})
         air = root.create_array("air/t", shape=(20, 20), chunks=(5, 9), dtype="i8")
@@ -209,7 +209,7 @@ def shapes_of(table: dict[str, Any]) -> list[str]:
 
 
 def test_a_repository_is_a_folder_of_files(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with commit(repo, "values") as store:
         zarr.create_array(store, name="a", data=noise(30, 30), chunks=(10, 30))
     found = reader.Reader(lambda key: (tmp_path / "repo" / key).read_bytes())
@@ -393,14 +393,14 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> No
     rng = np.random.default_rng(seed)
     storage = MemoryStorage()
     config = {"max-delta-count": 15 if seed % 2 else 60}
-    repository = zm.Repository.create(storage, config)
+    repository = zm.create(storage, config)
     for i in range(45):
         session = repository.writable_session("main")
         step(session.store, rng)
         if session.has_uncommitted_changes:
             session.commit(f"step {i}")
     found = reader.Reader(storage.get)
-    digests, cold = 0, zm.Repository.open(storage)
+    digests, cold = 0, zm.open(storage)
     for snapshot_id, fields in found.history(found.heads()["main"]):
         digests += len(fields["digests"])
         store = cold.readonly_session(snapshot_id).store
@@ -415,7 +415,7 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> No
 
 def test_pages_hold_the_refs_that_the_root_does_not() -> None:
     storage = MemoryStorage()
-    repository = zm.Repository.create(storage)
+    repository = zm.create(storage)
     head = repository.list_branches()["main"]
     rng = np.random.default_rng(0)
     for i in range(150):
@@ -437,7 +437,7 @@ def test_pages_hold_the_refs_that_the_root_does_not() -> None:
 def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
     storage = MemoryStorage()
     make(storage)
-    repo = zm.Repository.open(storage, {"max-delta-count": 50})
+    repo = zm.open(storage, {"max-delta-count": 50})
 
     def change(message: str, call: Any) -> str:
         session = repo.writable_session("main")
@@ -464,7 +464,7 @@ def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
 def test_virtual_refs_are_found_by_the_specification(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.bin").write_bytes(bytes(range(100)))
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"raw": tmp_path / "raw"})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"raw": tmp_path / "raw"})
     with commit(repo, "refer") as store:
         zarr.create_array(store, name="a", shape=(90,), chunks=(10,), dtype="u1", compressors=None)
         store.set_virtual_refs(

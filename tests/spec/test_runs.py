@@ -50,7 +50,7 @@ def check(line: Any, message: str, **digests: Any) -> None:
     assert own.read(snapshot_id) == line.expected()
     snapshot = own.follow(own.heads()["main"], reader.SNAPSHOT)
     assert own.count(snapshot, by_hand.ARRAY) == line.count()
-    repository = zm.Repository.open(line.storage)
+    repository = zm.open(line.storage)
     store = repository.readonly_session("main").store
     assert contents(store) == line.expected()
     table = contents_of(store).view.chunks(by_hand.ARRAY)
@@ -80,8 +80,8 @@ def check_indexed(line: Any) -> bool:
     copy = MemoryStorage()
     for info in line.storage.list(""):
         copy.put(info.key, line.storage.get(info.key))
-    assert build_index(zm.Repository.open(copy)).indexed == len(line.leaves)
-    stats = check_presence(line, zm.Repository.open(copy))
+    assert build_index(zm.open(copy)).indexed == len(line.leaves)
+    stats = check_presence(line, zm.open(copy))
     assert not stats.counted
     return stats.stored_bytes is not None
 

@@ -23,7 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disk_can_be_used_for_everything(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     report = checking.check(tmp_path)
     assert (report.usable_for, report.problems) == ("everything", ())
     assert min(report.latency_ms or 0, report.read_mb_per_s or 0, report.write_mb_per_s or 0) > 0

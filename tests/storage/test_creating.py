@@ -66,8 +66,8 @@ def _rounds(store: Any, *rounds: list[str]) -> Iterator[None]:
 
 def test_creating_takes_two_rounds(small_store: Any) -> None:
     with _rounds(small_store, [*LISTINGS, *OBJECTS, PROBE, PROBE], [PROBE, ROOT]):
-        zm.Repository.create(URL)
-    assert zm.Repository.open(URL).verify().ok
+        zm.create(URL)
+    assert zm.open(URL).verify().ok
 
 
 def test_the_root_waits_until_it_is_known_to_replace_no_other(small_store: Any) -> None:
@@ -84,12 +84,12 @@ def test_the_root_waits_until_it_is_known_to_replace_no_other(small_store: Any) 
     early = [*LISTINGS, *OBJECTS, PROBE, PROBE]
     with _rounds(small_store, early, [PROBE, PROBE], [ROOT]):
         small_store.faults.append(take)
-        zm.Repository.create(URL)
-    assert zm.Repository.open(URL).verify().ok
+        zm.create(URL)
+    assert zm.open(URL).verify().ok
 
 
 def test_the_first_root_is_archived_once_the_proof_has_ended(small_store: Any) -> None:
-    zm.Repository.create(URL, runtime=replace(SYSTEM, background=lambda call: call()))
+    zm.create(URL, runtime=replace(SYSTEM, background=lambda call: call()))
     tried = [_kind(Request("PUT", f"/{name}", {}, {}, b"")) for name in small_store.objects]
     assert sorted(tried) == sorted([*OBJECTS, PROBE, ROOT, "PUT /bucket/prefix/root"])
     assert small_store.requests[-1].startswith("PUT /bucket/prefix/root/")
@@ -101,12 +101,12 @@ def test_a_proof_without_an_answer_is_made_up_for_by_the_first_commit(small_stor
         return Answer.refusal(403, "AccessDenied") if swaps else None
 
     small_store.faults.append(deny)
-    repo = zm.Repository.create(URL)
+    repo = zm.create(URL)
     with pytest.raises(StorageError, match=r"'\.probe'.* rights"):
         repo.create_tag("v1", repo.readonly_session().snapshot_id)
     small_store.faults.remove(deny)
     repo.create_tag("v1", repo.readonly_session().snapshot_id)
-    assert zm.Repository.open(URL).verify().ok
+    assert zm.open(URL).verify().ok
 
 
 def test_creating_takes_two_rounds_where_conditions_are_promised(
@@ -114,23 +114,23 @@ def test_creating_takes_two_rounds_where_conditions_are_promised(
 ) -> None:
     monkeypatch.setattr(Proof, "due", False)
     with _rounds(small_store, [*LISTINGS, *OBJECTS], [ROOT]):
-        zm.Repository.create(URL)
+        zm.create(URL)
 
 
 @pytest.mark.parametrize("there", ["thesis.pdf", "holiday photo.jpg", "current"])
 def test_a_place_that_is_not_empty_is_left_as_it_was(small_store: Any, there: str) -> None:
     small_store.objects[f"bucket/prefix/{there}"] = b"mine"
     with pytest.raises(AlreadyExistsError):
-        zm.Repository.create(URL)
+        zm.create(URL)
     assert small_store.objects == {f"bucket/prefix/{there}": b"mine"}
 
 
 def test_the_probe_of_others_is_left_where_it_is(small_store: Any) -> None:
-    zm.Repository.create(URL)
+    zm.create(URL)
     Proof._made.clear()
     before = set(small_store.objects)
     with pytest.raises(AlreadyExistsError, match="there is a repository"):
-        zm.Repository.create(URL)
+        zm.create(URL)
     assert set(small_store.objects) >= before
 
 
@@ -138,7 +138,7 @@ def test_the_probe_of_others_is_left_where_it_is(small_store: Any) -> None:
 def test_a_store_that_ignores_conditions_keeps_no_snapshot(small_store: Any, ignored: str) -> None:
     small_store.heeds -= {ignored}
     with pytest.raises(UnsupportedStorageError, match=f"takes no notice of {ignored}"):
-        zm.Repository.create(URL)
+        zm.create(URL)
     assert list(small_store.objects) == ["bucket/prefix/.probe"]
     if ignored == "If-None-Match":
         assert ROOT not in small_store.requests
@@ -158,8 +158,8 @@ def test_a_probe_that_somebody_withdraws_is_no_bad_sign(small_store: Any) -> Non
 
 
 def test_who_may_not_write_hears_what_is_there(small_store: Any) -> None:
-    zm.Repository.create(URL)
+    zm.create(URL)
     Proof._made.clear()
     small_store.refuse({"PUT", "DELETE"}, 403, "AccessDenied")
     with pytest.raises(AlreadyExistsError, match="there is a repository"):
-        zm.Repository.create(URL)
+        zm.create(URL)

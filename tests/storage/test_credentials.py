@@ -71,7 +71,7 @@ def test_two_accounts_in_one_process(signed: list[Any]) -> None:
 def test_a_repository_is_cloned_from_one_account_to_another(
     signed: list[Any], small_store: Any
 ) -> None:
-    theirs = zm.Repository.create(
+    theirs = zm.create(
         "s3://bucket/theirs",
         {"inline-chunk-bytes": 0},
         storage_options={"credentials": accounts.alice},
@@ -85,7 +85,7 @@ def test_a_repository_is_cloned_from_one_account_to_another(
     mine = {"credentials": accounts.bob}
     report = zm.clone(theirs, "s3://bucket/ours", storage_options=mine)
     assert report.chunks > 0
-    ours = zm.Repository.open("s3://bucket/ours", storage_options=mine)
+    ours = zm.open("s3://bucket/ours", storage_options=mine)
     array = zarr.open_array(ours.readonly_session("release").store, path="a", mode="r")
     assert array[:].tolist() == [0, 1, 9, 9, 4, 5, 6, 7]
     assert ours.verify().ok
@@ -151,11 +151,11 @@ def test_what_is_shared_tells_accounts_apart(signed: list[Any]) -> None:
     alice, again, bob = _open(accounts.alice), _open(accounts.alice), _open(accounts.bob)
     assert place_of(metered(alice)) == place_of(alice) == place_of(again) != place_of(bob)
     assert place_of(alice) != place_of(_open(accounts.alice, region="eu-west-3"))
-    repo = zm.Repository.create(alice)
+    repo = zm.create(alice)
     with repo.transaction(message="two values") as store:
         zarr.create_array(store, name="t", data=np.array([1.0, 2.0]))
     for storage, who in ((alice, "ALICE"), (bob, "BOB")):
-        with zm.Repository.open(storage).writable_session() as session:
+        with zm.open(storage).writable_session() as session:
             fork = pickle.loads(pickle.dumps(session.fork()))
             signed.clear()
             zarr.open_array(fork.store, path="t")[0] = 5.0
@@ -237,9 +237,7 @@ print(accounts.ASKED)
 
 @pytest.mark.slow
 def test_another_process_asks_for_credentials_itself(signed: list[Any]) -> None:
-    repo = zm.Repository.create(
-        "s3://bucket/prefix", storage_options={"credentials": accounts.alice}
-    )
+    repo = zm.create("s3://bucket/prefix", storage_options={"credentials": accounts.alice})
     with repo.transaction(message="two values") as store:
         zarr.create_array(store, name="t", data=np.array([1.0, 2.0]))
     data = pickle.dumps((repo, repo.readonly_session().store))
@@ -270,7 +268,7 @@ def test_a_container_has_credentials_of_its_own(
         "storage_options": {"credentials": accounts.alice},
         "virtual_containers": {"raw": raw},
     }
-    repo = zm.Repository.create("s3://bucket/prefix", **given)
+    repo = zm.create("s3://bucket/prefix", **given)
     with repo.transaction(message="refer") as store:
         zarr.create_array(store, name="t", shape=8, chunks=4, dtype="u1", compressors=None)
         store.set_virtual_refs("t", [[0], [1]], ["virtual://raw/a.bin"], [0, 0], [0, 4], [4, 4])
@@ -305,7 +303,7 @@ def test_planted_secrets_are_found_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     options = {"credentials": accounts.bob, "headers": {"x-team": "winds"}}
-    repo = zm.Repository.create("s3://bucket/prefix", storage_options=options)
+    repo = zm.create("s3://bucket/prefix", storage_options=options)
     with repo.transaction(message="two values") as store:
         zarr.create_array(store, name="t", data=np.array([1.0, 2.0]))
     session = repo.readonly_session()
@@ -321,7 +319,7 @@ def test_planted_secrets_are_found_nowhere(
         )
     )
     with pytest.raises(StorageError) as raised:
-        zm.Repository.open("s3://bucket/prefix", storage_options=options)
+        zm.open("s3://bucket/prefix", storage_options=options)
     said += traceback.format_exception(raised.value)
     for dumps in (pickle.dumps, cloudpickle.dumps):
         said.append(dumps((repo, session.store)).decode("latin-1"))

@@ -30,7 +30,7 @@ def read_and_swap(folder: Path) -> None:
 
 
 def commit_and_export(folder: Path) -> None:
-    repo = zm.Repository.create(folder / "repo", CONFIG)
+    repo = zm.create(folder / "repo", CONFIG)
     with repo.transaction(message="a chunk") as store:
         zarr.create_array(store, name="a", data=np.arange(4))
     session = repo.readonly_session()

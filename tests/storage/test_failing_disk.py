@@ -135,7 +135,7 @@ def values(repo: zm.Repository) -> str:
 def seeded(tmp_path: Path) -> Path:
     """A repository of chunks in packs and of their own, with something to expire and collect."""
     place = tmp_path / "seeded"
-    repo = zm.Repository.create(place, zm.RepositoryConfig(inline_chunk_bytes=0))
+    repo = zm.create(place, zm.RepositoryConfig(inline_chunk_bytes=0))
     for first, all_big in ((0, 5), (1, 7)):
         with repo.transaction(message="old") as store:
             shape = {"compressors": None, "overwrite": True}
@@ -163,7 +163,7 @@ def test_a_disk_that_fails_at_any_call(
     disk = FailingDisk(place, monkeypatch)
     shutil.copytree(seeded, place)
     with disk.failing(0, for_good=False):
-        operation(zm.Repository.open(LocalStorage(place), runtime=RUNTIME))
+        operation(zm.open(LocalStorage(place), runtime=RUNTIME))
     due, refused = sorted(disk.first.values()), 0
     assert len(due) > 10
     for at in due:
@@ -172,10 +172,10 @@ def test_a_disk_that_fails_at_any_call(
         failure: ManifestsError | None = None
         with disk.failing(at, for_good=for_good):
             try:
-                operation(zm.Repository.open(LocalStorage(place), runtime=RUNTIME))
+                operation(zm.open(LocalStorage(place), runtime=RUNTIME))
             except ManifestsError as error:
                 failure = error
-        repo = zm.Repository.open(place)
+        repo = zm.open(place)
         found = values(repo)
         if operation is not commit:
             assert found == "old"

@@ -106,7 +106,7 @@ def repository(tmp_path: Path) -> Path:
     """A repository with an object of every kind."""
     place = tmp_path / "repository"
     config = zm.RepositoryConfig(inline_chunk_bytes=0)
-    repo = zm.Repository.create(place, config)
+    repo = zm.create(place, config)
     with repo.transaction(message="make") as store:
         zarr.create_array(store, name="t", data=np.arange(64.0), chunks=(4,))
     repo.create_tag("v1", repo.readonly_session().snapshot_id)
@@ -126,7 +126,7 @@ def kinds(place: Path) -> list[Path]:
 
 def use(place: Path) -> None:
     """Everything that reads a repository."""
-    repo = zm.Repository.open(place)
+    repo = zm.open(place)
     for call in (
         lambda: zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")[:],
         lambda: list(repo.ancestry()),
@@ -150,13 +150,13 @@ def test_no_object_of_a_repository_hangs(repository: Path, odd: Callable[[Path],
         with in_time():
             if path.name == "current":
                 with pytest.raises(ManifestsError, match="current"):
-                    zm.Repository.open(repository)
+                    zm.open(repository)
             else:
                 use(repository)
         path.unlink()
         path.write_bytes(kept)
         open_handles().clear()
-    t = zarr.open_array(zm.Repository.open(repository).readonly_session().store, path="t", mode="r")
+    t = zarr.open_array(zm.open(repository).readonly_session().store, path="t", mode="r")
     assert t[:].tolist() == list(range(64))
 
 
@@ -167,11 +167,11 @@ def test_links_to_and_above_the_repository_are_followed(repository: Path, tmp_pa
     (tmp_path / "data").symlink_to(tmp_path)
     (tmp_path / "winds").symlink_to(repository)
     for place in (tmp_path / "data" / "repository", tmp_path / "winds"):
-        repo = zm.Repository.open(place)
+        repo = zm.open(place)
         with repo.transaction(message="again") as store:
             zarr.open_array(store, path="t")[:4] = 7
         assert repo.verify().problems == ()
-        assert not zm.Repository.open(repository).verify().problems
+        assert not zm.open(repository).verify().problems
 
 
 @pytest.mark.parametrize("name", ["chunks", "snapshots", "root"])
@@ -193,9 +193,9 @@ def test_folders_that_are_links_are_followed_on_request_only(
     ]
     for call in refused:
         with pytest.raises(StorageError, match=r"symbolic link.*follow_links=True"):
-            call(zm.Repository.open(repository))
+            call(zm.open(repository))
     assert sorted(path for path in (tmp_path / "elsewhere").rglob("*")) == before
-    repo = zm.Repository.open(from_url(repository, follow_links=True))
+    repo = zm.open(from_url(repository, follow_links=True))
     rewrite(repo)
     repo.garbage_collect()
     assert repo.verify().problems == ()
@@ -286,7 +286,7 @@ from zarr_manifests.storage import LocalStorage
 
 place, raw = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-repo = zm.Repository.open(place, virtual_containers={"raw": raw})
+repo = zm.open(place, virtual_containers={"raw": raw})
 store = repo.readonly_session("main").store
 for _ in range(2):
     for name in ("t", "v"):
@@ -320,7 +320,7 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
         (raw / str(i)).write_bytes(np.array([i + 1], "<i4").tobytes())
     # Each chunk is an object of its own.
     config = zm.RepositoryConfig(inline_chunk_bytes=0, pack_chunk_bytes=0)
-    repo = zm.Repository.create(place, config, virtual_containers={"raw": raw})
+    repo = zm.create(place, config, virtual_containers={"raw": raw})
     with repo.transaction(message="make") as store:
         shape = {"shape": (300,), "chunks": (1,), "dtype": "i4", "compressors": None}
         zarr.create_array(store, name="t", **shape)[:] = np.arange(1, 301)

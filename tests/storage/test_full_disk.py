@@ -93,7 +93,7 @@ def sound(repo: zm.Repository, seed: int) -> None:
 
 def way_out(place: Path | LocalStorage, folder: Path) -> None:
     """Expire, collect and compact where there is no room, then commit again."""
-    repo = zm.Repository.open(place)
+    repo = zm.open(place)
     last = len(list(repo.ancestry())) - 2
     sound(repo, last)
     report = repo.expire_snapshots(keep_last=1)
@@ -115,7 +115,7 @@ def full(tmp_path: Path) -> LocalStorage:
     """A repository on a disk that has not one block left."""
     disk = SmallDisk(tmp_path, 3 << 19)
     storage = LocalStorage(tmp_path / "repository", disk=disk)
-    assert fill(zm.Repository.create(storage)) > 3
+    assert fill(zm.create(storage)) > 3
     disk.nbytes = 0
     return storage
 
@@ -133,12 +133,12 @@ def test_without_a_reserve_nothing_is_changed(full: LocalStorage, tmp_path: Path
     assert isinstance(disk, SmallDisk)
     (tmp_path / "repository" / ".reserve").unlink()
     disk.nbytes = used(tmp_path)
-    repo = zm.Repository.open(full)
+    repo = zm.open(full)
     before = [info.snapshot_id for info in repo.ancestry()]
     for call in (lambda: repo.expire_snapshots(keep_last=1), repo.garbage_collect):
         with pytest.raises(StorageFullError, match="free space"):
             call()
-    assert [info.snapshot_id for info in zm.Repository.open(full).ancestry()] == before
+    assert [info.snapshot_id for info in zm.open(full).ancestry()] == before
     assert repo.verify().ok
     disk.nbytes += RESERVE_BYTES
     way_out(full, tmp_path / "repository")
@@ -163,7 +163,7 @@ def test_each_operation_needs_no_room_but_the_reserve(
         there = tmp_path / f"copy{blocks}"
         shutil.copytree(place, there)
         disk.root, disk.nbytes = there, used(there) + blocks * BLOCK
-        repo = zm.Repository.open(LocalStorage(there, disk=disk))
+        repo = zm.open(LocalStorage(there, disk=disk))
         last = len(list(repo.ancestry())) - 2
         OPERATIONS[name](repo)
         sound(repo, last)
@@ -174,7 +174,7 @@ def test_an_expiry_leaves_room_for_the_collection(full: LocalStorage, tmp_path: 
     disk = full._disk
     assert isinstance(disk, SmallDisk)
     disk.nbytes = used(tmp_path)
-    repo = zm.Repository.open(full)
+    repo = zm.open(full)
     repo.expire_snapshots(keep_last=1)
     disk.nbytes = used(tmp_path)
     assert repo.garbage_collect(timedelta(0)).deleted_nbytes
@@ -194,7 +194,7 @@ def test_somebody_else_takes_the_room_amid_a_collection(
 
     disk.nbytes = used(tmp_path) + RESERVE_BYTES
     monkeypatch.setattr(Roots, "archive", archived)
-    repo = zm.Repository.open(full)
+    repo = zm.open(full)
     last = len(list(repo.ancestry())) - 2
     repo.garbage_collect(timedelta(0))
     assert Roots.archive is true
@@ -216,7 +216,7 @@ def test_somebody_else_takes_the_room_when_a_collection_has_swapped_the_root(
 
     disk.nbytes = used(tmp_path) + RESERVE_BYTES
     monkeypatch.setattr(disk, "rename", swap)
-    repo = zm.Repository.open(full)
+    repo = zm.open(full)
     last = len(list(repo.ancestry())) - 2
     repo.garbage_collect(timedelta(0))
     assert disk.rename == rename
@@ -247,7 +247,7 @@ def test_every_repository_sets_room_aside(tmp_path: Path, how: str) -> None:
     if how == "write":
         zm.write(xr.Dataset({"t": ("x", np.arange(3))}), place, message="the first")
     else:
-        repo = zm.Repository.create(place)
+        repo = zm.create(place)
     if how == "collect":  # one that was made before this was so
         (place / ".reserve").unlink()
         repo.garbage_collect()
@@ -275,7 +275,7 @@ import zarr_manifests as zm
 from tests.storage.test_full_disk import fill, fill_up, way_out
 
 place = folder / "repository"
-print(fill(zm.Repository.create(place)))
+print(fill(zm.create(place)))
 fill_up(folder)
 way_out(place, place)
 """

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.error_cases import (
     NotARepositoryError,
     ObjectNotFoundError,
@@ -366,14 +366,14 @@ def test_a_place_that_is_a_file_is_called_that(tmp_path: Path, below: str) -> No
     place = str(file / below)
     for url in (place, f"file://{place}", file / below):
         with pytest.raises(InvalidArgumentError, match=f"{said}: choose another path, or move"):
-            Repository.create(url)
+            zm.create(url)
         with pytest.raises(InvalidArgumentError, match=said):
-            Repository.open_or_create(url)
+            zm.open(url, create=True)
         with pytest.raises(NotARepositoryError, match=f"{said}; make one with .* check the path"):
-            Repository.open(url)
+            zm.open(url)
         with pytest.raises(ObjectNotFoundError, match=f"there is no object 'a' in .*{said}"):
             from_url(url).get("a")
-        assert not Repository.exists(url)
+        assert not zm.exists(url)
     assert file.read_bytes() == b""
 
 

@@ -86,13 +86,13 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
     import zarr
 
     storage = _storage()
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="g")
 
     small_store.await_request(f"PUT /bucket/prefix/{archive_key(2)}")
     small_store.requests.clear()
-    repo = zm.Repository.open(storage)
+    repo = zm.open(storage)
     session = repo.writable_session()
     zarr.open_group(session.store, path="g").attrs["a"] = 1
     assert small_store.requests == ["GET /bucket/prefix/current"] * 2
@@ -106,7 +106,7 @@ def test_few_requests_open_and_commit(small_store: Any) -> None:
 def test_a_warm_commit_is_two_rounds(small_store: Any) -> None:
     import zarr
 
-    repo = zm.Repository.create(_storage())
+    repo = zm.create(_storage())
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="g")
     numbers = itertools.count()
@@ -307,14 +307,14 @@ def test_a_commit_whose_answer_is_lost_lands_once(
     import zarr
 
     config = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}
-    repo = zm.Repository.create(_storage(), config)
+    repo = zm.create(_storage(), config)
     session = repo.writable_session()
     array = zarr.create_array(session.store, name="a", shape=4, chunks=2, dtype="i4")
     small_store.once("PUT", part, _perform_then(small_store, lost))
     array[:] = [1, 2, 3, 4]
     session.commit("with a lost answer")
     assert small_store.faults == []  # it was tried
-    again = zm.Repository.open(_storage())
+    again = zm.open(_storage())
     assert [info.message for info in again.ancestry()] == [
         "with a lost answer",
         "create repository",
@@ -326,8 +326,8 @@ def test_a_commit_whose_answer_is_lost_lands_once(
 @pytest.mark.parametrize("lost", [503, None], ids=["503", "connection closed"])
 def test_a_repository_whose_answer_is_lost_is_made(small_store: Any, lost: int | None) -> None:
     small_store.once("PUT", "/current", _perform_then(small_store, lost))
-    repo = zm.Repository.create(_storage())
-    assert zm.Repository.open(_storage()).repository_id == repo.repository_id
+    repo = zm.create(_storage())
+    assert zm.open(_storage()).repository_id == repo.repository_id
 
 
 @pytest.mark.usefixtures("impatient")
@@ -362,11 +362,11 @@ def test_a_creation_that_is_contended_is_tried_again(small_store: Any, in_loop: 
 
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])
 def test_a_store_that_loses_commits_is_read_only(small_store: Any, ignored: str) -> None:
-    made = zm.Repository.create(_storage("bucket/well"))
+    made = zm.create(_storage("bucket/well"))
     small_store.heeds -= {ignored}
     storage = _storage("bucket/ill")
     with pytest.raises(UnsupportedStorageError, match=f"takes no notice of {ignored}"):
-        zm.Repository.create(storage)
+        zm.create(storage)
     assert not storage.capabilities.cas
     assert not storage.capabilities.create
     assert [name for name in small_store.objects if "/ill/" in name] == ["bucket/ill/.probe"]
@@ -377,21 +377,21 @@ def test_a_store_that_loses_commits_is_read_only(small_store: Any, ignored: str)
     # What is there can be read, at that place as well.
     for name in [name for name in small_store.objects if "/well/" in name]:
         small_store.objects[name.replace("/well/", "/ill/")] = small_store.objects[name]
-    repo = zm.Repository.open(storage)
+    repo = zm.open(storage)
     assert repo.repository_id == made.repository_id
     with pytest.raises(UnsupportedStorageError, match="read-only"):
         repo.writable_session()
 
 
 def test_a_swap_on_a_store_that_loses_commits_is_refused_at_once(small_store: Any) -> None:
-    repo = zm.Repository.create(_storage("bucket/there"))
+    repo = zm.create(_storage("bucket/there"))
     # A root that a lease has made needs no archive, so the swap is the first that is written.
     leased = repo.writable_session(lease=timedelta(hours=1))
     small_store.objects |= {
         name.replace("/there/", "/elsewhere/"): data for name, data in small_store.objects.items()
     }
     small_store.heeds.clear()
-    elsewhere = zm.Repository.open(_storage("bucket/elsewhere"))
+    elsewhere = zm.open(_storage("bucket/elsewhere"))
     before = dict(small_store.objects)
     with pytest.raises(UnsupportedStorageError, match="takes no notice"):
         elsewhere.create_tag("v1", elsewhere.readonly_session().snapshot_id)
@@ -717,13 +717,11 @@ def test_guessing_asks_nothing_of_a_store(small_store: Any) -> None:
 def test_a_repository_is_read_from_a_web_server(small_store: Any) -> None:
     import zarr
 
-    session = zm.Repository.create(
-        _storage("bucket/web"), {"inline-chunk-bytes": 0}
-    ).writable_session()
+    session = zm.create(_storage("bucket/web"), {"inline-chunk-bytes": 0}).writable_session()
     zarr.create_array(session.store, name="a", shape=4, chunks=2, dtype="i4")[:] = [1, 2, 3, 4]
     session.commit("four")
     web = from_url(f"{small_store.endpoint}/bucket/web")
-    repo = zm.Repository.open(web)
+    repo = zm.open(web)
     assert zarr.open_array(repo.readonly_session().store, path="a")[:].tolist() == [1, 2, 3, 4]
     assert [info.message for info in repo.ancestry()] == ["four", "create repository"]
     with pytest.raises(UnsupportedStorageError, match="read-only"):
@@ -734,7 +732,7 @@ def test_a_repository_is_read_from_a_web_server(small_store: Any) -> None:
     with pytest.raises(UnsupportedStorageError, match="cannot be listed"):
         list(web.list())
     with pytest.raises(UnsupportedStorageError, match="can"):
-        zm.Repository.create(web)
+        zm.create(web)
 
 
 def test_threads_that_begin_together_share_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -786,7 +784,7 @@ def test_one_of_many_wins_every_round(object_server: Any) -> None:
 
 COMMITTING = """
 import sys, zarr, zarr_manifests as zm
-repo = zm.Repository.open(sys.argv[1])
+repo = zm.open(sys.argv[1])
 for i in range(5):
     with repo.transaction(message=f"{sys.argv[2]} {i}") as store:
         zarr.create_group(store, path=f"{sys.argv[2]}/{i}")
@@ -797,7 +795,7 @@ for i in range(5):
 def test_from_the_first_commit_to_the_last_collection(object_server: Any) -> None:
     xr = pytest.importorskip("xarray")
     url = f"s3://tests/whole-{os.getpid()}"
-    repo = zm.Repository.create(url, {"inline-chunk-bytes": 0})
+    repo = zm.create(url, {"inline-chunk-bytes": 0})
     ds = xr.Dataset({"t": (("time", "x"), [[1.0, 2.0], [3.0, 4.0]])}, {"time": [0, 1]})
     zm.write(ds, url, message="two times", mode="w")
     zm.write(ds + 1, url, message="again", mode="w")
@@ -820,14 +818,14 @@ def test_from_the_first_commit_to_the_last_collection(object_server: Any) -> Non
     report = repo.garbage_collect(grace=timedelta(0))
     assert report is not None
     assert len(list(from_url(url).list())) < objects
-    assert zm.Repository.open(url).verify().ok
+    assert zm.open(url).verify().ok
     with xr.open_dataset(url, engine="zarr_manifests") as there:
         xr.testing.assert_equal(there, ds + 1)
 
 
 FORKING = """
 import os, sys, threading, zarr, zarr_manifests as zm
-repo = zm.Repository.open(sys.argv[1])
+repo = zm.open(sys.argv[1])
 stop = threading.Event()
 def read():
     while not stop.is_set():
@@ -859,7 +857,7 @@ print(failed, sorted(info.message for info in repo.ancestry()))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_forked_children_commit_while_the_parent_reads(object_server: Any) -> None:
     url = f"s3://tests/forks-{os.getpid()}"
-    zm.Repository.create(url)
+    zm.create(url)
     done = _run(FORKING, url)
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
@@ -890,7 +888,7 @@ storage = from_url("s3://bucket/prefix")
 def run():
     asyncio.run(storage.get_async("late", 0, 3)) if sys.argv[1] == "async" else storage.get("late")
 if sys.argv[1] == "archive":
-    zm.Repository.create("s3://bucket/new")
+    zm.create("s3://bucket/new")
 else:
     threading.Thread(target=run, daemon=True).start()
 input()

@@ -49,25 +49,25 @@ def _folder() -> tuple[Any, str]:
 
 def test_a_store_is_taken_where_a_storage_is(small_store: Any) -> None:
     client = _client(small_store.endpoint)
-    repo = zm.Repository.create(client)
+    repo = zm.create(client)
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="a")
     for location in (client, from_obstore(client), zarr.storage.ObjectStore(client)):
-        there = zm.Repository.open(location)
+        there = zm.open(location)
         assert there.repository_id == repo.repository_id
         with there.transaction(message="another") as store:
             zarr.open_group(store, path="a").attrs["n"] = 1
     with pytest.raises(InvalidArgumentError, match="storage_options"):
-        zm.Repository.open(client, storage_options={"region": "x"})
+        zm.open(client, storage_options={"region": "x"})
     with pytest.raises(InvalidArgumentError, match="a Group is not a location"):
-        zm.Repository.open(zarr.create_group({}))
+        zm.open(zarr.create_group({}))
 
 
 def test_a_read_only_store_of_zarr_stays_read_only(small_store: Any) -> None:
     client = _client(small_store.endpoint)
-    zm.Repository.create(client)
+    zm.create(client)
     before = small_store.objects["bucket/prefix/current"]
-    there = zm.Repository.open(zarr.storage.ObjectStore(client, read_only=True))
+    there = zm.open(zarr.storage.ObjectStore(client, read_only=True))
     copy = pickle.loads(pickle.dumps(there.storage))
     assert not copy.capabilities.cas
     calls: list[Callable[[], object]] = [
@@ -85,14 +85,14 @@ def test_a_read_only_store_of_zarr_stays_read_only(small_store: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["mapper", "FsspecStore", "FsspecStore, read-only"])
 def test_stores_of_fsspec_are_read(tmp_path: Path, kind: str) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, path="a", attributes={"n": 1})
     mapper = fsspec.filesystem("file").get_mapper(str(tmp_path))
     location = mapper
     if kind != "mapper":
         location = zarr.storage.FsspecStore.from_mapper(mapper, read_only="read-only" in kind)
-    there = zm.Repository.open(location)
+    there = zm.open(location)
     assert zarr.open_group(there.readonly_session().store, path="a", mode="r").attrs["n"] == 1
     assert there.verify().ok
     with pytest.raises(ManifestsError, match="read"):
@@ -161,7 +161,7 @@ def test_reading_writes_nothing() -> None:
         lambda: storage.create("a", b""),
         lambda: storage.cas("a", b"", None),
         lambda: storage.delete_many(["a"]),
-        lambda: zm.Repository.create(storage),
+        lambda: zm.create(storage),
     ]
     for call in calls:
         with pytest.raises(UnsupportedStorageError):
@@ -189,7 +189,7 @@ def test_a_race_is_held_before_the_first_conditional_write(small_store: Any, ign
     storage = from_fsspec(fs, "bucket/prefix", "proven")
     assert storage.capabilities.cas
     if ignored:
-        for call in (lambda: zm.Repository.create(storage), lambda: storage.create("a", b"")):
+        for call in (lambda: zm.create(storage), lambda: storage.create("a", b"")):
             with pytest.raises(UnsupportedStorageError, match=f"all succeeded with {ignored}"):
                 call()
         assert not storage.capabilities.cas
@@ -306,11 +306,11 @@ WRITING = """
 import sys, fsspec, zarr, zarr_manifests as zm
 from zarr_manifests.storage import from_fsspec
 storage = from_fsspec(fsspec.filesystem("file"), sys.argv[1], "single-writer")
-repo = zm.Repository.open_or_create(storage)
+repo = zm.open(storage, create=True)
 with repo.transaction(message="a group") as store:
     zarr.create_group(store, path=sys.argv[2])
 again = from_fsspec(fsspec.filesystem("file"), sys.argv[1], "single-writer")
-zm.Repository.open(again).create_tag(sys.argv[2])
+zm.open(again).create_tag(sys.argv[2])
 if sys.argv[2] == "two":
     repo.expire_snapshots(keep_last=1)
     repo.garbage_collect()
@@ -330,7 +330,7 @@ def test_one_process_after_another_writes(tmp_path: Path) -> None:
             env=os.environ,
         )
         assert (done.returncode, done.stderr) == (0, "")
-    repo = zm.Repository.open(folder)
+    repo = zm.open(folder)
     assert {
         name for name, _ in zarr.open_group(repo.readonly_session().store, mode="r").groups()
     } == {
@@ -358,7 +358,7 @@ elif kind == "s3fs":
 else:
     import fsspec
     storage = from_fsspec(fsspec.filesystem("file"), folder, mode="single-writer")
-repo = zm.Repository.create(storage)
+repo = zm.create(storage)
 repo.storage.get("current")  # the parent has connections, and a thread or two
 if kind == "local":
     storage.release()

@@ -47,7 +47,7 @@ def test_the_code_of_the_page_runs_in_a_bucket(
     exec(compile(code, str(PAGE), "exec"), {"__name__": "page", "ENDPOINT": server.endpoint})  # noqa: S102
     place = f"s3://{server.url.split('/')[2]}/page/ours"
     here = {"endpoint": server.endpoint, "allow_http": True}
-    repo = zm.Repository.open(place, storage_options=here)
+    repo = zm.open(place, storage_options=here)
     assert [info.message for info in repo.ancestry()] == ["copied", "create repository"]
     sys.modules.pop("winds_accounts")
 

@@ -62,7 +62,7 @@ def repository(store: Any, kind: str = "s3", **containers: Any) -> zm.Repository
     """A repository in memory; the file `raw/a.bin` has 64 bytes."""
     store.objects["bucket/raw/a.bin"] = DATA.tobytes()
     places = containers or {"raw": container(store, kind)}
-    return zm.Repository.create(MemoryStorage(), virtual_containers=places)
+    return zm.create(MemoryStorage(), virtual_containers=places)
 
 
 def refer(
@@ -276,7 +276,7 @@ def test_names_that_a_url_would_change_are_read(small_store: Any) -> None:
             repo = repository(small_store, kind)
             assert refer(repo, f"virtual://raw/{name}/f.bin")[3] == 3
             whole = repo.readonly_session().store.get_virtual_refs("a").locations[0]
-            there = zm.Repository.create(
+            there = zm.create(
                 MemoryStorage(), virtual_containers={"all": container(small_store, kind, "bucket")}
             )
             assert refer(there, whole)[3] == 3
@@ -287,7 +287,7 @@ def test_against_a_server_of_amazons_kind(object_server: Any) -> None:
     files = from_url(place)
     files.put("deep/a.bin", DATA.tobytes())
     info, token = files.head("deep/a.bin"), files.get_tagged("deep/a.bin").token
-    repo = zm.Repository.create(f"{place}-repo", virtual_containers={"raw": place})
+    repo = zm.create(f"{place}-repo", virtual_containers={"raw": place})
     known = {"etags": [token], "modified": [info.modified_ms], "sizes": [64]}
     for some in ({}, known, *({name: value} for name, value in known.items())):
         a = refer(repo, "virtual://raw/deep/a.bin", **some)
@@ -309,7 +309,7 @@ def test_a_cold_read_takes_as_many_requests_as_of_a_native_chunk(small_store: An
     place = "s3://bucket/repo"
     places = {"raw": container(small_store)}
     small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
-    repo = zm.Repository.create(place, {"inline-chunk-bytes": 0}, virtual_containers=places)
+    repo = zm.create(place, {"inline-chunk-bytes": 0}, virtual_containers=places)
     with repo.transaction(message="both") as store:
         for name in ("native", "virtual"):
             zarr.create_array(store, name=name, data=DATA, chunks=(64,), compressors=None)
@@ -319,7 +319,7 @@ def test_a_cold_read_takes_as_many_requests_as_of_a_native_chunk(small_store: An
     counts = []
     for name in ("native", "virtual"):
         small_store.requests.clear()
-        opened = zm.Repository.open(place, virtual_containers=places)
+        opened = zm.open(place, virtual_containers=places)
         a = zarr.open_array(opened.readonly_session().store, path=name)
         np.testing.assert_array_equal(a[:], DATA)
         # The commit's archive may be written only now.
@@ -478,7 +478,7 @@ def test_a_name_that_leads_to_this_machine_is_refused(small_store: Any, host: st
 
 def test_a_host_that_no_name_server_takes_is_an_error_of_the_storage() -> None:
     place = VirtualContainer(f"http://{'a' * 70}.org/raw", retries=0)
-    repo = zm.Repository.create(MemoryStorage(), virtual_containers={"raw": place})
+    repo = zm.create(MemoryStorage(), virtual_containers={"raw": place})
     with pytest.raises(StorageError):
         refer(repo)[3]
 
@@ -501,7 +501,7 @@ def test_containers_are_values(small_store: Any) -> None:
     )
     repo = repository(small_store, raw=one)
     assert repo.virtual_containers == {"raw": one}
-    again = zm.Repository.open(repo.storage, virtual_containers=repo.virtual_containers)
+    again = zm.open(repo.storage, virtual_containers=repo.virtual_containers)
     assert pickle.loads(pickle.dumps(again.virtual_containers)) == {"raw": one}
     assert repr(VirtualContainer("/data/a b")) == "VirtualContainer('file:///data/a%20b')"
 
@@ -546,7 +546,7 @@ def test_nothing_is_opened_before_a_chunk_is_read(monkeypatch: pytest.MonkeyPatc
         pytest.fail("a name was looked up")
 
     monkeypatch.setattr(containers_module, "leads_to_local", asked)
-    repo = zm.Repository.create(
+    repo = zm.create(
         MemoryStorage(), virtual_containers={"raw": "https://data.org/x", "s": "s3://b/x"}
     )
     refer(repo)
@@ -580,7 +580,7 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
     small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
     config = {"virtual-containers": [SAVED]}
     storage = MemoryStorage("saved-container")
-    repo = zm.Repository.create(storage, config, authorize=["raw"])
+    repo = zm.create(storage, config, authorize=["raw"])
     np.testing.assert_array_equal(refer(repo)[:], DATA)
     assert repo.virtual_containers == {
         "raw": VirtualContainer("s3://bucket/raw", region="us-east-1", anonymous=True)
@@ -591,24 +591,24 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
         return found
 
     small_store.requests.clear()
-    closed = zm.Repository.open(storage)
+    closed = zm.open(storage)
     assert closed.virtual_containers == {}
     assert closed.config.virtual_containers[0].url == "s3://bucket/raw"
     with pytest.raises(VirtualContainerError, match=r"s3://bucket/raw: .*authorize=\['raw'\]"):
         values(closed)
     assert small_store.requests == []
-    assert values(zm.Repository.open(storage, authorize=["raw"])) == [0, 1, 2, 3]
-    assert values(zm.Repository.open(storage, authorize=True)) == [0, 1, 2, 3]
-    assert zm.Repository.open(storage, authorize=False).virtual_containers == {}
+    assert values(zm.open(storage, authorize=["raw"])) == [0, 1, 2, 3]
+    assert values(zm.open(storage, authorize=True)) == [0, 1, 2, 3]
+    assert zm.open(storage, authorize=False).virtual_containers == {}
     assert values(pickle.loads(pickle.dumps(repo))) == [0, 1, 2, 3]
     asked = {"engine": "zarr_manifests", "authorize": True}
     np.testing.assert_array_equal(xr.open_dataset("memory://saved-container", **asked).a, DATA)
-    given = zm.Repository.open(storage, authorize=["raw"], virtual_containers={"raw": "s3://other"})
+    given = zm.open(storage, authorize=["raw"], virtual_containers={"raw": "s3://other"})
     assert given.virtual_containers["raw"].url == "s3://other"
     with pytest.raises(InvalidArgumentError, match=r"no container 'war' is saved.*saved are raw"):
-        zm.Repository.open(storage, authorize=["war"])
+        zm.open(storage, authorize=["war"])
     with pytest.raises(InvalidArgumentError, match="a list of names"):
-        zm.Repository.open(storage, authorize="raw")
+        zm.open(storage, authorize="raw")
     with pytest.raises(InvalidArgumentError, match="open already"):
         xr.open_dataset(repo, engine="zarr_manifests", authorize=["raw"])
 
@@ -621,21 +621,21 @@ def test_a_chunk_below_a_saved_container_names_it_whatever_else_is_saved(
     places = [{"name": "evil", "url": "http://169.254.169.254/latest"}]
     places += [{"name": "raw", "url": tmp_path.as_uri()}] * saved
     storage = MemoryStorage()
-    repo = zm.Repository.create(storage, {"virtual-containers": places})
+    repo = zm.create(storage, {"virtual-containers": places})
     with repo.transaction(message="refer") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="u1", compressors=None)
         at = {"index": [[0]], "source": [0], "offset": [0], "length": [4]}
         store.set_virtual_refs("a", locations=[(tmp_path / "a").as_uri()], **at)
     match = r"authorize=\['raw'\]" if saved else "below no container"
     with pytest.raises(VirtualContainerError, match=match):
-        zarr.open_array(zm.Repository.open(storage).readonly_session().store, path="a")[:]
+        zarr.open_array(zm.open(storage).readonly_session().store, path="a")[:]
 
 
 def test_a_repository_does_not_lead_its_readers_to_this_machine() -> None:
     config = {"virtual-containers": [{"name": "raw", "url": "http://169.254.169.254/latest"}]}
-    repo = zm.Repository.create(MemoryStorage(), config)
+    repo = zm.create(MemoryStorage(), config)
     with pytest.raises(InvalidArgumentError, match="allow_local"):
-        zm.Repository.open(repo.storage, authorize=["raw"])
+        zm.open(repo.storage, authorize=["raw"])
 
 
 @pytest.mark.parametrize(
@@ -662,10 +662,10 @@ def test_what_is_saved_has_no_secrets(change: dict[str, Any], match: str) -> Non
 
 def test_a_saved_configuration_comes_back(small_store: Any) -> None:
     storage = MemoryStorage()
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     assert "virtual-containers" not in repo.config.to_dict()
     repo.save_config({"virtual-containers": [SAVED]})
-    config = zm.Repository.open(storage).config
+    config = zm.open(storage).config
     assert config.to_dict()["virtual-containers"] == [SAVED]
     assert zm.RepositoryConfig.from_yaml(config.to_yaml()) == config
 
@@ -722,7 +722,7 @@ def test_the_chunk_cache_keeps_remote_chunks_of_a_known_version(small_store: Any
         ({"sizes": [64]}, False),
         ({}, False),
     ):
-        repo = zm.Repository.create(
+        repo = zm.create(
             MemoryStorage(),
             virtual_containers={"raw": container(small_store)},
             cache={"chunk-bytes": 1 << 20},
@@ -737,7 +737,7 @@ def test_the_chunk_cache_keeps_remote_chunks_of_a_known_version(small_store: Any
             if read() == [5, 6]:
                 assert (small_store.requests == []) == kept
         if kept:
-            other = zm.Repository.open(repo.storage, cache={"chunk-bytes": 1 << 20})
+            other = zm.open(repo.storage, cache={"chunk-bytes": 1 << 20})
             with pytest.raises(VirtualContainerError):
                 zarr.open_array(other.readonly_session().store, path="a")[5]
 
@@ -747,10 +747,10 @@ def test_a_folder_keeps_remote_chunks_for_later_processes(small_store: Any, tmp_
     places = {"raw": container(small_store)}
     small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
     storage = MemoryStorage()
-    refer(zm.Repository.create(storage, virtual_containers=places), chunk=64, **facts(small_store))
+    refer(zm.create(storage, virtual_containers=places), chunk=64, **facts(small_store))
 
     def opened(**options: Any) -> Any:
-        repo = zm.Repository.open(storage, cache=cache, **options)
+        repo = zm.open(storage, cache=cache, **options)
         return zarr.open_array(repo.readonly_session().store, path="a")
 
     assert opened(virtual_containers=places)[3] == 3

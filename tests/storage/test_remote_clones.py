@@ -18,7 +18,7 @@ CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 64}
 
 
 def make(place: Any) -> zm.Repository:
-    repo = zm.Repository.create(place, CONFIG)
+    repo = zm.create(place, CONFIG)
     with repo.transaction(message="make arrays") as store:
         zarr.create_array(store, name="small", data=np.arange(8), chunks=(1,))
         zarr.create_array(store, name="large", data=np.arange(90), chunks=(30,), compressors=None)
@@ -44,12 +44,12 @@ def test_from_a_disk_to_a_bucket_and_back(object_server: ObjectServer, tmp_path:
     source = make(tmp_path / "source")
     there = f"s3://{object_server.bucket}/clones/{tmp_path.name}"
     report = zm.clone(source, there)
-    clone = zm.Repository.open(there)
+    clone = zm.open(there)
     assert_equal(source, clone)
     assert report.within_store == 0
     back = zm.clone(clone, tmp_path / "back")
     assert back.objects == report.objects
-    assert_equal(source, zm.Repository.open(tmp_path / "back"))
+    assert_equal(source, zm.open(tmp_path / "back"))
     with source.transaction(message="later") as store:
         zarr.open_array(store, path="large")[30:60] = 8
     assert zm.clone(source, there).snapshots == 1
@@ -71,11 +71,11 @@ def test_within_a_bucket(
     chunks = sum(1 for _ in source.storage.list("chunks/"))
     report = zm.clone(source, f"{at}/clone")
     assert report.within_store == chunks
-    assert_equal(source, zm.Repository.open(f"{at}/clone"))
+    assert_equal(source, zm.open(f"{at}/clone"))
     assert zm.clone(source, f"{at}/clone").objects == 0
     report = zm.clone(source, f"{at}/other", storage_options={"credentials": other_account})
     assert report.within_store == 0
-    assert_equal(source, zm.Repository.open(f"{at}/other"))
+    assert_equal(source, zm.open(f"{at}/other"))
 
     def refuse(*_: Any) -> Any:
         def copy(key: str, nbytes: int) -> None:
@@ -85,7 +85,7 @@ def test_within_a_bucket(
 
     monkeypatch.setattr("zarr_manifests.engine.upkeep.clone_repository.copier_within", refuse)
     assert zm.clone(source, f"{at}/sent").within_store == 0
-    assert_equal(source, zm.Repository.open(f"{at}/sent"))
+    assert_equal(source, zm.open(f"{at}/sent"))
 
 
 def test_damage_is_not_copied_within_a_bucket(object_server: ObjectServer, tmp_path: Path) -> None:

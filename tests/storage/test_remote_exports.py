@@ -61,7 +61,7 @@ def test_a_bucket_has_every_byte(
 
 
 def test_not_into_the_repository(bucket: Any, tmp_path: Path) -> None:
-    repo = zm.Repository.create("s3://tests/r/repo")
+    repo = zm.create("s3://tests/r/repo")
     with repo.transaction(message="a group") as store:
         zarr.create_group(store)
     session = repo.readonly_session()
@@ -69,14 +69,14 @@ def test_not_into_the_repository(bucket: Any, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="in the repository, or holds it"):
             zm.export(session, dest, overwrite=True)
     zm.export(session, "s3://tests/r/repository-2")
-    assert session.snapshot_id == zm.Repository.open("s3://tests/r/repo").list_branches()["main"]
+    assert session.snapshot_id == zm.open("s3://tests/r/repo").list_branches()["main"]
 
 
 def test_icechunk_refers_to_objects_in_a_bucket(
     object_server: ObjectServer, bucket: Any, tmp_path: Path
 ) -> None:
     options = {"endpoint": object_server.endpoint, "allow_http": True, "region": "us-east-1"}
-    repo = zm.Repository.create("s3://tests/repo", storage_options=options)
+    repo = zm.create("s3://tests/repo", storage_options=options)
     values = np.random.default_rng(1).random((40, 40))
     with repo.transaction(message="native chunks") as store:
         zarr.create_array(store, name="a", data=values, chunks=(20, 20))

@@ -37,7 +37,7 @@ def bucket(object_server: ObjectServer) -> Any:
 
 def repository(bucket: Any, **options: Any) -> zm.Repository:
     places: dict[str, Any] = {"bucket": "s3://tests"}
-    return zm.Repository.create(MemoryStorage(), virtual_containers=places)
+    return zm.create(MemoryStorage(), virtual_containers=places)
 
 
 def plain(store: Any, zarr_format: Any) -> None:
@@ -81,7 +81,7 @@ def test_a_zarr_store_in_a_bucket(bucket: Any, zarr_format: int, copy: bool) -> 
 
 
 def test_stores_that_are_at_no_place_are_copied(tmp_path: Path) -> None:
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     memory, zipped = zarr.storage.MemoryStore(), tmp_path / "plain.zip"
     with zarr.storage.ZipStore(zipped, mode="w") as store:
         plain(store, 3)
@@ -109,7 +109,7 @@ def test_an_icechunk_repository_in_a_bucket(bucket: Any) -> None:
     ours = zm.virtual.import_icechunk(repo, "s3://tests/ice")
     assert zm.virtual.import_icechunk(repo, "s3://tests/ice") == ours
     array = zarr.open_array(repo.readonly_session("made").store, path="air/p", mode="r")
-    local = zm.Repository.create(MemoryStorage(), virtual_containers={"golden": GOLDEN})
+    local = zm.create(MemoryStorage(), virtual_containers={"golden": GOLDEN})
     zm.virtual.import_icechunk(local, GOLDEN)
     same = zarr.open_array(local.readonly_session("made").store, path="air/p", mode="r")
     np.testing.assert_array_equal(array[:], same[:])

@@ -78,7 +78,7 @@ class Place:
             zm.VirtualContainer(self.url, allow_local=True) if self.scheme == "http" else self.url
         )
         places: dict[str, Any] = {"files": here}
-        return zm.Repository.create(MemoryStorage(), virtual_containers=places)
+        return zm.create(MemoryStorage(), virtual_containers=places)
 
 
 @pytest.fixture(params=PLACES)

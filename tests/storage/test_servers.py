@@ -31,7 +31,7 @@ COMMITTING = """
 import sys, numpy as np, zarr, zarr_manifests as zm
 from zarr_manifests.storage import from_url
 url, options, who = sys.argv[1], dict(allow_http=True), int(sys.argv[2])
-repo = zm.Repository.open(from_url(url, **options))
+repo = zm.open(from_url(url, **options))
 for i in range(10):
     with repo.transaction(message=f"process {who}, commit {i}") as store:
         zarr.open_array(store, path="a")[who, i] = 100 * who + i
@@ -57,7 +57,7 @@ def test_a_repository_lives_on_the_server(
 ) -> None:
     url, options = _opened(server_named, name, monkeypatch)
     storage = from_url(url, **options)
-    repo = zm.Repository.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    repo = zm.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
     with repo.transaction(message="an array") as store:
         zarr.create_array(store, name="a", shape=(5, 20), chunks=(1, 1), dtype="i8", fill_value=-1)
     for i in range(20):
@@ -79,7 +79,7 @@ def test_a_repository_lives_on_the_server(
     expected[4] = np.arange(20)
 
     def check() -> None:
-        there = zm.Repository.open(from_url(url, **options))
+        there = zm.open(from_url(url, **options))
         array = zarr.open_array(there.readonly_session().store, path="a", mode="r")
         np.testing.assert_array_equal(array[:], expected)
         assert there.verify().ok
@@ -109,7 +109,7 @@ def test_virtual_chunks_lie_on_the_server(
     files = from_url(raw, **options)
     files.put("deep/a.bin", data.tobytes())
     given = {"raw": zm.VirtualContainer(raw, **options)}
-    repo = zm.Repository.create(url, virtual_containers=given, storage_options=options)
+    repo = zm.create(url, virtual_containers=given, storage_options=options)
     info = files.head("deep/a.bin")
     known = {
         "etags": {"etags": [_etag(files, "deep/a.bin")]},
@@ -126,7 +126,7 @@ def test_virtual_chunks_lie_on_the_server(
             store.set_virtual_refs(how, *where, **facts)
 
     def read(how: str, **opened: Any) -> Any:
-        there = zm.Repository.open(url, storage_options=options, **opened)
+        there = zm.open(url, storage_options=options, **opened)
         session = there.readonly_session()
         assert [len(chunk) for _, chunk in session.read_chunks(how)] == [8] * 8
         return zarr.open_array(session.store, path=how, mode="r")[:]
@@ -148,7 +148,7 @@ def test_virtual_chunks_lie_on_the_server(
         np.testing.assert_array_equal(read(how, authorize=["raw"]), data)
 
     # A disk, a bucket and their refs: the same files from a repository in a folder.
-    local = zm.Repository.create(tmp_path / "r", virtual_containers=given)
+    local = zm.create(tmp_path / "r", virtual_containers=given)
     with local.transaction(message="refer") as store:
         zarr.create_array(store, name="a", shape=(64,), chunks=(64,), dtype="u1", compressors=None)
         store.set_virtual_refs("a", [[0]], ["virtual://raw/deep/a.bin"], [0], [0], [64])
@@ -178,7 +178,7 @@ def test_a_server_that_ignores_a_condition_is_only_read(
     url, _ = _opened(server_named, "localbucket", monkeypatch)
     storage = from_url(url)
     with pytest.raises(UnsupportedStorageError, match=r"can only be read.* no notice of If-Match"):
-        zm.Repository.create(storage)
+        zm.create(storage)
     with pytest.raises(UnsupportedStorageError, match="no notice of If-Match"):
         storage.create("a", b"1")
     assert not storage.capabilities.cas

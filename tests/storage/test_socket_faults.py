@@ -284,7 +284,7 @@ def _tag_name(number: int) -> str:
 
 def _make_template(store: Any) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """A repository, and tags for which its root has no room any more."""
-    repo = zm.Repository.create(
+    repo = zm.create(
         from_url("s3://bucket/template"),
         {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "manual"}},
     )
@@ -340,20 +340,20 @@ def _outcome(operate: Callable[[], Any]) -> ManifestsError | None:
 
 def _check(site: Site, kind: str, fault: str, times: str) -> None:
     url, operation = site.fresh(), KINDS[kind]
-    repo = zm.Repository.open(site.through(url))
+    repo = zm.open(site.through(url))
     repo.readonly_session()
     site.proxy.strike(kind, fault, TIMES[times])
     error = _outcome(lambda: OPERATIONS[operation](site, repo))
     struck = site.proxy.struck
     site.proxy.strike(kind, fault, TIMES[times])
     read: list[list[int]] = []
-    unread = _outcome(lambda: read.append(_values(zm.Repository.open(site.through(url)))))
+    unread = _outcome(lambda: read.append(_values(zm.open(site.through(url)))))
     site.proxy.calm()
 
     assert struck, "the fault came to nothing"
     if times != "always":
         assert (error, unread) == (None, None)
-    after = zm.Repository.open(site.past(url))
+    after = zm.open(site.past(url))
     values = _values(after)
     if operation == "commit" and isinstance(error, CommitOutcomeUnknownError):
         assert values in (OLD.tolist(), NEW.tolist())
@@ -366,7 +366,7 @@ def _check(site: Site, kind: str, fault: str, times: str) -> None:
         assert set(site.tags) <= set(after.list_tags())
     _set(after, NEXT)
     after.garbage_collect(grace=timedelta(0))
-    assert _values(zm.Repository.open(site.past(url))) == NEXT.tolist()
+    assert _values(zm.open(site.past(url))) == NEXT.tolist()
     report = after.verify()
     assert report.ok, report
 

@@ -31,7 +31,7 @@ def odd_repository(folder: Path, location: Any = None) -> zm.Repository:
     source = folder / "raw files"
     source.mkdir()
     day.to_netcdf(source / "day 1.nc", engine="h5netcdf", encoding={"u": {"chunksizes": (4, 6)}})
-    repo = zm.Repository.create(
+    repo = zm.create(
         folder / "repository" if location is None else location,
         {"inline-chunk-bytes": 64},
         virtual_containers={"raw": source},

@@ -47,10 +47,10 @@ def hostile_repository(location: Any, *keys: str) -> zm.Repository:
     Keys of documents make arrays.
     """
     with unchecked():
-        session = zm.Repository.create(location).writable_session()
+        session = zm.create(location).writable_session()
         values = dict.fromkeys(keys, b"of somebody else")
         values |= {key: json.dumps(_ARRAY).encode() for key in keys if key.endswith("/zarr.json")}
         for key, data in {"zarr.json": json.dumps(_GROUP).encode(), **values}.items():
             session.store.set_sync(key, cpu.Buffer.from_bytes(data))
         session.commit("hostile")
-    return zm.Repository.open(location)
+    return zm.open(location)

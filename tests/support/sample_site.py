@@ -103,7 +103,7 @@ def _hostile(group: zarr.Group) -> None:
 
 def make_sample(location: str) -> Sample:
     """Six days of a map, a branch with a correction, and names that want to be HTML."""
-    found = Sample(zm.Repository.create(location))
+    found = Sample(zm.create(location))
     found.commit("three days", _begin)
     found.repo.create_tag("v1", found.ids["three days"])
     for day in (3, 4):

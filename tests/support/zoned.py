@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+import zarr_manifests as zm
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.record_zones import record_zones
@@ -37,7 +38,7 @@ def created(storage: Any = None, chunks: int = 8, **config: Any) -> Repository:
     """A repository with an array `a` of that many chunks, which compacts only when it is told."""
     manual = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
     where = MemoryStorage() if storage is None else storage
-    repository = Repository.create(where, manual | config, runtime=in_order())
+    repository = zm.create(where, manual | config, runtime=in_order())
     session = repository.writable_session()
     make(session, chunks=chunks)
     session.commit("make")

@@ -28,7 +28,7 @@ def in_time() -> Iterator[None]:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repository")
+    return zm.create(tmp_path / "repository")
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_files_of_a_folder_of_references(
 def test_a_virtual_file_that_is_none_is_an_error_at_once(tmp_path: Path, kind: int) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
-    repo = zm.Repository.create(tmp_path / "repository", virtual_containers={"raw": raw})
+    repo = zm.create(tmp_path / "repository", virtual_containers={"raw": raw})
     file = raw / "a"
     file.write_bytes(b"\x07")
     with repo.transaction(message="refer") as store:

@@ -19,7 +19,7 @@ def test_messages_are_taken_in_by_reference(
 ) -> None:
     place = save_grib(tmp_path / "day.grib", 1, (4, 6), ("2t", "2d"))
     messages = scan_grib(str(place))
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"raw": tmp_path})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"raw": tmp_path})
     for at, name in enumerate(("t2m", "d2m")):
         refs = {key: ref for key, ref in messages[at]["refs"].items() if key.startswith(name)}
         refs |= {".zgroup": '{"zarr_format": 2}'}

@@ -60,7 +60,7 @@ def expected(source: Path) -> dict[str, Any]:
 @pytest.fixture
 def repo(source: Path) -> zm.Repository:
     places: dict[str, Any] = {"source": source}
-    return zm.Repository.create(source.parent / "repo", virtual_containers=places)
+    return zm.create(source.parent / "repo", virtual_containers=places)
 
 
 def held(repo: zm.Repository, snapshot_id: str) -> dict[str, str]:
@@ -199,7 +199,7 @@ def test_heads_are_imported_alone(
 
 
 def test_moved_nodes_keep_their_id(tmp_path: Path) -> None:
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     ours = zm.virtual.import_icechunk(repo, GOLDEN / "format-2")
     infos = {info.message: info.snapshot_id for info in repo.ancestry()}
     before, after = infos["grow t, and make p anew"], infos["move"]
@@ -228,7 +228,7 @@ def test_chunks_count_within_the_extents_and_the_grid(tmp_path: Path) -> None:
     cut = replace(node, manifests=frozenset({manifest._replace(lo=(1,))}))
     document = json.loads(node.document) | {"shape": [10]}
     small = replace(node, document=json.dumps(document).encode())
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     source, before = IcechunkImport(files, Containers()), {}
     for after, chunks in ((whole, [0, 1]), (cut, [1]), (small, [0]), (whole, [0, 1])):
         session = repo.writable_session()
@@ -289,7 +289,7 @@ def test_a_branch_that_went_another_way_is_not_continued(tmp_path: Path) -> None
     ref = source / "refs/branch.main/ref.json"
     for tag in ("made", "lost"):
         shutil.rmtree(source / f"refs/tag.{tag}")
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"source": source})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"source": source})
     ref.write_text(json.dumps({"snapshot": lineage[2]}))
     old = zm.virtual.import_icechunk(repo, source, branches=["main"])
     ref.write_text(json.dumps({"snapshot": lineage[0]}))
@@ -337,7 +337,7 @@ def test_files_of_containers_are_inspected(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "format-1", tmp_path / "source")
     files = IcechunkFiles.open(zm.storage.from_url(tmp_path / "source"), max_bytes=2**20)
     assert files.branches.keys() == {"main", "side"}
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     options: dict[str, Any] = {"allow_http": True, "anonymous": True, "retries": 0}
     nobody = "http://127.0.0.1:1"
     place = zm.VirtualContainer("s3://zarr-manifests-golden", endpoint=nobody, **options)
@@ -518,7 +518,7 @@ def manifest(
 def test_odd_values_are_named_errors(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(GOLDEN / "format-1", source)
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"source": source})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"source": source})
     ref = source / "refs/branch.side/ref.json"
     good = ref.read_text()
     ref.write_text("[" * 200_000)

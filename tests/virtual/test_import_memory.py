@@ -57,7 +57,7 @@ def few_bytes() -> Iterator[None]:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repository")
+    return zm.create(tmp_path / "repository")
 
 
 def gen(**changes: object) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_xarray_reads_what_it_reads_from_the_source(
 ) -> None:
     plain = tmp_path / "plain"
     write(plain)
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"plain": plain})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"plain": plain})
     zm.virtual.import_zarr(repo, plain, "in/it", copy=copy)
     expected = {
         group: xr.open_zarr(plain, group=group, consolidated=False).load()
@@ -109,7 +109,7 @@ def test_xarray_reads_what_it_reads_from_the_source(
     }
     if copy:
         plain.rename(tmp_path / "gone")
-        repo = zm.Repository.open(tmp_path / "repo")
+        repo = zm.open(tmp_path / "repo")
     store = repo.readonly_session().store
     for group, ds in expected.items():
         path = f"in/it/{group}".rstrip("/")
@@ -131,7 +131,7 @@ def test_consolidated_metadata_is_not_taken_over(
 ) -> None:
     """It would say what was there once, after an array is added or changed."""
     write(tmp_path / "plain")
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"plain": tmp_path})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"plain": tmp_path})
     zm.virtual.import_zarr(repo, tmp_path / "plain")
     with repo.transaction(message="add") as store:
         zarr.open_group(store)["u"].attrs["new"] = "here"
@@ -152,7 +152,7 @@ def test_documents_that_only_consolidated_metadata_knows_are_not_left_out(
     write(plain)
     for name in (".zarray", "zarr.json"):
         (plain / "flag" / name).unlink(missing_ok=True)
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with pytest.raises(InvalidArgumentError, match=r"'flag/.*consolidate it again"):
         zm.virtual.import_zarr(repo, plain)
 
@@ -161,7 +161,7 @@ def test_documents_that_only_consolidated_metadata_knows_are_not_left_out(
 def test_consolidated_metadata_that_is_malformed(tmp_path: Path, text: str) -> None:
     v2(tmp_path / "plain")
     (tmp_path / "plain" / ".zmetadata").write_text(text)
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with pytest.raises(InvalidArgumentError, match="zmetadata"):
         zm.virtual.import_zarr(repo, tmp_path / "plain")
 
@@ -171,7 +171,7 @@ def test_files_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "plain.zip", "w") as file:
         for path in (tmp_path / "plain").rglob("*"):
             file.write(path, path.relative_to(tmp_path / "plain"))
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with pytest.raises(UnsupportedFormatError, match=r"ZIP file.*unpack it"):
         zm.virtual.import_zarr(repo, tmp_path / "plain.zip")
     with pytest.raises(UnsupportedFormatError, match="is a file"):
@@ -186,7 +186,7 @@ def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
     (plain / "a" / "c" / "7").mkdir(parents=True)
     (plain / "a" / "c" / "7" / "0").write_bytes(b"off the grid")
     (plain / "a" / "c" / "00").write_bytes(b"not canonical")
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"plain": plain})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"plain": plain})
     zm.virtual.import_zarr(repo, plain)
     store = repo.readonly_session().store
     assert zarr.open_array(store, path="a", mode="r")[:].tolist() == [
@@ -207,7 +207,7 @@ def test_arrays_in_the_key_space_of_another(tmp_path: Path) -> None:
 def of_v2(tmp_path: Path, path: str = "/") -> zm.Repository:
     v2(tmp_path / "source")
     containers = {"source": str(tmp_path / "source")}
-    repository = zm.Repository.create(tmp_path / "repository", virtual_containers=containers)
+    repository = zm.create(tmp_path / "repository", virtual_containers=containers)
     zm.virtual.import_zarr(repository, tmp_path / "source", path)
     return repository
 
@@ -254,7 +254,7 @@ def test_what_is_not_seen_from_above_is_told(
 ) -> None:
     v2(tmp_path / "source")
     containers = {"source": str(tmp_path / "source")}
-    repository = zm.Repository.create(tmp_path / "repository", virtual_containers=containers)
+    repository = zm.create(tmp_path / "repository", virtual_containers=containers)
     with repository.transaction(message="newer") as store:
         zarr.create_group(store, path="newer")
     zm.virtual.import_zarr(repository, tmp_path / "source", "/newer/old")

@@ -45,7 +45,7 @@ def plain(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
+    return zm.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
 
 
 def check(repo: zm.Repository, path: str = "") -> None:
@@ -79,7 +79,7 @@ def test_a_zarr_store_is_taken_in_without_its_bytes(repo: zm.Repository, plain: 
 def test_a_zarr_store_is_copied(repo: zm.Repository, plain: Path, tmp_path: Path) -> None:
     zm.virtual.import_zarr(repo, plain.as_uri(), "/a/b", copy=True)
     plain.rename(tmp_path / "gone")
-    check(zm.Repository.open(tmp_path / "repo"), "a/b")
+    check(zm.open(tmp_path / "repo"), "a/b")
     assert len(repo.readonly_session().store.get_virtual_refs("a/b/t")) == 0
     assert set(zarr.open_group(repo.readonly_session().store, mode="r")) == {"a"}
 
@@ -89,7 +89,7 @@ def test_what_was_taken_in_is_read_with_its_container_only(
 ) -> None:
     zm.virtual.import_zarr(repo, plain)
     with pytest.raises(VirtualContainerError, match="'here'"):
-        check(zm.Repository.open(tmp_path / "repo"))
+        check(zm.open(tmp_path / "repo"))
     file = plain / "t" / "c" / "0" / "0"
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 5_000_000))
     with pytest.raises(VirtualSourceChangedError):
@@ -130,9 +130,7 @@ def test_a_store_in_memory(plain: Path, tmp_path: Path) -> None:
     names = [p for p in plain.rglob("*") if p.is_file()]
     for name in names:
         source.put(f"in/{name.relative_to(plain)}", name.read_bytes())
-    repo = zm.Repository.create(
-        tmp_path / "repo", virtual_containers={"m": "memory://plain-in-memory"}
-    )
+    repo = zm.create(tmp_path / "repo", virtual_containers={"m": "memory://plain-in-memory"})
     zm.virtual.import_zarr(repo, "memory://plain-in-memory/in")
     check(repo)
 
@@ -250,7 +248,7 @@ def test_compressed_references_of_several_parts_are_read_to_their_end(tmp_path: 
     path = tmp_path / "refs.json"
     for pack in (gzip.compress, zstandard.compress):
         path.write_bytes(pack(text[:30]) + pack(text[30:]))
-        repo = zm.Repository.create(tmp_path / pack.__module__)
+        repo = zm.create(tmp_path / pack.__module__)
         zm.virtual.import_kerchunk(repo, path, max_bytes=2**60)
         found = zarr.open_group(repo.readonly_session().store, mode="r", zarr_format=2)
         assert dict(found.attrs) == {"title": "parts"}

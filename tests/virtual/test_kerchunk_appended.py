@@ -18,7 +18,7 @@ from zarr_manifests.errors import InvalidArgumentError
 
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
+    return zm.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
 
 
 def day_references(folder: Path, number: int, **changes: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_generated_references_are_those_that_fsspec_generates(tmp_path: Path) ->
     expected = {key: ref for key, ref in fs.references.items() if isinstance(ref, list)}
     assert here == expected
     assert len(here) == 60
-    repo = zm.Repository.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
+    repo = zm.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
     zm.virtual.import_kerchunk(repo, generated(tmp_path.as_uri()))
     values = zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]
     assert values[:19].tolist() == [[5 + 5 * i + 1000 * j for j in range(3)] for i in range(19)]
@@ -227,7 +227,7 @@ def test_keys_take_little_work_each(tmp_path: Path, separator: str) -> None:
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "in/t/.zarray": fields}
     for i in range(n):
         refs[f"in/t/{i // 10}{separator}{i % 10}"] = [f"file:///data/{i % 100}.nc", i * 10, 10]
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     calls = 0
 
     def count(_frame: object, event: str, _arg: object) -> None:

@@ -97,7 +97,7 @@ def test_an_import_tells_of_files_and_chunks(repo: zm.Repository, folder: Path) 
 
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
+    return zm.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
 
 
 def test_what_fsspec_wrote_reads_as_fsspec_reads_it(
@@ -166,7 +166,7 @@ def test_a_million_references_take_no_work_for_each(tmp_path: Path) -> None:
             table = pa.table({"path": paths, "offset": offset, "size": size})
             pq.write_table(table, root / name / f"refs.{number}.parq")
     (root / ".zmetadata").write_text(json.dumps({"metadata": documents, "record_size": record}))
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     calls = 0
 
     def count(_frame: object, event: str, _arg: object) -> None:

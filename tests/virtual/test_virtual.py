@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def repo(folder: Path, tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repo", virtual_containers={"archive": folder})
+    return zm.create(tmp_path / "repo", virtual_containers={"archive": folder})
 
 
 def make(store: Any, name: str = "a", shape: tuple[int, ...] = (64,), chunk: int = 1) -> Any:
@@ -144,13 +144,13 @@ def test_the_repository_speaks_of_the_container_and_not_of_its_place(
     with repo.transaction(message="refer") as store:
         make(store)
         refer(store, folder, sizes=[32, 32])
-    there = zm.Repository.open(tmp_path / "repo").readonly_session().store
+    there = zm.open(tmp_path / "repo").readonly_session().store
     assert there.get_virtual_refs("a").locations == (
         "virtual://archive/a.bin",
         "virtual://archive/deep/b.bin",
     )
     folder.rename(tmp_path / "moved")
-    moved = zm.Repository.open(
+    moved = zm.open(
         tmp_path / "repo", virtual_containers={"archive": (tmp_path / "moved").as_uri()}
     )
     np.testing.assert_array_equal(
@@ -424,9 +424,9 @@ def test_secrets_and_unknown_schemes_are_refused(repo: zm.Repository) -> None:
 )
 def test_containers_that_are_refused(containers: dict[str, str], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
-        zm.Repository.create("memory://refused-containers", virtual_containers=containers)
+        zm.create("memory://refused-containers", virtual_containers=containers)
     assert "pw1" not in str(caught.value)
-    assert not zm.Repository.exists("memory://refused-containers")
+    assert not zm.exists("memory://refused-containers")
 
 
 def test_no_refs_change_nothing(repo: zm.Repository) -> None:
@@ -458,7 +458,7 @@ def test_without_its_container_nothing_is_touched(
 
     monkeypatch.setattr(files, "_open", touched)
     for containers in ({}, other):
-        closed = zm.Repository.open(tmp_path / "repo", virtual_containers=containers)
+        closed = zm.open(tmp_path / "repo", virtual_containers=containers)
         with pytest.raises(PermissionError, match="'archive'") as caught:
             read_one(closed)
         assert isinstance(caught.value, VirtualContainerError)
@@ -498,13 +498,13 @@ def test_the_hint_names_the_store_that_a_chunk_is_of(file: str, folder: str) -> 
 def test_the_hint_of_an_imported_store_opens_all_of_it(tmp_path: Path) -> None:
     plain = xr.Dataset({"t": ("time", np.arange(4.0))}, {"time": np.arange(4)})
     plain.to_zarr(tmp_path / "plain", consolidated=False)
-    zm.virtual.import_zarr(zm.Repository.create(tmp_path / "repo"), tmp_path / "plain", "imported")
+    zm.virtual.import_zarr(zm.create(tmp_path / "repo"), tmp_path / "plain", "imported")
     open_it = partial(xr.open_dataset, tmp_path / "repo", engine="zarr_manifests", group="imported")
     with pytest.raises(VirtualContainerError) as caught:
         open_it()
     hint = str(caught.value).split("{<a name>: '")[1].split("'}")[0]
     assert hint == (tmp_path / "plain").as_uri()
-    repo = zm.Repository.open(tmp_path / "repo", virtual_containers={"plain": hint})
+    repo = zm.open(tmp_path / "repo", virtual_containers={"plain": hint})
     found = xr.open_dataset(repo, engine="zarr_manifests", group="imported")
     assert found.load().equals(plain)
 
@@ -512,15 +512,15 @@ def test_the_hint_of_an_imported_store_opens_all_of_it(tmp_path: Path) -> None:
 def test_a_location_below_no_container_needs_one_that_holds_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    repo = zm.Repository.create(tmp_path / "repo")
+    repo = zm.create(tmp_path / "repo")
     with repo.transaction(message="refer") as store:
         make(store)
         refer(store, folder)
     for prefix in ({}, {"x": folder / "deep"}, {"x": f"{folder}s"}):
         with pytest.raises(VirtualContainerError, match=folder.as_uri()):
-            read_one(zm.Repository.open(tmp_path / "repo", virtual_containers=prefix))
+            read_one(zm.open(tmp_path / "repo", virtual_containers=prefix))
     for held in (folder, tmp_path, "/", f"{folder}/deep/../"):
-        opened = zm.Repository.open(tmp_path / "repo", virtual_containers={"any": held})
+        opened = zm.open(tmp_path / "repo", virtual_containers={"any": held})
         assert read_one(opened) == 0
 
 
@@ -631,9 +631,7 @@ def test_short_missing_damaged_and_odd_files(repo: zm.Repository, folder: Path) 
 async def test_files_in_memory(tmp_path: Path) -> None:
     files = MemoryStorage("virtual-memory")
     files.put("in/a.bin", DATA.tobytes())
-    repo = zm.Repository.create(
-        tmp_path / "repo", virtual_containers={"m": "memory://virtual-memory/in"}
-    )
+    repo = zm.create(tmp_path / "repo", virtual_containers={"m": "memory://virtual-memory/in"})
     session = repo.writable_session()
     a = make(session.store, chunk=32)
     info, token = files.head("in/a.bin"), files.get_tagged("in/a.bin").token
@@ -722,7 +720,7 @@ def test_a_fork_without_changes_to_refs_leaves_them(repo: zm.Repository, folder:
 
 
 def test_refs_live_through_a_fold(folder: Path, tmp_path: Path) -> None:
-    repo = zm.Repository.create(
+    repo = zm.create(
         tmp_path / "repo", {"max-delta-count": 3}, virtual_containers={"archive": folder}
     )
     session = repo.writable_session()

@@ -78,7 +78,7 @@ def opened(path: Path, **options: Any) -> Any:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> zm.Repository:
-    return zm.Repository.create(tmp_path / "repo", virtual_containers={"files": tmp_path})
+    return zm.create(tmp_path / "repo", virtual_containers={"files": tmp_path})
 
 
 def read(repo: zm.Repository, group: str | None = None) -> xr.Dataset:
@@ -112,7 +112,7 @@ def test_datasets_offer_to_write_themselves_without_another_import(
         monkeypatch.delattr(kind, "zm")
     monkeypatch.delattr(zm, "Repository", raising=False)
     place = "memory://offered"
-    repo = zm.Repository.create(place)
+    repo = zm.create(place)
     xr.Dataset({"a": ("x", [1])}).zm.write(repo, message="one")
     xr.DataTree(xr.Dataset({"b": ("x", [2])})).zm.write(repo, group="b", message="another")
     assert [info.message for info in repo.ancestry()][:2] == ["another", "one"]
@@ -335,7 +335,7 @@ def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
 def test_what_is_noted_of_files(repo: zm.Repository, tmp_path: Path) -> None:
     path = saved(tmp_path, 0)
     vds = opened(path)[["t"]]
-    outside = zm.Repository.create(tmp_path / "outside")
+    outside = zm.create(tmp_path / "outside")
     for known, validate, has in (
         (repo, "etag", (True, False, False)),
         (repo, "modified", (False, True, False)),

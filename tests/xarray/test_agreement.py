@@ -42,7 +42,7 @@ def opened(repository: zm.Repository, **options: Any) -> xr.Dataset:
 
 
 def written(ds: xr.Dataset, encoding: Mapping[Any, Any] | None = None) -> zm.Repository:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(ds, repository, message="first", encoding=encoding)
     return repository
 

@@ -58,7 +58,7 @@ def opened(where: Any, **options: Any) -> xr.Dataset:
 
 
 def commits(where: Any) -> int:
-    return len(list(zm.Repository.open(where).ancestry())) - 1
+    return len(list(zm.open(where).ancestry())) - 1
 
 
 def same(where: Any, *parts: xr.Dataset) -> None:
@@ -77,7 +77,7 @@ def test_the_same_call_twice_makes_one_commit(
     on_existing: str, chunked: bool, zarr_format: int, group: str | None
 ) -> None:
     storage = MemoryStorage()
-    with zm.Repository.create(storage).transaction(message="seed") as store:
+    with zm.create(storage).transaction(message="seed") as store:
         xr.Dataset().to_zarr(store, group=group, zarr_format=zarr_format, consolidated=False)  # type: ignore[call-overload]
     for numbers in ((1, 2, 3), (4, 5), (5, 6)):
         ds = days(*numbers).chunk(time=2) if chunked else days(*numbers)
@@ -112,7 +112,7 @@ def test_skip_leaves_what_is_there_and_replace_writes_over_it() -> None:
 def test_a_branch() -> None:
     storage = MemoryStorage()
     write(days(1), storage)
-    zm.Repository.open(storage).create_branch("dev")
+    zm.open(storage).create_branch("dev")
     write(days(1, 2), storage, branch="dev", on_existing="skip")
     write(days(3), storage)
     assert opened(storage, version="dev").sizes["time"] == 2
@@ -150,7 +150,7 @@ def test_no_rows() -> None:
         write(days(), storage, on_existing=on_existing)
         assert opened(storage).sizes["time"] == 0
         write(days(1), storage, on_existing=on_existing)
-        head = zm.Repository.open(storage).readonly_session("main").snapshot_id
+        head = zm.open(storage).readonly_session("main").snapshot_id
         assert write(days(), storage, on_existing=on_existing) == head
         same(storage, days(1))
 
@@ -161,7 +161,7 @@ def test_only_what_differs_is_committed() -> None:
     ds = days(*range(10))
     ds["t"][4] = -1
     head = write(ds, storage, on_existing="replace")
-    repository = zm.Repository.open(storage)
+    repository = zm.open(storage)
     old = next(info for info in repository.ancestry() if info.snapshot_id != head).snapshot_id
     found = repository.diff(old, head)
     assert not found.updated
@@ -208,7 +208,7 @@ def test_labels_of_all_kinds(first: Any, again: Any, encoding: Any, zarr_format:
         again = np.array(again, "M8[s]" if first.dtype != "M8[ns]" else first.dtype)
         encoding = encoding or {"units": "seconds since 2000-01-01", "dtype": "i8"}
     storage = MemoryStorage()
-    with zm.Repository.create(storage).transaction(message="seed") as store:
+    with zm.create(storage).transaction(message="seed") as store:
         labelled(first).to_zarr(
             store, encoding={"k": encoding}, zarr_format=zarr_format, consolidated=False
         )  # type: ignore[call-overload]
@@ -360,7 +360,7 @@ def overtaken(storage: Storage, other: Other) -> zm.Repository:
         if point == "root.swap" and due:
             due.pop()(storage)
 
-    return zm.Repository.open(storage, runtime=in_order(checkpoint=checkpoint))
+    return zm.open(storage, runtime=in_order(checkpoint=checkpoint))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 1000])
@@ -410,7 +410,7 @@ def test_what_is_there_is_looked_at_again_on_the_tip(chunk: int) -> None:
 def test_days_of_many_writers_all_land(there: bool, labels: bool) -> None:
     """Each is overtaken by the day before right before it lands, also where nothing is there."""
     storage = MemoryStorage()
-    zm.Repository.create(storage)
+    zm.create(storage)
 
     def land(day: int, where: Any) -> None:
         ds = days(day) if labels else days(day).drop_vars("time")
@@ -434,7 +434,7 @@ def test_the_same_day_by_two_writers_at_every_moment(on_existing: str, every: in
     for first in ((1, 2), ()):
         for at in count(1, every):
             below = MemoryStorage()
-            zm.Repository.create(below)
+            zm.create(below)
             if first:
                 write(days(*first), below)
 
@@ -442,7 +442,7 @@ def test_the_same_day_by_two_writers_at_every_moment(on_existing: str, every: in
                 return write(days(3, 4), below, on_existing="skip")
 
             storage = InterruptingStorage(below, theirs, at)
-            repository = zm.Repository.open(storage, runtime=in_order())
+            repository = zm.open(storage, runtime=in_order())
             try:
                 write(days(3, 4), repository, on_existing=on_existing)
             except AlreadyExistsError:
@@ -456,7 +456,7 @@ def test_the_same_day_by_two_writers_at_every_moment(on_existing: str, every: in
 
 def relabel(storage: Any, start: int, *numbers: int) -> None:
     hours = days(*numbers).time.values - np.datetime64("2000-01-01")
-    with zm.Repository.open(storage).transaction(message="other labels") as store:
+    with zm.open(storage).transaction(message="other labels") as store:
         time = zarr.open_array(store, path="time")
         time[start : start + len(numbers)] = hours // np.timedelta64(1, "h")
 
@@ -474,7 +474,7 @@ def test_a_job_that_dies_at_any_moment_and_is_started_again(on_existing: str, ev
 
         storage = InterruptingStorage(below, die, at)
         with suppress(KeyboardInterrupt):
-            repository = zm.Repository.open(storage, runtime=in_order())
+            repository = zm.open(storage, runtime=in_order())
             write(days(2, 3), repository, on_existing=on_existing)
         write(days(2, 3), below, on_existing=on_existing)
         same(below, days(1, 2, 3))
@@ -522,7 +522,7 @@ def test_a_label_that_moved_away_is_not_replaced_where_it_was() -> None:
 def test_an_append_that_left_no_chunk_is_seen() -> None:
     """What is all fill value is not stored, so that both commits grow, and write no chunk both."""
     storage = MemoryStorage()
-    repository = zm.Repository.create(storage)
+    repository = zm.create(storage)
 
     def labelled(*labels: int, value: float) -> xr.Dataset:
         return xr.Dataset({"v": ("k", [value] * len(labels))}, {"k": [*labels]})
@@ -591,7 +591,7 @@ def test_attempts_are_bounded() -> None:
             write(days(next(after)), storage)
 
     runtime = in_order(checkpoint=checkpoint)
-    repository = zm.Repository.open(storage, {"commit-attempts": 3}, runtime=runtime)
+    repository = zm.open(storage, {"commit-attempts": 3}, runtime=runtime)
     with pytest.raises(ConflictError, match="along 'time'"):
         write(days(100), repository, on_existing="skip")
     assert next(after) < 20
@@ -675,7 +675,7 @@ def test_an_append_takes_no_turn_of_zarrs_event_loop(
         labels = {"time": [np.datetime64("2000-01-01", "ns") + np.timedelta64(number, "D")]}
         return xr.Dataset(every, {**labels, "y": np.arange(side), "x": np.arange(side)})
 
-    repo, turns = zm.Repository.create(tmp_path), Counter[str]()
+    repo, turns = zm.create(tmp_path), Counter[str]()
     with repo.transaction(message="a group") as store:
         zarr.create_group(store, zarr_format=zarr_format)
     zm.write(day(0), repo, message="first", mode="a")
@@ -744,7 +744,7 @@ def holds(where: Any, state: State) -> bool:
 )
 def test_any_calls(calls: list[tuple[Call, int | None]], scheduler: Any) -> None:
     storage = MemoryStorage()
-    repository = zm.Repository.create(storage)
+    repository = zm.create(storage)
     state: State = {}
     for number, (call, blocks) in enumerate(calls):
         if not state or call[1] == "error":
@@ -788,7 +788,7 @@ def test_of_two_at_once_it_is_as_if_one_came_first(
             done.append(False)
 
     storage = InterruptingStorage(below, other, at)
-    repository = zm.Repository.open(storage, runtime=in_order())
+    repository = zm.open(storage, runtime=in_order())
     refused = (AlreadyExistsError, InvalidArgumentError)
     landed = False
     with suppress(*refused):

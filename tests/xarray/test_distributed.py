@@ -59,7 +59,7 @@ def head(url: object, **options: object) -> xr.Dataset:
 
 
 def messages(url: object) -> list[str]:
-    return [info.message for info in zm.Repository.open(url).ancestry()][::-1][1:]
+    return [info.message for info in zm.open(url).ancestry()][::-1][1:]
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_first_write_that_fails_leaves_no_repository(client, tmp_path):
     place = tmp_path / "winds"
     with pytest.raises(RuntimeError, match="the end"):
         zm.write(ds, place, message="fails", encoding=ENCODING)
-    assert not zm.Repository.exists(place)
+    assert not zm.exists(place)
     zm.write(dask_field(0, 4), place, message="works", encoding=ENCODING)
     xr.testing.assert_identical(head(place).load(), field(0, 4))
 
@@ -106,7 +106,7 @@ def test_create_append_and_region(client, tmp_path):
 
 
 def test_several_datasets_in_an_open_session_are_one_commit(client, tmp_path):
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     with repo.writable_session() as session:
         for group in ("a", "b"):
             zm.to_session(_with_pids(dask_field(0, 4)), session, group=group, encoding=ENCODING)
@@ -132,7 +132,7 @@ def _pid_block(block: np.ndarray) -> np.ndarray:
 
 def test_forks_whose_own_blocks_go_to_forks_of_theirs(client, tmp_path):
     """Each task writes a part with dask, whose tasks get forks of the task's fork."""
-    session = zm.Repository.create(tmp_path).writable_session()
+    session = zm.create(tmp_path).writable_session()
     zm.to_session(dask_field(0, 8) * 0, session, encoding=ENCODING)
     tasks = [client.submit(_write_part, session.fork(), start, pure=False) for start in (0, 4)]
     session.merge(*client.gather(tasks))
@@ -170,7 +170,7 @@ def test_a_daily_job(client, tmp_path):
 def test_blocks_of_very_many_chunks_are_written(client, tmp_path, spill_refs, where):
     """So many that workers put their refs into tables, or have no room for them in memory."""
     rows = np.arange(1, 1801, dtype="i4")
-    repository = zm.Repository.create(tmp_path, {"spill-refs": spill_refs, **where})
+    repository = zm.create(tmp_path, {"spill-refs": spill_refs, **where})
     made = xr.Dataset({"v": ("x", da.from_array(rows, chunks=600))})
     encoding = {"v": {"chunks": (1,), "compressors": None}}
     zm.write(made, repository, message="create", encoding=encoding)
@@ -190,14 +190,14 @@ def test_reading_on_the_workers(client, tmp_path):
     assert float((now.t - then.t).sum()) == now.t.size
     xr.testing.assert_equal(then.compute(), field(0, 8))
     xr.testing.assert_equal(
-        xr.open_zarr(zm.Repository.open(tmp_path).readonly_session().store).compute(),
+        xr.open_zarr(zm.open(tmp_path).readonly_session().store).compute(),
         field(0, 8) + 1,
     )
 
 
 @pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_a_store_that_was_merely_pickled_cannot_be_committed(client, tmp_path):
-    session = zm.Repository.create(tmp_path).writable_session()
+    session = zm.create(tmp_path).writable_session()
     dask_field(0, 8).to_zarr(session.store)
     with pytest.raises(UnmergedForksError, match=r"zarr_manifests\.write"):
         session.commit("would lose what the workers wrote")
@@ -208,7 +208,7 @@ def test_a_store_that_was_merely_pickled_cannot_be_committed(client, tmp_path):
 def test_copies_that_report_let_xarray_write_by_itself(request, tmp_path, scheduler):
     if scheduler == "distributed":
         request.getfixturevalue("client")
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     session = repo.writable_session(copies="report")
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # started when it is used
         own = {"scheduler": "processes", "pool": pool} if scheduler == "processes" else {}
@@ -275,7 +275,7 @@ def test_a_worker_that_dies_is_made_up_for(client, tmp_path):
     zm.write(ds, tmp_path / "repo", message="create", encoding=ENCODING)
     assert died.exists()
     xr.testing.assert_equal(head(tmp_path / "repo").load(), field(0, 8))
-    repo = zm.Repository.open(tmp_path / "repo")
+    repo = zm.open(tmp_path / "repo")
     tip, before = (info.snapshot_id for info in repo.ancestry())
     assert len(repo.diff(before, tip).chunks["/t"]) == 8
 
@@ -298,7 +298,7 @@ def test_memory_of_this_process_cannot_be_written_from_others(client):
     ds = xr.Dataset({"t": ("x", da.arange(4, chunks=2))})
     with pytest.raises(InvalidArgumentError, match="memory://"):
         zm.write(ds, "memory://not-shared", message="create")
-    assert not zm.Repository.exists("memory://not-shared")
+    assert not zm.exists("memory://not-shared")
 
 
 # --- forks in tasks that run more than once ------------------------------------------------------
@@ -306,7 +306,7 @@ def test_memory_of_this_process_cannot_be_written_from_others(client):
 
 def make_ones(path: Path, chunks: int = 8) -> zm.Repository:
     """An array of so many chunks of ones, each an object of its own."""
-    repo = zm.Repository.create(path, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    repo = zm.create(path, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
     with repo.transaction(message="ones") as store:
         zarr.create_array(store, name="a", shape=(chunks * 100,), chunks=(100,), dtype="i4")[:] = 1
     return repo
@@ -340,7 +340,7 @@ def check_all(repo: zm.Repository, expected: list[int], orphans: int) -> None:
     after = written(repo)
     assert len(after) == len(expected)
     assert len(before - after) >= orphans
-    again = zm.Repository.open(repo.storage)
+    again = zm.open(repo.storage)
     assert again.verify().ok
     found = zarr.open_array(again.readonly_session().store, path="a", mode="r")[:]
     assert found.tolist() == np.repeat(expected, 100).tolist()

@@ -168,7 +168,7 @@ def test_what_is_stored_is_what_xarray_stores(
     case: tuple[xr.Dataset, xr.Dataset, dict[str, Any], int], check: bool
 ) -> None:
     first, second, how, zarr_format = case
-    theirs, repository = zarr.storage.MemoryStore(), zm.Repository.create(MemoryStorage())
+    theirs, repository = zarr.storage.MemoryStore(), zm.create(MemoryStorage())
     with repository.transaction(message="a group") as store:
         zarr.create_group(store, zarr_format=zarr_format)  # type: ignore[arg-type]
     put: Any = first.copy(deep=True).to_zarr
@@ -222,7 +222,7 @@ def test_an_array_that_was_made_anew_is_opened_anew() -> None:
     storage = MemoryStorage()
     zm.write(rows([1, 2]), storage, message="first")
     zm.write(rows([3]), storage, message="longer", append_dim="time")
-    repository = zm.Repository.open(storage)
+    repository = zm.open(storage)
     with repository.transaction(message="attributes") as store:
         zarr.open_array(store, path="time").attrs["units"] = "days since 2000-01-01"
     with pytest.raises(InvalidArgumentError, match="read back as"):
@@ -240,7 +240,7 @@ def test_an_array_that_was_made_anew_is_opened_anew() -> None:
 def test_a_document_that_zarr_repairs_is_repaired_whenever_it_is_opened() -> None:
     storage = MemoryStorage()
     zm.write(rows([1, 2]), storage, message="first")
-    repository = zm.Repository.open(storage)
+    repository = zm.open(storage)
     session = repository.writable_session()
     stored: Any = session.store.get_sync("time/zarr.json")
     document = json.loads(stored.to_bytes())

@@ -70,7 +70,7 @@ def test_what_fails_before_any_data_touches_nothing(tmp_path: Path, fault: str) 
     for location in (tmp_path / "deep" / "winds", MemoryStorage()):
         with pytest.raises((ValueError, TypeError)):
             zm.write(ds, location, message="fails", **how)
-        assert not zm.Repository.exists(location)
+        assert not zm.exists(location)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_a_task_that_fails_leaves_no_object(tmp_path: Path) -> None:
     assert {p.name for p in folder.rglob("*") if p.is_file()} <= {".lock", ".lock-swap"}
     zm.write(field(), folder, message="works", encoding=CHUNKS)
     xr.testing.assert_identical(opened(folder), field())
-    assert not zm.Repository.open(folder).verify().problems
+    assert not zm.open(folder).verify().problems
 
 
 def test_a_swap_that_fails_leaves_no_object_either() -> None:
@@ -131,7 +131,7 @@ def test_what_others_make_meanwhile_stays(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"a task"):
         zm.write(failing(meanwhile), storage, message="fails", encoding=CHUNKS)
     xr.testing.assert_identical(opened(storage, group="other"), other)
-    assert not zm.Repository.open(storage).verify().problems
+    assert not zm.open(storage).verify().problems
 
 
 @pytest.mark.parametrize("group", ["other", None])
@@ -153,7 +153,7 @@ def test_two_first_writers(group: str | None) -> None:
         zm.write(lazy, storage, message="mine")
         xr.testing.assert_identical(opened(storage), field())
     xr.testing.assert_identical(opened(storage, group=group), field() * 2)
-    repository = zm.Repository.open(storage)
+    repository = zm.open(storage)
     assert not repository.verify().problems
     assert [info.message for info in repository.ancestry()][-2] == "other"
 
@@ -161,7 +161,7 @@ def test_two_first_writers(group: str | None) -> None:
 def test_a_first_write_is_as_any_other() -> None:
     storage = MemoryStorage()
     snapshot_id = zm.write(field(), storage, message="first", encoding=CHUNKS)
-    repository = zm.Repository.open(storage)
+    repository = zm.open(storage)
     history = [(info.snapshot_id, info.message) for info in repository.ancestry()]
     assert history[0] == (snapshot_id, "first")
     assert [message for _, message in history] == ["first", "create repository"]
@@ -189,7 +189,7 @@ def test_a_fault_at_every_call(kind: FaultKind) -> None:
             zm.write(field(), faulty, message="first", encoding=CHUNKS)
         except (ManifestsError, SimulatedCrash) as error:
             outcome = error
-        there = zm.Repository.exists(storage)
+        there = zm.exists(storage)
         if outcome is None:
             assert there
         elif not isinstance(outcome, SimulatedCrash | CommitOutcomeUnknownError):
@@ -199,7 +199,7 @@ def test_a_fault_at_every_call(kind: FaultKind) -> None:
             xr.testing.assert_identical(opened(storage), field())
         else:
             zm.write(field(), storage, message="again", encoding=CHUNKS)
-        repo = zm.Repository.open(storage)
+        repo = zm.open(storage)
         assert not repo.verify().problems
         repo.garbage_collect(timedelta(0))
         assert not repo.verify().problems
@@ -228,7 +228,7 @@ def test_hours_are_written_one_by_one(units: str | None, in_argument: bool) -> N
             zm.write(second, storage, append_dim="time")
         return
     zm.write(second, storage, append_dim="time")
-    found = xr.open_zarr(zm.Repository.open(storage).readonly_session("main").store)
+    found = xr.open_zarr(zm.open(storage).readonly_session("main").store)
     xr.testing.assert_equal(found.load(), xr.concat([first, second], "time"))
     kept = units is not None and units.startswith("hours")
     assert found.time.encoding["units"].startswith("hours" if kept else "seconds since 2026-01-01")

@@ -45,7 +45,7 @@ def opened(repository: zm.Repository, **options: Any) -> xr.Dataset:
 def written(
     values: Any, encoding: Mapping[str, Any] | None = None, **options: Any
 ) -> zm.Repository:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     how = {"t": dict(encoding)} if encoding is not None else None
     zm.write(field(values), repository, message="first", encoding=how, **options)
     return repository
@@ -89,7 +89,7 @@ def test_it_says_where() -> None:
     time = np.array(["2024-01-01", "2024-01-02"], "M8[ns]")
     values = np.full((2, 3, 4), 280.0)
     ds = xr.Dataset({"t": (("time", "lat", "n"), values)}, {"time": time, "lat": [5.0, 6.0, 7.0]})
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(ds, repository, message="first", encoding={"t": {**KELVIN, "chunks": (1, 3, 4)}})
     ds = ds.assign_coords(time=time + np.timedelta64(2, "D")).copy(deep=True)
     ds.t[1, 2, 3] = np.inf
@@ -181,7 +181,7 @@ def test_it_says_where_among_rows_of_which_some_are_skipped(
 @pytest.mark.parametrize("carried", [False, True])
 @pytest.mark.parametrize("mode", [None, "w", "a"])
 def test_an_encoding_that_does_not_fit_the_values(carried: bool, mode: Any) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     hot = field([250.0, 330.0])
     how: dict[str, Any] = {"encoding": {"t": KELVIN}, "mode": mode}
     if carried:  # as of a file that was opened
@@ -242,7 +242,7 @@ def test_an_encoding_that_does_not_fit_the_values(carried: bool, mode: Any) -> N
 )
 @pytest.mark.parametrize("lazy", [False, True])
 def test_first_values(values: Any, encoding: dict[str, Any], told: str, lazy: bool) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     ds = field(values)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # xarray's, that there may be NaN
@@ -289,9 +289,9 @@ def test_a_missing_text_is_none_of_the_texts_that_are_there(lazy: bool) -> None:
 def test_unsigned_values_are_kept_as_such_only_beside_a_fill_value(lazy: bool) -> None:
     ds = field(np.uint8([1, 200]))
     ds.t.encoding = {"dtype": "i1", "_Unsigned": "true"}
-    refused(zm.Repository.create(MemoryStorage()), ds.chunk() if lazy else ds, "200 at .* as -56")
+    refused(zm.create(MemoryStorage()), ds.chunk() if lazy else ds, "200 at .* as -56")
     ds.t.encoding["_FillValue"] = np.int8(-1)
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(ds, repository, message="with a fill value")
     assert opened(repository).t.values.tolist() == [1, 200]
 
@@ -301,7 +301,7 @@ def test_texts_of_a_file(tmp_path: Path) -> None:
     stations = xr.Dataset({"name": ("x", np.array([b"Oslo", b"Bergen"]))})
     stations.to_netcdf(tmp_path / "stations.nc", engine="scipy")
     with xr.open_dataset(tmp_path / "stations.nc", engine="scipy") as ds:
-        repository = zm.Repository.create(MemoryStorage())
+        repository = zm.create(MemoryStorage())
         zm.write(ds, repository, message="from a file")
     xr.testing.assert_equal(opened(repository), stations)
 
@@ -311,7 +311,7 @@ def test_values_that_are_packed_already() -> None:
     repository = written([250.0, np.nan], KELVIN)
     raw = opened(repository, mask_and_scale=False)
     assert "_FillValue" in raw.t.attrs
-    copy = zm.Repository.create(MemoryStorage())
+    copy = zm.create(MemoryStorage())
     zm.write(raw, copy, message="raw")
     xr.testing.assert_identical(opened(copy), opened(repository))
 
@@ -328,7 +328,7 @@ def test_dask_computes_once_and_the_error_arrives(tmp_path: Path, scheduler: str
         (tmp_path / f"{block[0]:.0f}").touch(exist_ok=False)
         return block
 
-    repository = zm.Repository.create(tmp_path / "r")
+    repository = zm.create(tmp_path / "r")
     how = {"t": {**KELVIN, "chunks": (2,)}}
     values = da.arange(250.0, 290.0, 5.0, chunks=2).map_blocks(counted, meta=np.empty(0))
     lazy = xr.Dataset({"t": ("x", values)}, {"x": np.arange(8) * 10})
@@ -354,7 +354,7 @@ def test_what_is_loaded_late_is_loaded_once() -> None:
 
     late = Late()
     ds = xr.Dataset({"t": ("x", LazilyIndexedArray(late))})
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(ds, repository, message="wide", encoding={"t": {"dtype": "f4", "_FillValue": 0.0}})
     assert late.loads == 1
     refused(repository, ds, r"330 at x\[2\]", encoding={"t": KELVIN}, mode="w")
@@ -402,7 +402,7 @@ def test_parts_are_stored_as_xarray_stores_the_whole(
         values[:, 2] = np.nan
     how = {"t": {**encoding, "chunks": (2, 5, 4)}}
     ds = xr.Dataset({"t": (("x", "y", "z"), LAYOUTS[layout](values))})
-    own, repository = MemoryStore(), zm.Repository.create(MemoryStorage())
+    own, repository = MemoryStore(), zm.create(MemoryStorage())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # xarray's, that there may be NaN
         ds.to_zarr(own, encoding=how, consolidated=False)
@@ -432,7 +432,7 @@ def test_without_a_check_xarray_does_what_it_does() -> None:
         repository = written([250.0, 330.0], KELVIN, check=False)
     assert opened(repository).t[1] == pytest.approx(264.464)
     other = field([280.0]).assign(t=("x", [280.0], {"units": "degC"})).assign_coords(x=[1])
-    there = zm.Repository.create(MemoryStorage())
+    there = zm.create(MemoryStorage())
     first = field([1.0]).assign(t=("x", [1.0], {"units": "K"}))
     zm.write(first, there, message="kelvins")
     refused(there, other, "degC", append_dim="x")
@@ -443,7 +443,7 @@ def test_without_a_check_xarray_does_what_it_does() -> None:
 def test_times_that_nanoseconds_have_no_room_for(unit: str) -> None:
     time = np.array(["2900-01-01", "2900-01-02"], f"M8[{unit}]")
     how: dict[str, Any] = {"units": "seconds since 2000-01-01", "dtype": "i8"}
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     first = xr.Dataset(coords={"time": time[:1]})
     zm.write(first, repository, message="first", encoding={"time": how})
     with warnings.catch_warnings():
@@ -455,7 +455,7 @@ def test_times_that_nanoseconds_have_no_room_for(unit: str) -> None:
 
 
 def test_what_check_can_be() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     refused(repository, field([1.0]), "check must be", check="all")
 
 
@@ -559,7 +559,7 @@ def test_floats_equal_to_the_fill_value_amid_others(
     given: str, statistics: bool, lazy: bool
 ) -> None:
     how = {"dtype": "f4", "_FillValue": np.float32(2.0), "chunks": (2,)}
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     for values in ([1.0, 2.0, 3.0], [1.0, 3.0, 2.0, np.nan]):
         ds = field(np.array(values, given))
         ds = ds.chunk(x=2) if lazy else ds
@@ -573,7 +573,7 @@ def test_floats_equal_to_the_fill_value_amid_others(
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("values", [[1.0, 1e300], [-1e300, np.nan], [1.0, 2.0, 3.0, 1e39]])
 def test_floats_beyond_the_range_of_narrower_ones(values: list[float], lazy: bool) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     how = {"t": {"dtype": "f4", "chunks": (2,)}}
     ds, fine = field(values), field([1.0, np.inf, np.nan])
     if lazy:
@@ -584,7 +584,7 @@ def test_floats_beyond_the_range_of_narrower_ones(values: list[float], lazy: boo
 
 
 def test_the_place_of_a_lazy_value_is_that_in_the_dataset() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     how = {"t": {"dtype": "f4", "chunks": (2,)}}
     zm.write(field([1.0, 2.0, 3.0, 4.0]), repository, message="m", encoding=how)
     more = field([5.0, 6.0, 7.0, 1e300], 4).chunk(x=2)
@@ -692,7 +692,7 @@ def put_rows(repository: zm.Repository, values: Any) -> None:
 
 
 def test_rows_of_a_data_frame_are_written() -> None:
-    repository = zm.Repository.create(MemoryStorage("fit-rows"))
+    repository = zm.create(MemoryStorage("fit-rows"))
     zm.write(xr.Dataset({"t": ("x", [1.0, 2.0])}), repository, message="first")
     put_rows(repository, np.array([7.0]))
     assert opened(repository).t.values.tolist() == [7.0, 2.0]
@@ -709,7 +709,7 @@ def test_rows_of_a_data_frame_are_written() -> None:
 def test_what_is_accepted_is_what_a_reader_gets(
     values: Any, how: Any, more: Any, then: str, lazy: bool
 ) -> None:
-    repository = zm.Repository.create(MemoryStorage(f"fit-{next(NUMBERS)}"))
+    repository = zm.create(MemoryStorage(f"fit-{next(NUMBERS)}"))
     first, second = (xr.Dataset({"t": ("x", part)}) for part in (values, more))
     # Also errors of xarray, which come before anything is committed.
     refusals = ValueError, TypeError, KeyError, OverflowError, NotImplementedError
@@ -757,7 +757,7 @@ def test_dates_that_xarray_does_not_open_beside_missing_ones(
         zm.write(ds.chunk() if then == "dask" else ds, repository, message="m", append_dim="x")
     both = xr.Dataset({"t": ("x", np.array([first, more], "M8[s]"))}).chunk(x=1)
     with pytest.raises(InvalidArgumentError, match="could not be read back"):
-        zm.write(both, zm.Repository.create(MemoryStorage()), message="m")
+        zm.write(both, zm.create(MemoryStorage()), message="m")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # xarray's, of dates that numpy has no nanoseconds for
         assert opened(repository).t.size == 2
@@ -768,7 +768,7 @@ def test_a_whole_scale_that_xarray_does_not_open(lazy: bool) -> None:
     ds = field([2.0, np.nan, 4.0])
     how = {"dtype": "i2", "scale_factor": 2, "_FillValue": -1}
     refused(
-        zm.Repository.create(MemoryStorage()),
+        zm.create(MemoryStorage()),
         ds.chunk() if lazy else ds,
         "could not be read back, for ValueError",
         encoding={"t": how},
@@ -807,7 +807,7 @@ TIMES = np.array(["1970-01-01T00:00:00.000000001", "2000-01-05"], "M8[ns]")
 @pytest.mark.filterwarnings("ignore")
 def test_attributes_that_a_reader_makes_something_else_of(values: Any, attributes: Any) -> None:
     ds = xr.Dataset({"t": ("x", values, attributes)})
-    refused(zm.Repository.create(MemoryStorage()), ds, "'t'.*(read back|do not fit)", mode="a")
+    refused(zm.create(MemoryStorage()), ds, "'t'.*(read back|do not fit)", mode="a")
 
 
 @pytest.mark.parametrize("then", [False, True])
@@ -817,14 +817,14 @@ def test_numbers_are_no_bounds_of_times(values: Any, then: bool) -> None:
     times = np.array(["2000-01-01", "2000-01-02"], "M8[ns]")
     time = xr.Dataset(coords={"time": ("time", times, {"bounds": "time_bnds"})})
     bounds = xr.Dataset({"time_bnds": (("time", "nv"), values)})
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     if then:
         zm.write(time, repository, message="times")
     refused(repository, bounds if then else time.merge(bounds), "'time_bnds'", mode="a")
 
 
 def test_times_make_no_times_of_numbers_that_are_there() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     numbers = xr.Dataset({"time_bnds": (("time", "nv"), [[0.0, 1.0], [1.0, 2.0]])})
     zm.write(numbers, repository, message="numbers")
     times = np.array(["2000-01-01", "2000-01-02"], "M8[ns]")
@@ -836,7 +836,7 @@ def test_times_make_no_times_of_numbers_that_are_there() -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_whole_numbers_are_packed_with_an_offset(lazy: bool) -> None:
     """Xarray subtracts the offset in the type of the numbers, and fails."""
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     first = xr.Dataset({"t": ("x", np.array([280, 281], "u2"))})
     zm.write(first, repository, message="first", encoding={"t": KELVIN})
     more = first.chunk() if lazy else first
@@ -858,7 +858,7 @@ def test_whole_numbers_are_packed_with_an_offset(lazy: bool) -> None:
 )
 def test_a_dimension_of_a_group_has_one_length(new: xr.Dataset, how: Any) -> None:
     first = xr.Dataset({"u": ("x", [1.0, 2.0, 3.0]), "v": ("t", [1.0]), "s": ((), 1)})
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(first, repository, message="first")
     refused(repository, new, "could not be opened as a dataset", **how)
 
@@ -877,7 +877,7 @@ def test_a_dimension_of_a_group_has_one_length(new: xr.Dataset, how: Any) -> Non
 def test_a_label_that_does_not_fit_is_none_that_is_there(
     there: Any, given_label: Any, on_existing: str
 ) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(xr.Dataset({"v": ("x", [1.0, 2.0])}, {"x": there}), repository, message="first")
     new = xr.Dataset({"v": ("x", [9.0])}, {"x": given_label})
     how: dict[str, Any] = {"append_dim": "x", "on_existing": on_existing}
@@ -893,7 +893,7 @@ def test_a_label_that_does_not_fit_is_none_that_is_there(
     ],
 )
 def test_labels_of_other_axes_are_the_same(there: Any, other: Any) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     other = there + np.timedelta64(10, "m") if other is None else other
     first = xr.Dataset({"v": (("t", "s"), [[1.0, 2.0]])}, {"t": [0], "s": there})
     how = {"s": {"units": "seconds since 1970-01-01"}} if there.dtype.kind == "M" else None
@@ -906,7 +906,7 @@ def test_labels_of_other_axes_are_the_same(there: Any, other: Any) -> None:
 
 def test_labels_that_are_rounded_in_another_way_are_the_same() -> None:
     first = xr.Dataset({"v": (("t", "s"), [[1.0, 2.0]])}, {"t": [0], "s": [0.0, 1.0]})
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(first, repository, message="first")
     new = first.assign_coords(t=[1], s=[1e-17, 1.0])
     zm.write(new, repository, message="more", append_dim="t")
@@ -927,14 +927,14 @@ def test_blocks_are_of_the_type_that_dask_was_told(dtype: Any) -> None:
 @pytest.mark.parametrize("append", [False, True])
 def test_an_imaginary_part_is_no_error_of_a_packing(append: bool) -> None:
     how = {"dtype": "i4", "scale_factor": 1.0, "_FillValue": -9}
-    repository = written([1.0], how) if append else zm.Repository.create(MemoryStorage())
+    repository = written([1.0], how) if append else zm.create(MemoryStorage())
     given = field(np.array([5 + 3000j], "c8"), start=1)
     options: dict[str, Any] = {"append_dim": "x"} if append else {"encoding": {"t": how}}
     refused(repository, given, r"5\+3000j", **options)
 
 
 def test_numbers_of_no_calendar_are_of_the_standard_one() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     days = {"t": {"units": "days since 2000-01-01"}}
     zm.write(field([cftime.DatetimeNoLeap(2000, 1, 1)]), repository, message="m", encoding=days)
     new = field([366], start=1)
@@ -945,14 +945,12 @@ def test_numbers_of_no_calendar_are_of_the_standard_one() -> None:
 def test_a_name_with_a_backslash_is_a_path_for_zarr() -> None:
     for name in ("a\\b", "a\\", "\\"):
         ds = xr.Dataset({name: ("x", [1.0])})
-        refused(
-            zm.Repository.create(MemoryStorage()), ds, "cannot be the name of an array", mode="a"
-        )
+        refused(zm.create(MemoryStorage()), ds, "cannot be the name of an array", mode="a")
 
 
 def test_an_append_beside_a_coordinate_of_no_labels() -> None:
     first = xr.Dataset({"v": (("t", "s"), np.empty((1, 0)))}, {"t": [0], "s": np.empty(0)})
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(first, repository, message="first")
     zm.write(first.assign_coords(t=[1]), repository, message="more", append_dim="t")
     assert opened(repository).sizes == {"t": 2, "s": 0}

@@ -67,7 +67,7 @@ def head(url: object, **options: Any) -> xr.Dataset:
 
 
 def messages(url: object) -> list[str]:
-    return [info.message for info in zm.Repository.open(url).ancestry()][::-1][1:]
+    return [info.message for info in zm.open(url).ancestry()][::-1][1:]
 
 
 def names(report: Any) -> dict[str, list[str]]:
@@ -84,14 +84,14 @@ def test_files_in_any_order_become_one_commit(files, tmp_path, tasks):
     assert messages(place) == ["ingest 5 files"]
     assert names(report) == {"added": list("01234")}
     assert [(f.start, f.rows) for f in report.added] == [(2 * n, 2) for n in range(5)]
-    assert report.snapshot_ids == (zm.Repository.open(place).list_branches()["main"],)
+    assert report.snapshot_ids == (zm.open(place).list_branches()["main"],)
     assert report.nbytes == sum(file.stat().st_size for file in files)
     found = head(place)
     xr.testing.assert_identical(found, days(*range(5)))
     assert found.time.encoding["units"].startswith("hours since 2024-01-01")
-    session = zm.Repository.open(place).readonly_session()
+    session = zm.open(place).readonly_session()
     assert len(session.chunk_statistics("t")) == len(session.chunk_refs("t")) == 5
-    assert zm.Repository.open(place).verify().ok
+    assert zm.open(place).verify().ok
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7, 100])
@@ -218,7 +218,7 @@ def test_a_difference_is_named_with_its_file(files, tmp_path, number, there):
     if there:
         assert messages(place) == ["ingest 1 files"]
     else:
-        assert not zm.Repository.exists(place)
+        assert not zm.exists(place)
     report = ingest(SPARK, [*files, wrong], place, append_dim="time", on_error="report")
     assert names(report)["failed"] == ["wrong"]
     xr.testing.assert_identical(head(place), days(*range(5)))
@@ -232,7 +232,7 @@ def test_files_that_cannot_be_opened_are_left_out_if_asked(files, tmp_path):
     with pytest.raises(InvalidArgumentError, match="2 files cannot be ingested") as error:
         ingest(SPARK, given, place, append_dim="time")
     assert all(each.as_uri() in str(error.value) for each in (broken, missing))
-    assert not zm.Repository.exists(place)
+    assert not zm.exists(place)
     report = ingest(SPARK, given, place, append_dim="time", on_error="report")
     assert names(report) == {"added": ["0", "1"], "failed": ["broken", "missing"]}
     assert "FileNotFoundError" in report.failed[1].reason
@@ -267,14 +267,14 @@ def test_a_file_that_fails_while_it_is_written(files, tmp_path, tasks, how):
     tasks.before["_write"] = fails
     with pytest.raises(InvalidArgumentError, match=r"2\.nc: "):
         ingest(SPARK, files, tmp_path / "r", append_dim="time")
-    assert not zm.Repository.exists(tmp_path / "r")
+    assert not zm.exists(tmp_path / "r")
     save(day(2), files[2])
     tasks.before["_write"] = fails
     report = ingest(SPARK, files, tmp_path / "r", append_dim="time", on_error="report")
     assert names(report) == {"added": ["0", "1", "3", "4"], "failed": ["2"]}
     xr.testing.assert_identical(head(tmp_path / "r"), days(0, 1, 3, 4))
     assert messages(tmp_path / "r") == ["ingest 4 files"]
-    assert zm.Repository.open(tmp_path / "r").verify().ok
+    assert zm.open(tmp_path / "r").verify().ok
 
 
 def test_labels_have_to_follow(files, tmp_path):
@@ -370,11 +370,11 @@ def test_times_in_parts_of_hours_are_stored_as_near_as_the_array_can(tmp_path):
 def test_the_same_list_does_nothing_and_a_longer_one_appends(files, tmp_path, tasks):
     place = tmp_path / "r"
     ingest(SPARK, files[:2], place, append_dim="time")
-    head_id, writes = zm.Repository.open(place).list_branches()["main"], tasks.writes
+    head_id, writes = zm.open(place).list_branches()["main"], tasks.writes
     report = ingest(SPARK, files[:2], place, append_dim="time")
     assert (report.snapshot_ids, report.unchanged, report.added) == ((), 2, ())
     assert str(report) == "nothing to do: 2 files were there already"
-    assert zm.Repository.open(place).list_branches()["main"] == head_id
+    assert zm.open(place).list_branches()["main"] == head_id
     assert tasks.writes == writes
     report = ingest(SPARK, files, place, append_dim="time")
     assert (names(report), report.unchanged) == ({"added": ["2", "3", "4"]}, 2)
@@ -424,7 +424,7 @@ def test_what_is_known_of_files_goes_back_with_the_branch(files, tmp_path):
     place = tmp_path / "r"
     first = ingest(SPARK, files[:2], place, append_dim="time").snapshot_ids[0]
     ingest(SPARK, files, place, append_dim="time")
-    repository = zm.Repository.open(place)
+    repository = zm.open(place)
     repository.reset_branch("main", first, force=True)
     assert names(ingest(SPARK, files, repository, append_dim="time")) == {"added": ["2", "3", "4"]}
     zm.write(days(0), place, message="anew", mode="w")  # takes the records with it
@@ -438,10 +438,10 @@ def test_what_is_known_of_files_is_no_variable_and_grows_with_the_new_ones(files
     place = tmp_path / "r"
     ingest(SPARK, files[:2], place, append_dim="time")
     assert "_ingest" not in head(place)
-    group = zarr.open_group(zm.Repository.open(place).readonly_session().store, mode="r")
+    group = zarr.open_group(zm.open(place).readonly_session().store, mode="r")
     before = group["_ingest/files"][:].tobytes()
     ingest(SPARK, files, place, append_dim="time")
-    group = zarr.open_group(zm.Repository.open(place).readonly_session().store, mode="r")
+    group = zarr.open_group(zm.open(place).readonly_session().store, mode="r")
     after = group["_ingest/files"][:].tobytes()
     assert after.startswith(before)
     assert len(after.splitlines()) == 5
@@ -459,7 +459,7 @@ def test_two_drivers_ingest_each_file_once(files, tmp_path, tasks, mine, theirs,
     place = tmp_path / "r"
     if made:
         zm.write(days(0).isel(time=[]), place, message="made")
-        zm.Repository.open(place)
+        zm.open(place)
     start = 0
     if made:
         start = len(messages(place))
@@ -478,7 +478,7 @@ def test_two_drivers_ingest_each_file_once(files, tmp_path, tasks, mine, theirs,
     assert names(report) == ({"added": rest} if rest else {})
     assert report.unchanged == len(mine) - len(rest)
     assert len(messages(place)) == start + 1 + bool(rest)
-    assert zm.Repository.open(place).verify().ok
+    assert zm.open(place).verify().ok
 
 
 def test_another_append_in_the_meantime_is_found(files, tmp_path, tasks):
@@ -499,7 +499,7 @@ def test_another_append_in_the_meantime_is_found(files, tmp_path, tasks):
 
 def test_it_gives_up_when_others_are_always_faster(files, tmp_path, tasks):
     """Each time it writes, somebody else ingests a file of another place before it can commit."""
-    place = zm.Repository.create(tmp_path / "r", {"commits": {"attempts": 2}})
+    place = zm.create(tmp_path / "r", {"commits": {"attempts": 2}})
     ingest(SPARK, files[:1], place, append_dim="time")
 
     def change() -> None:
@@ -603,7 +603,7 @@ def test_chunks_are_referred_to(tmp_path, kind):
             day(n).to_zarr(paths[-1], consolidated=False, encoding={"t": {"chunks": (1, 3, 2)}})
         else:
             save(day(n), paths[-1])
-    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
     how: Any = {"append_dim": "time", "open": kind, "virtual": True}
     ingest(SPARK, paths[:2], place, **how)
     assert ingest(SPARK, paths[:2], place, **how).snapshot_ids == ()
@@ -624,18 +624,18 @@ def test_a_virtual_file_without_the_dimension_is_one_row(tmp_path):
         save(day(n, rows=1).squeeze("time"), tmp_path / f"{n}.nc", unlimited_dims=[])
         for n in range(3)
     ]
-    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     ingest(SPARK, paths, place, append_dim="time", virtual=True)
     expected = xr.concat([day(n, rows=1) for n in range(3)], "time")
     xr.testing.assert_equal(head(place), expected)
 
 
 def test_references_have_to_fit(tmp_path):
-    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     how: Any = {"append_dim": "time", "virtual": True}
     whole = save(day(0), tmp_path / "0.nc", unlimited_dims=[])
     with pytest.raises(InvalidArgumentError, match="below no container"):
-        ingest(SPARK, [whole], zm.Repository.open(tmp_path / "r"), **how)
+        ingest(SPARK, [whole], zm.open(tmp_path / "r"), **how)
     ingest(SPARK, [whole], place, **how)
     other = save(day(1).isel(time=[0]), tmp_path / "1.nc", unlimited_dims=[])
     with pytest.raises(InvalidArgumentError, match=r"chunks of 't' are \(1, 3, 4\) of >f4"):
@@ -659,7 +659,7 @@ def test_what_is_not_installed_is_named(tmp_path, head_bytes, kind, monkeypatch)
         ImportError, match=r"zarr-manifests\[kerchunk\].*h5py.*zarr-manifests\[grib\]"
     ):
         scan_files.scan(str(file), kind, {})
-    place = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     with pytest.raises(ImportError, match=r"zarr-manifests\[kerchunk\]"):
         ingest(SPARK, [file], place, append_dim="time", open=kind, virtual=True)
     with pytest.raises(InvalidArgumentError, match=r"netCDF-4 and HDF5 take h5netcdf"):
@@ -745,12 +745,12 @@ def test_a_first_ingest_that_fails_leaves_nothing(tmp_path, tasks, monkeypatch, 
             patch.setattr(Unmade, "cas", broken)
         with pytest.raises((InvalidArgumentError, StorageError), match=r"3\.nc: |is away"):
             ingest(SPARK, files, place, append_dim="time", files_per_commit=4)
-    assert not zm.Repository.exists(place)
+    assert not zm.exists(place)
     assert not [path for path in place.rglob("*") if path.is_file() and "lock" not in path.name]
     save(parts[3], files[3])
     assert len(ingest(SPARK, files, place, append_dim="time").added) == 5
     xr.testing.assert_equal(head(place), whole)
-    assert zm.Repository.open(place).verify().ok
+    assert zm.open(place).verify().ok
 
 
 def broken(storage: Unmade, key: str, *options: Any, **more: Any) -> Any:
@@ -772,4 +772,4 @@ def test_what_cannot_work_is_refused_before_anything_is_written(files, tmp_path)
     with pytest.raises(InvalidArgumentError, match="no array in the group '/' has the dimension"):
         ingest(SPARK, files, tmp_path / "r", append_dim="time")
     assert ingest(SPARK, [], tmp_path / "s", append_dim="time").snapshot_ids == ()
-    assert not zm.Repository.exists(tmp_path / "s")
+    assert not zm.exists(tmp_path / "s")

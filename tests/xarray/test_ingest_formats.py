@@ -28,7 +28,7 @@ def test_compressed_and_packed_files(tmp_path: Path, kind: str, virtual: bool) -
     raw = tmp_path / "raw"
     raw.mkdir()
     files = [save(kind, day(number), raw / f"{number}") for number in range(3)]
-    repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    repo = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
     how: Any = {"append_dim": "time", "open": kind, "virtual": virtual}
     ingest(SPARK, files[:2], repo, **how)
     report = ingest(SPARK, files, repo, **how)
@@ -83,7 +83,7 @@ def test_grib_messages(tmp_path: Path, shape: tuple[int, int], virtual: bool) ->
     raw.mkdir()
     names = ("2t", "2d")
     files = [save_grib(raw / f"{number}", number, shape, names) for number in range(3)]
-    repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": raw})
+    repo = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
     how: Any = {"append_dim": "time", "open": "grib", "virtual": virtual}
     ingest(SPARK, files[:2], repo, **how)
     assert len(ingest(SPARK, files, repo, **how).added) == 1
@@ -102,6 +102,6 @@ def test_grib_messages(tmp_path: Path, shape: tuple[int, int], virtual: bool) ->
 
 def test_several_messages_of_a_variable_need_a_function(tmp_path: Path) -> None:
     file = save_grib(tmp_path / "0", 0, SHAPE, ("2t", "2t"))
-    repo = zm.Repository.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    repo = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
     with pytest.raises(zm.errors.InvalidArgumentError, match="several messages of 't2m'"):
         ingest(SPARK, [file], repo, append_dim="time", open="grib", virtual=True)

@@ -102,4 +102,4 @@ def test_very_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     found = xr.open_dataset(place, engine="zarr_manifests")
     assert (found.time.values == np.arange(MANY)).all()
     assert ingest(SPARK, files, place, append_dim="time").snapshot_ids == ()
-    assert len([*zm.Repository.open(place).ancestry()]) == 3
+    assert len([*zm.open(place).ancestry()]) == 3

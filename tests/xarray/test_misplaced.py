@@ -75,7 +75,7 @@ def test_a_plain_store_is_called_that(tmp_path: Path, zarr_format: int) -> None:
     DS.to_zarr(store, consolidated=False, zarr_format=zarr_format)
     for location in (store, str(store), LocalStorage(store)):
         with pytest.raises(NotARepositoryError, match=r"plain Zarr store .* xr.open_zarr"):
-            zm.Repository.open(location)
+            zm.open(location)
         with pytest.raises(AlreadyExistsError, match=r"plain Zarr store .* xr.open_zarr"):
             zm.write(DS, location, message="on top")
     assert xr.open_zarr(store, consolidated=False).t.size == 3
@@ -85,7 +85,7 @@ def test_a_plain_store_elsewhere_is_called_that() -> None:
     storage = MemoryStorage()
     storage.put("zarr.json", b"{}")
     with pytest.raises(NotARepositoryError, match="plain Zarr store"):
-        zm.Repository.open(storage)
+        zm.open(storage)
 
 
 @pytest.mark.parametrize("inside", ["wind", "chunks", "wind/deep", "current"])
@@ -130,7 +130,7 @@ def test_what_zarr_leaves_in_a_repository_does_no_harm(place: Path) -> None:
     zarr.open(place)
     left = {path for path in place.iterdir() if not path.name.startswith(".")}
     assert place / "zarr.json" in left
-    repo = zm.Repository.open_or_create(place)
+    repo = zm.open(place, create=True)
     repo.create_branch("dev")
     zm.write(DS + 1, place, message="second", mode="a")
     zm.write(DS, repo, message="third", group="g", mode="w")
@@ -142,9 +142,9 @@ def test_what_zarr_leaves_in_a_repository_does_no_harm(place: Path) -> None:
     xr.testing.assert_identical(opened(place), DS + 1)
     assert "zarr.json is not part of the repository" in _verified(place)
     with pytest.raises(AlreadyExistsError):
-        zm.Repository.create(place)
+        zm.create(place)
     (place / "current").unlink()
-    zm.Repository.recover(place)
+    zm.recover(place)
     xr.testing.assert_identical(opened(place), DS + 1)
 
 

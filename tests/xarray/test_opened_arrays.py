@@ -51,7 +51,7 @@ def test_arrays_are_read_in_bulk_unless_told_otherwise() -> None:
     storage = MemoryStorage()
     ds = written(storage)
     for tune in (True, False):
-        repository = zm.Repository.open(storage)
+        repository = zm.open(storage)
         xr.testing.assert_identical(opened(repository, tune=tune).load(), ds)
         assert (repository.metrics().bulk_batches > 0) is tune
 
@@ -88,7 +88,7 @@ def test_chunks_of_the_caller_are_compared_with_what_is_stored() -> None:
 
 @pytest.mark.parametrize("how", ["write", "to_zarr"])
 def test_what_is_bundled_is_written_back_by_region(how: str) -> None:
-    repository = zm.Repository.create(storage := MemoryStorage(), _CONFIG)
+    repository = zm.create(storage := MemoryStorage(), _CONFIG)
     ds = written(storage)
     lazy = opened(storage, chunks={}, task_bytes=8 * 9 * 4 * 5)[["t"]]
     part = (lazy + 1).isel(time=slice(0, 10))
@@ -107,7 +107,7 @@ def test_groups_are_opened_like_the_root() -> None:
     storage = MemoryStorage()
     ds = written(storage)
     zm.write(ds, storage, message="below", group="a/b")
-    repository = zm.Repository.open(storage)
+    repository = zm.open(storage)
     for group in (None, "a"):
         before = repository.metrics().bulk_batches
         tree = xr.open_datatree(repository, engine="zarr_manifests", group=group, chunks={})

@@ -46,7 +46,7 @@ def now(session: zm.Session, group: str | None = None) -> xr.Dataset:
 
 @pytest.fixture
 def repo() -> zm.Repository:
-    return zm.Repository.create(MemoryStorage())
+    return zm.create(MemoryStorage())
 
 
 # --- sessions --------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def repo() -> zm.Repository:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_several_datasets_are_one_commit(tmp_path: Any, scheduler: str) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     with repo.writable_session() as session:
         for number, group in enumerate(("a", "b")):
             ds = days(0, 4, number + 1).chunk(time=2)
@@ -98,7 +98,7 @@ def test_one_commit_has_what_as_many_commits_have(
     operations: list[tuple[tuple[str, int, int], str, float]],
 ) -> None:
     """The same calls of `write` and of `to_session` do the same, and refuse the same."""
-    many, one = (zm.Repository.create(MemoryStorage()) for _ in range(2))
+    many, one = (zm.create(MemoryStorage()) for _ in range(2))
     session = one.writable_session()
     for (what, start, count), group, factor in operations:
         ds, how = days(start, start + count, factor), {"group": group}
@@ -239,7 +239,7 @@ def test_a_session_that_checks_labels_cannot_be_detached(repo: zm.Repository) ->
 
 @pytest.mark.slow
 def test_forks_write_regions(tmp_path: Any) -> None:
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     session = repo.writable_session()
     zm.to_session(days(0, 8), session, encoding={"t": {"chunks": (2, 3)}})
     with dask.config.set(scheduler="processes"):  # a fork gives each block to a fork of its own
@@ -274,7 +274,7 @@ def test_what_is_no_open_session_is_refused(repo: zm.Repository) -> None:
 @pytest.mark.filterwarnings("ignore:a writable store was pickled")
 def test_copies_that_others_made_are_not_left_out(tmp_path: Any) -> None:
     """What `to_session` itself merges does not hide that other copies were not merged."""
-    session = zm.Repository.create(tmp_path).writable_session()
+    session = zm.create(tmp_path).writable_session()
     zarr.create_array(session.store, name="a", shape=(2,), chunks=(1,), dtype="u1")
     copy = pickle.loads(pickle.dumps(session.store))
     zarr.open_array(copy, path="a")[:] = 7
@@ -439,7 +439,7 @@ def test_nodes_that_no_group_can_be_are_refused(repo: zm.Repository, name: str) 
 @pytest.mark.slow
 def test_lazy_trees_are_computed(tmp_path: Any) -> None:
     lazy = xr.DataTree.from_dict({"/a": days(0, 4), "/b": days(0, 4, 2)}).chunk(time=2)
-    repo = zm.Repository.create(tmp_path)
+    repo = zm.create(tmp_path)
     zm.write(lazy, repo, message="create", scheduler="processes")
     xr.testing.assert_identical(opened(repo), lazy.compute())
 
@@ -452,7 +452,7 @@ def test_what_is_no_data_of_xarray_is_refused(repo: zm.Repository) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "zarr.json", ".zarray", "..", ""])
 def test_names_that_nobody_would_find_are_refused(name: str) -> None:
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     ds = xr.Dataset({name: ("x", [1.0]), "b": ("x", [2.0])})
     with pytest.raises(InvalidArgumentError, match="cannot be the name of an array"):
         zm.write(ds, repo, message="write")

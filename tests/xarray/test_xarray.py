@@ -107,7 +107,7 @@ def test_what_is_written_is_read_back(storage):
     ds = winds()
     snapshot_id = zm.write(ds, storage, message="create", metadata={"source": "test"})
     xr.testing.assert_identical(open_repo(storage).load(), ds)
-    (info, first) = zm.Repository.open(storage).ancestry()
+    (info, first) = zm.open(storage).ancestry()
     assert info.snapshot_id == snapshot_id
     assert (info.message, info.metadata) == ("create", {"source": "test"})
     assert first.message == "create repository"
@@ -133,7 +133,7 @@ def test_dask_arrays_are_written_wherever_they_are_computed(storage, scheduler, 
     encoding = packed or {"v": {"chunks": (1, 3, 4)}}
     zm.write(chunked(ds), storage, message="create", encoding=encoding)
     xr.testing.assert_allclose(open_repo(storage).load(), ds, atol=0.005 if packed else 0)
-    assert len(list(zm.Repository.open(storage).ancestry())) == 2
+    assert len(list(zm.open(storage).ancestry())) == 2
 
 
 def test_dask_appends_and_regions(storage, scheduler):
@@ -186,7 +186,7 @@ def test_work_that_arrays_share_is_done_once(storage):
 def test_empty_chunks_are_left_out_where_asked_for(storage, scheduler):
     ds = xr.Dataset({"t": ("x", da.from_array([0.0, 0, 0, 1], chunks=2))})
     fill = {"t": {"fill_value": 0.0}}
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     kept = {"t": {**fill["t"], "write_empty_chunks": True}}
     for group, encoding, expected in (("lean", fill, 1), ("full", kept, 2)):
         zm.write(ds, repo, message=group, group=group, encoding=encoding)
@@ -211,7 +211,7 @@ def test_what_comes_back_from_a_block_is_small(storage):
         | {"big": ("y", da.random.random(64_000, chunks=1000))}
     )
     with dask.config.set(scheduler=measuring_get):
-        zm.write(ds, zm.Repository.create(MemoryStorage("small-results")), message="create")
+        zm.write(ds, zm.create(MemoryStorage("small-results")), message="create")
     assert len(sizes) >= 64
     assert max(sizes) < 3000
 
@@ -220,11 +220,11 @@ def test_blocks_that_share_a_chunk_are_refused(storage, scheduler):
     ds = winds().chunk(time=3)
     with pytest.raises(ValueError, match="chunk"):
         zm.write(ds, storage, message="create", encoding={"u": {"chunks": (2, 9, 12)}})
-    assert not zm.Repository.exists(storage)
+    assert not zm.exists(storage)
 
 
 def test_two_copies_that_wrote_half_a_chunk_each_cannot_be_merged(storage):
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     session = repo.writable_session()
     zarr.create_array(session.store, name="a", shape=(4,), chunks=(4,), dtype="i4")
     left, right = session.fork(), session.fork()
@@ -254,7 +254,7 @@ def test_a_write_that_fails_midway_commits_nothing(storage, scheduler, broken):
     with pytest.raises(OSError, match=r"gone|chunks/"):
         zm.write(more, location, message="append", append_dim="time")
     xr.testing.assert_identical(open_repo(storage).load(), before)
-    assert len(list(zm.Repository.open(storage).ancestry())) == 2
+    assert len(list(zm.open(storage).ancestry())) == 2
     if broken == "storage":  # it was in the midst of it
         assert len(list(storage.list("chunks/"))) >= 7
 
@@ -306,7 +306,7 @@ def test_a_repository_can_be_read_and_replaced_in_one_go(storage, scheduler):
 
 
 def test_groups(storage):
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     zm.write(winds(2), repo, message="a", group="ocean/surface")
     zm.write(winds(4), repo, message="b", group="/land/")
     zm.write(winds(3).mean(), repo, message="root")
@@ -327,7 +327,7 @@ def test_what_changes_nothing_makes_no_commit(storage, scheduler):
     again = zm.write(patch, storage, message="again", region={"time": slice(2, 4)})
     nothing = zm.write(ds.isel(time=slice(0, 0)), storage, message="none", append_dim="time")
     assert again == nothing == first
-    assert len(list(zm.Repository.open(storage).ancestry())) == 2
+    assert len(list(zm.open(storage).ancestry())) == 2
     other = zm.write(patch * 2, storage, message="other", region={"time": slice(2, 4)})
     assert other != first
 
@@ -362,7 +362,7 @@ def test_a_write_says_what_it_does(storage):
     zm.write(ds, storage, mode="w", message="anew")
     with pytest.raises(InvalidArgumentError, match="needs a message"):
         zm.write(ds, storage, mode="w", message="")
-    said = [info.message for info in zm.Repository.open(storage).ancestry()]
+    said = [info.message for info in zm.open(storage).ancestry()]
     assert said[:5] == [
         "anew",
         "write a, b, c, d, e, ... to /models",
@@ -373,7 +373,7 @@ def test_a_write_says_what_it_does(storage):
 
 
 def test_branches(storage):
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     zm.write(winds(2), repo, message="on main")
     repo.create_branch("trial")
     zm.write(winds(3, "1982-03"), storage, message="t", branch="trial", append_dim="time")
@@ -385,7 +385,7 @@ def test_branches(storage):
 
 def test_config_is_for_the_new_repository(storage):
     zm.write(winds(), storage, message="create", config={"inline-chunk-bytes": 0})
-    assert zm.Repository.open(storage).config.inline_chunk_bytes == 0
+    assert zm.open(storage).config.inline_chunk_bytes == 0
 
 
 WRONG = {
@@ -409,14 +409,14 @@ def test_wrong_arguments(storage, arguments, error, match):
     call = {"ds": winds(), "location": storage, "message": "m", **arguments}
     with pytest.raises(error, match=match):
         zm.write(call.pop("ds"), call.pop("location"), **call)
-    assert len(list(zm.Repository.open(storage).ancestry())) == 2
+    assert len(list(zm.open(storage).ancestry())) == 2
 
 
 def test_wrong_arguments_make_no_repository(tmp_path):
     for arguments in ({"message": ""}, {"message": "m", "append_dim": "x"}):
         with pytest.raises(InvalidArgumentError):
             zm.write(winds(), tmp_path / "repo", **arguments)
-    repo = zm.Repository.create(MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with pytest.raises(InvalidArgumentError, match="not a Repository"):
         zm.write(winds(), repo, message="m", config={})
     assert not (tmp_path / "repo").exists()
@@ -428,7 +428,7 @@ def test_wrong_arguments_make_no_repository(tmp_path):
 def test_versions(tmp_path):
     url = f"file://{tmp_path}/repo"
     first = zm.write(winds(2), url, message="two")
-    repo = zm.Repository.open(url)
+    repo = zm.open(url)
     repo.create_tag("v1", first)
     written_at = next(iter(repo.ancestry())).written_at
     zm.write(winds(2, "1982-03"), url, message="four", append_dim="time")
@@ -472,7 +472,7 @@ def test_no_repository(tmp_path, storage):
         open_repo(tmp_path / "none")
     with pytest.raises(NotARepositoryError):
         open_repo("memory://never-made")
-    zm.Repository.create(storage)
+    zm.create(storage)
     with pytest.raises(NotFoundError, match="nothing is written"):
         open_repo(storage)
 
@@ -484,7 +484,7 @@ def test_only_repositories_are_claimed(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "current").write_bytes(b"something else")
     (tmp_path / "file.nc").write_bytes(b"CDF\x01")
-    repo = zm.Repository.create("memory://claimed")
+    repo = zm.create("memory://claimed")
     assert claims(tmp_path / "repo")
     assert claims(f"file://{tmp_path}/repo")
     assert claims("memory://claimed")
@@ -546,7 +546,7 @@ def test_a_small_repository_opens_with_its_coordinates_in_one_request():
 
 
 def test_the_store_without_further_arguments(storage):
-    repo = zm.Repository.create(storage)
+    repo = zm.create(storage)
     ds = winds(4)
     with repo.transaction(message="create") as store:
         chunked(ds).to_zarr(store)

@@ -173,7 +173,7 @@ def test_entries_are_those_of_the_stored_chunks(ds: xr.Dataset, how: str, one_by
 
 
 def check_writes(ds: xr.Dataset, how: str) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     rows = ds.sizes["x"]
     more = ds.isel(x=slice(None, None, -1)).load().assign_coords(x=ds.x + rows)
     more.t.encoding = ds.t.encoding
@@ -216,7 +216,7 @@ def test_large_chunks_are_measured_when_they_are_encoded(
     values = np.random.default_rng(7).normal(size=(600, 600)).astype("f4")
     values[5, 5], values[301:, 300:], values[200, 500] = np.nan, np.nan, 99
     config = {"pack-bytes": 800_000, "pack-chunk-bytes": 400_000}
-    repository = zm.Repository.create(MemoryStorage(), config)
+    repository = zm.create(MemoryStorage(), config)
     ds = xr.Dataset({"t": (("y", "x"), values)})
     ds.t.encoding = {"chunks": (300, 300), **how}
     zm.write(ds, repository, message="first")
@@ -232,7 +232,7 @@ def field(values: Any, **encoding: Any) -> xr.Dataset:
 
 
 def test_a_chunk_that_is_written_partly_has_no_entry() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(field(np.arange(10)), repository, message="first")
     assert sorted(recorded(repository, "t")) == [(0,), (1,), (2,)]
     part = field(np.arange(7) * 100)
@@ -245,7 +245,7 @@ def test_a_chunk_that_is_written_partly_has_no_entry() -> None:
 
 
 def test_a_chunk_that_an_append_fills_up_has_no_entry() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(field(np.arange(6)), repository, message="first")
     zm.write(field(np.arange(5)), repository, message="more", append_dim="x")
     assert sorted(recorded(repository, "t")) == [(0,), (2,)]
@@ -254,7 +254,7 @@ def test_a_chunk_that_an_append_fills_up_has_no_entry() -> None:
 
 @pytest.mark.parametrize("shards", [None, (4,)])
 def test_what_an_array_kept_beyond_its_edge_is_within_the_bounds(shards: Any) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     how = {"shards": shards, "chunks": (2,)} if shards else {}
     zm.write(field([1, 2, 3, 4, 5, 99, 98], **how), repository, message="first")
     session = repository.writable_session("main")
@@ -270,7 +270,7 @@ def test_what_an_array_kept_beyond_its_edge_is_within_the_bounds(shards: Any) ->
 def test_codecs_that_may_change_values_have_no_entries() -> None:
     from zarr.codecs.numcodecs import BitRound
 
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     ds = field(np.linspace(0, 1, 8, dtype="f4"), filters=[BitRound(keepbits=3)])
     zm.write(ds, repository, message="first")
     assert recorded(repository, "t") == {}
@@ -279,7 +279,7 @@ def test_codecs_that_may_change_values_have_no_entries() -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("values", [np.float32(2.5), np.inf, np.int16(3), True])
 def test_an_array_without_axes_has_an_entry(values: Any, lazy: bool) -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     ds = xr.Dataset({"t": ((), values)})
     zm.write(ds.chunk() if lazy else ds, repository, message="first")
     assert list(recorded(repository, "t")) == [()]
@@ -287,7 +287,7 @@ def test_an_array_without_axes_has_an_entry(values: Any, lazy: bool) -> None:
 
 
 def test_one_value_for_many_cells_has_no_entry() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(field(np.arange(8)), repository, message="first")
     session = repository.writable_session("main")
     array = zarr.open_array(session.store, path="t")
@@ -301,7 +301,7 @@ def test_one_value_for_many_cells_has_no_entry() -> None:
 
 def test_blocks_of_one_chunk_are_recorded_in_their_places() -> None:
     """Those at the edges, which have padding, beside those that are whole."""
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     numbers = np.random.default_rng(3).permutation(7 * 11 * 3).reshape(7, 11, 3) / 4
     ds = xr.Dataset({"t": (("z", "y", "x"), np.asfortranarray(numbers))}).chunk(z=2, y=4, x=3)
     ds["t"].encoding = {"dtype": "f4", "chunks": (2, 4, 3), "fill_value": -5.0}
@@ -314,13 +314,13 @@ def test_blocks_of_one_chunk_are_recorded_in_their_places() -> None:
 
 
 def test_without_statistics_nothing_is_recorded() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     zm.write(field(np.arange(8)), repository, message="first", statistics=False)
     assert recorded(repository, "t") == {}
 
 
 def test_chunks_of_fill_values_that_are_not_stored_have_no_entries() -> None:
-    repository = zm.Repository.create(MemoryStorage())
+    repository = zm.create(MemoryStorage())
     values = np.r_[np.zeros(4), np.arange(4.0)]
     zm.write(field(values, fill_value=0.0), repository, message="first")
     assert sorted(recorded(repository, "t")) == [(1,)]
@@ -334,7 +334,7 @@ def test_tasks_in_other_processes_record_what_they_write(tmp_path: Any) -> None:
     where = str(tmp_path / "repository")
     with dask.config.set(scheduler="processes", num_workers=2):
         zm.write(ds, where, message="first", encoding={"u": {"chunks": (4,)}})
-    repository = zm.Repository.open(where)
+    repository = zm.open(where)
     for path in ("t", "u", "m"):
         check(repository, path)
         assert recorded(repository, path)

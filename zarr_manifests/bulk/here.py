@@ -41,7 +41,7 @@ def read_here(array: zarr.Array[Any]) -> npt.NDArray[Any]:
     >>> import numpy as np, zarr, zarr_manifests as zm
     >>> from zarr_manifests.bulk import use_bulk
     >>> from zarr_manifests.bulk.here import read_here
-    >>> store = zm.Repository.create("memory://read-here-example").writable_session().store
+    >>> store = zm.create("memory://read-here-example").writable_session().store
     >>> a = zarr.create_array(store, name="a", data=np.array([1, 2, 3]))
     >>> use_bulk(a)
     >>> read_here(a)
@@ -59,7 +59,7 @@ def write_here(array: zarr.Array[Any], place: Any, values: Any) -> None:
     >>> import numpy as np, zarr, zarr_manifests as zm
     >>> from zarr_manifests.bulk import use_bulk
     >>> from zarr_manifests.bulk.here import write_here
-    >>> store = zm.Repository.create("memory://write-here-example").writable_session().store
+    >>> store = zm.create("memory://write-here-example").writable_session().store
     >>> a = zarr.create_array(store, name="a", data=np.array([1, 2, 3]))
     >>> use_bulk(a)
     >>> write_here(a, (slice(1, None),), np.array([5, 6]))

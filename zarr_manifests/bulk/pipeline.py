@@ -67,7 +67,7 @@ class BulkCodecPipeline(FusedCodecPipeline):
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://bulk-example")
+    >>> repo = zm.create("memory://bulk-example")
     >>> with zm.tune_zarr(), repo.transaction(message="fill") as store:
     ...     a = zarr.create_array(store, name="a", shape=(40,), chunks=(2,), dtype="i4")
     ...     a[:] = range(40)
@@ -177,7 +177,7 @@ def use_bulk(array: zarr.Array[Any]) -> None:
     --------
     >>> import zarr, zarr_manifests as zm
     >>> from zarr_manifests.bulk import use_bulk
-    >>> store = zm.Repository.create("memory://use-bulk-example").writable_session().store
+    >>> store = zm.create("memory://use-bulk-example").writable_session().store
     >>> a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
     >>> use_bulk(a)
     >>> type(a.async_array.codec_pipeline).__name__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zarr_manifests import moving
+from zarr_manifests import moving, opening
 from zarr_manifests.cli.arguments import (
     Branch,
     Containers,
@@ -259,12 +259,11 @@ def _into[Made](
 
 def _save(storage: Storage, places: Mapping[str, str]) -> None:
     """Save where files are with the repository, so that readers need only authorize it."""
-    from zarr_manifests.repository import Repository
     from zarr_manifests.virtual.containers import VirtualContainer
 
     if not places:
         return
-    repo = Repository.open(storage)
+    repo = opening.open(storage)
     told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
     names, urls = ({one[key] for one in told} for key in ("name", "url"))
     given = {name: VirtualContainer(url).url for name, url in places.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zarr_manifests import opening
 from zarr_manifests.cli.arguments import (
     Branch,
     DryRun,
@@ -267,11 +268,9 @@ def run_recover(
     option: Options = None,
 ) -> None:
     """Make a new root from the newest complete archive if the root is lost or damaged."""
-    from zarr_manifests.repository import Repository
-
     options = storage_options(url, option)
     with progress("looking for an archive") as told:
-        report = Repository.recover(
+        report = opening.recover(
             url,
             dry_run=dry_run,
             collections_ended=collections_ended,

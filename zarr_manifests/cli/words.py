@@ -18,16 +18,16 @@ _VERBS: Final = {
     "repo.ops_log()": "ops",
     "repo.restore_refs(version)": "restore",
     "repo.txn_versions(branch)": "log",
-    "Repository.recover": "recover",
+    "zm.recover": "recover",
 }
 _WORDS: Final = tuple(
     (re.compile(pattern), given)
     for pattern, given in (
-        (r"`Repository\.recover` and (?=`zarr-manifests recover` make)", ""),
+        (r"`zm\.recover` and (?=`zarr-manifests recover` make)", ""),
         (r"(?<=`zarr-manifests recover` )make\b", "makes"),
         (r"`repo\.ancestry\(\)` and (`zarr-manifests log`) list\b", r"\1 lists"),
         (
-            r"\bmake one with Repository\.create, or check the path",
+            r"\bmake one with zm\.create, or check the path",
             "check the path; `zarr-manifests import` makes one of other data",
         ),
         (r"\breset_branch (?=moves it)", "`reset` "),

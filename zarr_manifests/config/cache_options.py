@@ -57,7 +57,7 @@ class Cache:
     misplaced: ClassVar = dict.fromkeys(
         ("directory", "directory-bytes", "chunk-bytes", "chunks"),
         "is not saved with a repository, since it is about one machine; give it as cache= to "
-        "Repository.open",
+        "zm.open",
     )
 
     def __post_init__(self) -> None:

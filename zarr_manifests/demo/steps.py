@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from zarr_manifests import opening
 from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
 from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_winds
@@ -173,7 +174,7 @@ class Demo:
         self.first_months = FIRST_MONTHS
         self.winds = open_winds().isel(time=slice(0, FIRST_MONTHS + appends))
         self._storage = CountingStorage(LocalStorage(place.repository))
-        self._repo = Repository.create(self._storage)
+        self._repo = opening.create(self._storage)
         self._spark_start_s = 0.0
 
     def label(self, months: int) -> str:
@@ -211,7 +212,7 @@ class Demo:
         """Rewrite all months so far: same chunks, same disk, into an empty repository."""
         for months in self.rewrites:
             storage = CountingStorage(LocalStorage(self.place.scratch))
-            repo = Repository.create(storage)
+            repo = opening.create(storage)
             with measure(storage) as measured:
                 _commit_whole(repo, self.winds.isel(time=slice(0, months)), "Rewrite everything")
             shutil.rmtree(self.place.scratch)
@@ -228,8 +229,8 @@ class Demo:
         import xarray as xr
 
         storage = CountingStorage(LocalStorage(self.place.repository))
-        with measure(storage) as opening:
-            session = Repository.open(storage).readonly_session(tag)
+        with measure(storage) as opened:
+            session = opening.open(storage).readonly_session(tag)
             found = xr.open_zarr(session.store, chunks=None)
         with measure(storage) as one_month:
             last = found.isel(time=slice(-1, None)).load()
@@ -242,7 +243,7 @@ class Demo:
                 f"snapshot {session.snapshot_id} in {self.place.repository} does not hold the "
                 f"{months} months that were written"
             )
-        return Opened(months, opening.cost, one_month.cost, the_rest.cost)
+        return Opened(months, opened.cost, one_month.cost, the_rest.cost)
 
     @contextmanager
     def on_spark(self) -> Iterator[SparkSession]:
@@ -302,7 +303,7 @@ class Demo:
         files = self.place.stream / "files"
         files.mkdir(parents=True)
         months = self.winds.isel(time=slice(0, 1 + 2 * _STREAMED))
-        repo = Repository.create(self.place.stream / "winds")
+        repo = opening.create(self.place.stream / "winds")
         _commit_whole(repo, months.isel(time=slice(0, 1)), "The first month")
         reports: list[WriteReport] = []
         start_s = SYSTEM.monotonic_s()
@@ -313,7 +314,7 @@ class Demo:
             if first == 1:
                 _forget_last_batch(self.place.stream / "checkpoint")
         seconds = SYSTEM.monotonic_s() - start_s
-        found = xr.open_zarr(Repository.open(repo.url).readonly_session().store, chunks=None)
+        found = xr.open_zarr(opening.open(repo.url).readonly_session().store, chunks=None)
         if not found.equals(months):
             raise CheckFailedError("the stream has not written each month once")
         repeated = sum(report.replayed for report in reports)
@@ -324,7 +325,7 @@ class Demo:
         """Read the strong westerlies of the second half, and compare with xarray."""
         from zarr_manifests.spark import explain_pruning, read
 
-        Repository.open(self.place.repository).compute_statistics(["u"])
+        opening.open(self.place.repository).compute_statistics(["u"])
         first = self.winds.time.values[self.winds.sizes["time"] // 2]
         where = f"u > {_STRONG} AND time >= '{np.datetime_as_string(first, 'D')}'"
         rows = read(spark, self.place.repository, "u", where=where).count()
@@ -340,7 +341,7 @@ class Demo:
 
         from zarr_manifests.demo.map_picture import draw
 
-        store = Repository.open(self.place.repository).readonly_session("main").store
+        store = opening.open(self.place.repository).readonly_session("main").store
         with xr.open_zarr(store, chunks=None) as found:
             draw(self.place.picture, found.isel(time=-1).load(), commits, rewrites)
 

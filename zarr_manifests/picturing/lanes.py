@@ -86,7 +86,7 @@ def lines[C: GraphCommit](
     --------
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.picturing.lanes import lines
-    >>> repo = zm.Repository.create("memory://lines-example")
+    >>> repo = zm.create("memory://lines-example")
     >>> heads = repo.list_branches().values()
     >>> [[info.message for info in line] for line in lines(heads, repo.ancestry, 100)]
     [['create repository']]
@@ -134,7 +134,7 @@ def lanes[C: GraphCommit](
     --------
     >>> import zarr, zarr_manifests as zm
     >>> from zarr_manifests.picturing.lanes import lanes, lines
-    >>> repo = zm.Repository.create("memory://lanes-example")
+    >>> repo = zm.create("memory://lanes-example")
     >>> repo.create_branch("side")
     >>> for branch in ("main", "side"):
     ...     with repo.transaction(branch, message=f"on {branch}") as store:

@@ -192,7 +192,7 @@ class Ancestry(Iterator[SnapshotInfo]):
     Examples
     --------
     >>> import zarr_manifests as zm
-    >>> history = zm.Repository.create("memory://history-example").ancestry()
+    >>> history = zm.create("memory://history-example").ancestry()
     >>> "create repository" in history._repr_html_()
     True
     >>> next(history).message
@@ -297,7 +297,7 @@ class Diff:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://plot-diff-example")
+        >>> repo = zm.create("memory://plot-diff-example")
         >>> with repo.transaction(message="make air") as store:
         ...     air = zarr.create_array(store, name="air", shape=(8, 8), chunks=(2, 2), dtype="i2")
         ...     air[:] = 1

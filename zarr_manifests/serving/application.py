@@ -81,7 +81,7 @@ def create_app(
     --------
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.serving import create_app
-    >>> app = create_app(zm.Repository.create("memory://serving-example"), token="secret")
+    >>> app = create_app(zm.create("memory://serving-example"), token="secret")
     >>> [route.path for route in app.routes if route.name in ("zarr", "slice")]
     ['/zarr/{version}/{key:path}', '/slice/{version}/{path:path}']
     """

@@ -12,8 +12,9 @@ from typing import Final
 import uvicorn
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.opening import repository_of
 from zarr_manifests.plain import plain_text
-from zarr_manifests.repository import Repository, repository_of
+from zarr_manifests.repository import Repository
 from zarr_manifests.serving.application import LOOPBACK, create_app
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Authorized
@@ -50,7 +51,7 @@ def serve(
     origins : sequence of str
         As for `create_app`.
     authorize, storage_options
-        As for `Repository.open`.
+        As for `zarr_manifests.open`.
     started : callable, optional
         Called with the server's URL when it listens.
 
@@ -68,7 +69,7 @@ def serve(
 
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.serving import serve
-    >>> repo = zm.Repository.create("memory://serve-example")
+    >>> repo = zm.create("memory://serve-example")
     >>> def stop(url):
     ...     print(url[:17])
     ...     raise KeyboardInterrupt

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from zarr_manifests import opening
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.records import dataclass
@@ -138,7 +139,7 @@ class Sink:
 
     @classmethod
     def _of(cls, location: str, arguments: dict[str, Any], schema: StructType) -> Sink:
-        repository = Repository.open(
+        repository = opening.open(
             location,
             virtual_containers=arguments.pop("virtual_containers", None),
             authorize=arguments.pop("authorize", ()),
@@ -176,7 +177,7 @@ class Sink:
 
     def repository(self) -> Repository:
         """The repository, opened."""
-        return Repository.open(self.storage, virtual_containers=self.containers)
+        return opening.open(self.storage, virtual_containers=self.containers)
 
     def check(self) -> None:
         """Try what can be tried before there are rows; nothing is written.

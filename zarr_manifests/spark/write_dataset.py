@@ -16,6 +16,7 @@ import xarray as xr
 import zarr
 from pyspark.sql import SparkSession
 
+from zarr_manifests import opening
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.repository import Repository
@@ -140,9 +141,9 @@ def _cut(
 def _arrays(url: Location, branch: str, group: str | None) -> dict[str, Array[Any]]:
     """The arrays that there are in the group, by name."""
     if not isinstance(url, Repository):
-        if not Repository.exists(url):
+        if not opening.exists(url):
             return {}
-        url = Repository.open(url)
+        url = opening.open(url)
     if branch not in url.list_branches():
         return {}
     try:

@@ -27,7 +27,7 @@ def in_order(**given: Any) -> Runtime:
     >>> from zarr_manifests.storage import MemoryStorage
     >>> from zarr_manifests.testing import in_order
     >>> runtime = in_order(now_ms=lambda: 1_700_000_000_000)
-    >>> repo = zm.Repository.create(MemoryStorage(), runtime=runtime)
+    >>> repo = zm.create(MemoryStorage(), runtime=runtime)
     >>> [info.written_at.isoformat() for info in repo.ancestry()]
     ['2023-11-14T22:13:20+00:00']
     """

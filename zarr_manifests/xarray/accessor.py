@@ -27,7 +27,7 @@ class VirtualAccessor:
     Examples
     --------
     >>> import xarray as xr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://accessor-example")
+    >>> repo = zm.create("memory://accessor-example")
     >>> snapshot_id = xr.Dataset({"a": ("x", [1, 2])}).zm.write(repo, message="two values")
     >>> next(repo.ancestry()).message
     'two values'

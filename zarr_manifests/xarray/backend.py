@@ -15,7 +15,8 @@ from xarray.backends.store import StoreBackendEntrypoint
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.repository import Repository, repository_of
+from zarr_manifests.opening import repository_of
+from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.virtual.containers import Authorized
@@ -97,10 +98,10 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     - `task_bytes`: with `chunks={}`, stored chunks that lie beside each other are computed
       together, up to so many bytes; by default 32 MiB. With 0, each is by itself.
     - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
-    - `virtual_containers`, `authorize`: where virtual chunks may be read, as in `Repository.open`.
+    - `virtual_containers`, `authorize`: where virtual chunks may be read, as in `zm.open`.
 
     The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
-    those of `Repository.open` and `Repository.readonly_session`, and `NotFoundError` if there is
+    those of `zm.open` and `Repository.readonly_session`, and `NotFoundError` if there is
     no such group.
 
     Examples

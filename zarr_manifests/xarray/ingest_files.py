@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import xarray as xr
 
+from zarr_manifests import opening
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.reports import IngestProgress, IngestReport
@@ -210,7 +211,7 @@ def _repository(place: Storage | Repository, runner: TaskRunner) -> Repository |
         )
     if isinstance(place, Repository):
         return place
-    return Repository.open(place) if Repository.exists(place) else None
+    return opening.open(place) if opening.exists(place) else None
 
 
 def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualContainer]) -> None:
@@ -219,5 +220,5 @@ def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualConta
         if not known.locate(each)[0]:
             raise InvalidArgumentError(
                 f"{each} lies below no container of the repository, so that its chunks could not "
-                "be read: pass Repository.open(..., virtual_containers={<a name>: <its folder>})"
+                "be read: pass zm.open(..., virtual_containers={<a name>: <its folder>})"
             )

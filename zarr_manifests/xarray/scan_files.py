@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from zarr.core.sync import sync
 
-from zarr_manifests import moving
+from zarr_manifests import moving, opening
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.storage import MemoryStorage
 from zarr_manifests.store import ManifestStore
@@ -49,7 +48,7 @@ def scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> Se
     InvalidArgumentError
         If a GRIB file has several messages of one variable.
     """
-    repository = Repository.create(MemoryStorage(), virtual_containers=containers)
+    repository = opening.create(MemoryStorage(), virtual_containers=containers)
     if kind == "zarr":
         moving.import_zarr(repository, Path(path))
     else:

@@ -21,6 +21,7 @@ import xarray as xr
 from xarray.backends.zarr import encode_zarr_attr_value
 from zarr.core.buffer import default_buffer_prototype
 
+from zarr_manifests import opening
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
@@ -124,7 +125,7 @@ def write_virtual(
     >>> entry = {"path": "s3://bucket/winds.bin", "offset": 8, "length": 4}
     >>> array = ManifestArray(made.metadata, ChunkManifest({"0": entry}))
     >>> vds = xr.Dataset({"wind": ("x", array)})
-    >>> repo = zm.Repository.create("memory://virtual-write")
+    >>> repo = zm.create("memory://virtual-write")
     >>> snapshot_id = zm.virtual.write(vds, repo, message="refer to winds")
     >>> repo.readonly_session().store.get_virtual_refs("wind").locations
     ('s3://bucket/winds.bin',)
@@ -153,7 +154,7 @@ def write_virtual(
         return None
     repo = location
     if not isinstance(repo, Repository):
-        repo = Repository.open_or_create(repo)
+        repo = opening.open(repo, create=True)
     session = repo.writable_session(branch)
     into(session)
     return session.commit(message)

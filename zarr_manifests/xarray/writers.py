@@ -250,7 +250,7 @@ def to_session(
     Examples
     --------
     >>> import xarray as xr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://to-session-example")
+    >>> repo = zm.create("memory://to-session-example")
     >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
     >>> with repo.writable_session() as session:
     ...     zm.to_session(ds, session, group="era5")

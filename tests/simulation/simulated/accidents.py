@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import zarr_manifests as zm
 from simulated.process import Process
 from zarr_manifests.errors import (
     ConflictError,
@@ -14,7 +15,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.repository import Repository
 
 __all__ = ["Recoverer", "recover"]
 
@@ -61,7 +61,7 @@ def recover(process: Process) -> None:
     judge = process.judge
     while judge.shelf.lost:
         try:
-            report = Repository.recover(process.wire, runtime=process.runtime)
+            report = zm.recover(process.wire, runtime=process.runtime)
             judge.recovery_done(report.version)
         except InvalidArgumentError:
             return  # an earlier try has taken effect

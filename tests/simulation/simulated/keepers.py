@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+import zarr_manifests as zm
 from simulated.actors import (
     CELLS,
     branch_for,
@@ -33,7 +34,6 @@ from zarr_manifests.errors import (
     NotFoundError,
     SnapshotExpiredError,
 )
-from zarr_manifests.repository import Repository
 
 __all__ = [
     "Backgrounder",
@@ -175,7 +175,7 @@ class Verifier:
 
     def _look_for_damage(self, process: Process, disturbed: int) -> None:
         try:
-            Repository.recover(process.wire, dry_run=True, runtime=process.runtime)
+            zm.recover(process.wire, dry_run=True, runtime=process.runtime)
         except InvalidArgumentError:
             process.judge.count("nothing to recover")
         else:

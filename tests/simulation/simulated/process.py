@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
+import zarr_manifests as zm
 from simulated.attempts import Attempt, RefChange, Terms
 from simulated.judge import Judge
 from simulated.model import Change
@@ -149,7 +150,7 @@ class Process:
         """The repository, open; now and then opened again."""
         if self._repository is None or self.rng.random() < 0.1:
             self._opened = self.world.time_ms, len(self.judge.heads)
-            self._repository = Repository.open(self.wire, runtime=self.runtime)
+            self._repository = zm.open(self.wire, runtime=self.runtime)
         return self._repository
 
     def read(self, branch: str) -> Session:

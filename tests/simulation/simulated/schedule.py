@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
+import zarr_manifests as zm
 from simulated.accidents import Recoverer, recover
 from simulated.actors import (
     Actor,
@@ -232,7 +233,7 @@ def _quiet() -> Iterator[None]:
 
 def _run(world: World, judge: Judge, rng: random.Random, more: Sequence[Actor]) -> None:
     first = Process(world, judge, "setup", _CALM)
-    Repository.create(first.wire, _config(rng), runtime=first.runtime)
+    zm.create(first.wire, _config(rng), runtime=first.runtime)
     setup(first, _ACCOUNTS, _CELLS)
     world.calls = 0
     weather = rng.choice(_WEATHERS)
@@ -328,7 +329,7 @@ def _lose_the_root(doomed: Process, last: Process) -> None:
     judge = last.judge
     newest = judge.root.version if judge.root is not None else 0
     judge.shelf.lose([ROOT_KEY])
-    report = Repository.recover(last.wire, runtime=last.runtime)
+    report = zm.recover(last.wire, runtime=last.runtime)
     if died and report.recovered != newest:
         raise BrokenPromiseError(f"the root that deletions began with is lost: {report}")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import zarr_manifests as zm
 from on_cluster.after import landed
 from on_cluster.answers import Driver, DriverDied
-from zarr_manifests import Repository
 
 pytestmark = pytest.mark.cluster
 
@@ -62,7 +62,7 @@ def test_the_driver_is_killed_at_a_commit(
     with pytest.raises(DriverDied):
         victim.run("ingest_files", **asked, troubles=[kill])
     there = commits + after
-    assert Repository.exists(url) == bool(there)
+    assert zm.exists(url) == bool(there)
     if there:
         assert landed(url, "files") == there
         assert xr.open_dataset(url, engine="zarr_manifests").sizes["time"] == 4 * there

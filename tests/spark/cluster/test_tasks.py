@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
+import zarr_manifests as zm
 from on_cluster.after import landed
 from on_cluster.answers import DriverDied, JobError
 from zarr_manifests import Repository
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 def made(url: str) -> Repository:
     """A repository with an array of eight chunks."""
-    repo = Repository.create(url)
+    repo = zm.create(url)
     with repo.transaction(message="an array") as store:
         zarr.create_array(store, name="a", shape=(8000,), chunks=(1000,), dtype="f8")
     return repo
@@ -26,7 +27,7 @@ def made(url: str) -> Repository:
 
 def value(url: str) -> float:
     """What the array is filled with; NaN if it is empty."""
-    array: Any = zarr.open_array(Repository.open(url).readonly_session().store, path="a")
+    array: Any = zarr.open_array(zm.open(url).readonly_session().store, path="a")
     values = array[:] - np.tile(np.arange(1000), 8)
     if not array[:].any():
         return np.nan
@@ -48,7 +49,7 @@ def test_tasks_that_fail_are_tried_again(what: str, cluster: Any, tmp_path: Path
     trouble = TASKS[what] | {"tickets": str(tmp_path / "tickets")}
     snapshot_id = cluster.run("fill", url=url, value=1.0, troubles=[trouble])
     assert landed(url, "fill with 1.0") == 1
-    assert Repository.open(url).list_branches()["main"] == snapshot_id
+    assert zm.open(url).list_branches()["main"] == snapshot_id
     assert value(url) == 1
     assert len(list((tmp_path / "tickets").iterdir())) > 1
 

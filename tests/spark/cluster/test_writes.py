@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import xarray as xr
 
+import zarr_manifests as zm
 from grids import found, hours, made, put_file
 from on_cluster.after import landed
 from on_cluster.answers import DriverDied, JobError
-from zarr_manifests import Repository
 
 pytestmark = pytest.mark.cluster
 WRITES = ["write_dataframe", "save"]
@@ -29,7 +29,7 @@ def test_tasks_fail_and_executors_are_killed(how: str, cluster: Any, tmp_path: P
     kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 1}
     cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[fails], amid=[kills])
     assert landed(url, "hours from 4") == 1
-    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+    xr.testing.assert_equal(found(zm.open(url)), hours(12))
     assert len(list((tmp_path / "fails").iterdir())) > 1
     assert len(list((tmp_path / "kills").iterdir())) > 1
 
@@ -47,7 +47,7 @@ def test_the_storage_fails_under_the_commit(how: str, cluster: Any, tmp_path: Pa
     after = SWAP | {"what": "fail", "after": True, "tickets": str(tmp_path / "after")}
     cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[after])
     assert landed(url, "hours from 4") == 1
-    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+    xr.testing.assert_equal(found(zm.open(url)), hours(12))
 
 
 @pytest.mark.parametrize("how", WRITES)
@@ -60,7 +60,7 @@ def test_a_slow_attempt_loses_to_a_second_one(how: str, cluster: Any, tmp_path: 
     before = len(list(repo.storage.list("chunks/")))
     assert landed(url, "hours from 4") == 1
     assert len(list(repo.storage.list("chunks/"))) < before
-    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+    xr.testing.assert_equal(found(zm.open(url)), hours(12))
 
 
 def test_a_faulty_storage_goes_to_tasks(cluster: Any, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_faulty_storage_goes_to_tasks(cluster: Any, tmp_path: Path) -> None:
     swap = {"kind": "lose_answer", "op": "cas", "key": "current"}
     cluster.run("write", **asked, start=4, stop=12, faults=[loses, swap])
     assert landed(url, "hours from 4") == 1
-    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+    xr.testing.assert_equal(found(zm.open(url)), hours(12))
 
 
 def test_tasks_that_fail_for_good_leave_nothing(cluster: Any, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_tasks_that_fail_for_good_leave_nothing(cluster: Any, tmp_path: Path) ->
     with pytest.raises(JobError, match="trouble that the test has made"):
         cluster.run("write", how="save", url=url, start=4, stop=12, amid=[fails])
     assert landed(url, "hours from 4") == 0
-    xr.testing.assert_equal(found(Repository.open(url)), hours(4))
+    xr.testing.assert_equal(found(zm.open(url)), hours(4))
 
 
 def test_an_object_store_fails_and_an_executor_is_killed(
@@ -100,7 +100,7 @@ def test_an_object_store_fails_and_an_executor_is_killed(
     cluster.run("write", how="save", url=url, start=4, stop=8, troubles=[fails, lost], amid=[kills])
     cluster.run("write", how="write_dataframe", url=url, start=8, stop=12)
     assert landed(url, "hours from 4") == landed(url, "hours from 8") == 1
-    xr.testing.assert_equal(found(Repository.open(url)), hours(12))
+    xr.testing.assert_equal(found(zm.open(url)), hours(12))
 
 
 def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
     assert query_id in ids
     assert not [each for each in ids if "zarr_manifests.errors" in each]
     cluster.run("stream", how="format", **asked)
-    repo = Repository.open(url)
+    repo = zm.open(url)
     assert repo.txn_versions() == {f"spark:{query_id}": 4}
     assert len(list(repo.ancestry())) == 2 + 5
     assert landed(url, "first hours") == 1
@@ -148,10 +148,10 @@ def test_the_driver_is_killed_at_the_commit_of_a_batch(
     kill = SWAP | {"what": "kill driver", "after": after, "skip": 1, "tickets": str(tmp_path / "t")}
     with pytest.raises(DriverDied):
         victim.run("stream", **asked, troubles=[kill])
-    history = [info.message for info in Repository.open(url).ancestry()]
+    history = [info.message for info in zm.open(url).ancestry()]
     assert len(history) == (4 if after else 3)
     query_id = cluster.run("stream", **asked)
-    repo = Repository.open(url)
+    repo = zm.open(url)
     assert repo.txn_versions() == {f"spark:{query_id}": 2}
     assert len(list(repo.ancestry())) == 5
     assert landed(url, "first hours") == 1
@@ -170,6 +170,6 @@ def test_tasks_of_a_stream_fail_and_its_executor_is_killed(
     kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 2}
     asked = {"how": how, "url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
     cluster.run("stream", **asked, troubles=[fails, kills])
-    assert len(list(Repository.open(url).ancestry())) == 4
+    assert len(list(zm.open(url).ancestry())) == 4
     assert landed(url, "first hours") == 1
-    xr.testing.assert_equal(found(Repository.open(url)), hours(9))
+    xr.testing.assert_equal(found(zm.open(url)), hours(9))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 
 
 def landed(url: str, message: str) -> int:
     """How often a commit has landed; all else is as it should be, and what is left over goes."""
-    repo = Repository.open(url)
+    repo = zm.open(url)
     repo.garbage_collect(timedelta(0))
     report = repo.verify()
     assert report.ok, report.problems

@@ -15,10 +15,10 @@ import zarr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+import zarr_manifests as zm
 from grids import DIMS, SCHEMA, hours
 from on_cluster.hosts import another_host
 from on_cluster.trouble import Troubles, storage_at, troubled
-from zarr_manifests import Repository
 from zarr_manifests.spark import foreach_batch, ingest, write_dataframe
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.data_source import ManifestsDataSource
@@ -50,7 +50,7 @@ class TroubledDataSource(ManifestsDataSource):
 
 def fill(spark: SparkSession, url: str, value: float, troubles: Troubles = ()) -> str:
     """Fill an array by forks of one session, one chunk a task."""
-    repo = Repository.open(storage_at(url, troubles))
+    repo = zm.open(storage_at(url, troubles))
     session = repo.writable_session()
     fork = pickle.dumps(session.fork())
 

@@ -102,7 +102,7 @@ class HeldLease:
         Examples
         --------
         >>> import zarr_manifests as zm
-        >>> repo = zm.Repository.create("memory://kept-lease-example")
+        >>> repo = zm.create("memory://kept-lease-example")
         >>> with repo.lease(repo.list_branches()["main"], timeout=3600) as lease:
         ...     lease.keep()  # for an hour from the end of the block
         """

@@ -210,7 +210,7 @@ def _refuse_repository(storage: Storage) -> None:
     except ObjectNotFoundError:
         return
     raise AlreadyExistsError(
-        f"there is a repository at {storage.url}; open it, or use open_or_create"
+        f"there is a repository at {storage.url}; open it, as with create=True"
     )
 
 

@@ -140,10 +140,7 @@ class RootReader:
         try:
             tagged = self._storage.get_tagged(ROOT_KEY)
         except ObjectNotFoundError as error:
-            hint = (
-                instead(self._storage)
-                or f"{error}; make one with Repository.create, or check the path"
-            )
+            hint = instead(self._storage) or f"{error}; make one with zm.create, or check the path"
             raise NotARepositoryError(f"no repository at {self._storage.url}: {hint}") from error
         if self._latest is not None and tagged.token == self._latest.token:
             return self._latest
@@ -152,7 +149,7 @@ class RootReader:
         except CorruptObjectError as error:
             raise CorruptObjectError(
                 f"the root of {self._storage.url} is damaged ({error}). Without a backup of it, "
-                "`Repository.recover` and `zarr-manifests recover` make a new one from an archive"
+                "`zm.recover` and `zarr-manifests recover` make a new one from an archive"
             ) from error
         self._check_repository(root, ROOT_KEY)
         return self._seen(RootAt(root, tagged.token))

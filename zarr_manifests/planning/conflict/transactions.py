@@ -51,7 +51,7 @@ class Txn:
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://txn-example")
+    >>> repo = zm.create("memory://txn-example")
     >>> for batch in range(2):
     ...     with repo.transaction(message="a batch", txn=zm.Txn("app", batch, batch - 1)) as store:
     ...         _ = zarr.create_group(store, path=f"batch{batch}")

@@ -134,7 +134,7 @@ class ResolvedChunks:
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> repo = zm.Repository.create("memory://resolved-example")
+    >>> repo = zm.create("memory://resolved-example")
     >>> with repo.transaction(message="fill half") as store:
     ...     a = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i2")
     ...     a[4:] = 7
@@ -216,7 +216,7 @@ class ResolvedChunks:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> session = zm.Repository.create("memory://arrow-example").writable_session()
+        >>> session = zm.create("memory://arrow-example").writable_session()
         >>> a = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
         >>> a[4:] = 7
         >>> session.chunk_refs("a").to_arrow().select(["coords", "kind"]).to_pylist()

@@ -1,0 +1,223 @@
+"""Making and opening repositories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.engine import upkeep
+from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
+from zarr_manifests.engine.snapshot.opening import create_at, exists_at
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
+from zarr_manifests.progress import Progress, ignore
+from zarr_manifests.reports import RecoveryReport
+from zarr_manifests.repository import Repository, open_repository
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
+
+__all__ = ["create", "exists", "open", "recover", "repository_of"]
+
+
+def create(
+    location: str | os.PathLike[str] | Storage,
+    config: RepositoryConfig | Mapping[str, Any] | None = None,
+    *,
+    virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+    authorize: Authorized = (),
+    cache: CacheOptions | Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    runtime: Runtime = SYSTEM,
+) -> Repository:
+    """A new repository at an empty place, with a branch `main`.
+
+    Parameters
+    ----------
+    location : str, path or Storage
+        A path, a URL (`file://`, `memory://name`) or a storage.
+    config : RepositoryConfig or mapping, optional
+        Saved with the repository.
+    virtual_containers, authorize, cache, storage_options, runtime
+        As for `open`.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If there is a repository, or anything else.
+    InvalidArgumentError
+        If the location is the path of a file.
+    ConfigError
+        If the configuration has faults.
+    UnsupportedStorageError
+        If the storage cannot put-if-absent and compare-and-swap.
+    """
+    containers = Containers.of(virtual_containers)
+    storage = storage_of(location, storage_options)
+    where = storage, config, containers, cache, runtime
+    return Repository(*create_at(*where, DEFAULT_BRANCH, authorize))
+
+
+def open(  # noqa: A001 - as Zarr and xarray call it
+    location: str | os.PathLike[str] | Storage,
+    config: RepositoryConfig | Mapping[str, Any] | None = None,
+    *,
+    create: bool = False,
+    virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+    authorize: Authorized = (),
+    cache: CacheOptions | Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    runtime: Runtime = SYSTEM,
+) -> Repository:
+    """The repository at that place.
+
+    Parameters
+    ----------
+    location : str, path or Storage
+        A path, a URL (`file://`, `memory://name`) or a storage.
+    config : RepositoryConfig or mapping, optional
+        Used by this object instead of the saved configuration; a mapping changes only the
+        options it names (see `RepositoryConfig.overlaid`). It is not saved.
+    create : bool, default False
+        Make the repository if the place is empty, with that configuration. Of any number of
+        processes that do this at once, one makes it and all open it.
+    virtual_containers : mapping of str to VirtualContainer, str or path, optional
+        Places elsewhere that virtual chunks may be read from, by name; a URL or a path stands
+        for a container without options. They apply only to this object, what is made from it,
+        and their pickles.
+    authorize : iterable of str, or True
+        Names of containers saved in the configuration (`config.virtual_containers`) whose files
+        may be read, with the credentials of this machine unless a container is anonymous. Look
+        at their URLs first: whoever writes the repository can change them.
+    cache : CacheOptions or mapping, optional
+        How much metadata is cached in memory, and in which folder of the local disk. It applies
+        only to this object, what is made from it, and their pickles. Options that a mapping
+        leaves out come from the configuration's section `cache`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the location, such as `region` and
+        `credentials`.
+    runtime : Runtime
+        Clock, randomness and threads; for tests.
+
+    Raises
+    ------
+    NotARepositoryError
+        If there is none.
+    ConfigError
+        If the configuration has faults.
+    UnsupportedFormatError
+        If it was written in a newer format.
+    CorruptObjectError
+        If its root is damaged.
+    """
+    storage = storage_of(location, storage_options)
+    if create and not exists(storage):
+        given = Containers.of(virtual_containers)
+        where = storage, config, given, cache, runtime
+        try:
+            return Repository(*create_at(*where, DEFAULT_BRANCH, authorize))
+        except AlreadyExistsError:
+            if not exists(storage):
+                raise
+    containers = Containers.of(virtual_containers)
+    return open_repository(storage, config, containers, cache, runtime, authorize=authorize)
+
+
+def exists(
+    location: str | os.PathLike[str] | Storage,
+    *,
+    storage_options: Mapping[str, object] | None = None,
+) -> bool:
+    """Whether there is a repository at that place."""
+    return exists_at(storage_of(location, storage_options))
+
+
+def recover(
+    location: str | os.PathLike[str] | Storage,
+    *,
+    dry_run: bool = False,
+    collections_ended: bool = False,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    runtime: Runtime = SYSTEM,
+) -> RecoveryReport:
+    """Replace a lost or damaged root by the newest archived one whose objects are all there.
+
+    No writer that began before can commit afterwards. Chunk objects are only looked for;
+    `verify` reads them.
+
+    Parameters
+    ----------
+    location : str, os.PathLike or Storage
+        Where it lies, as for `open`.
+    dry_run : bool
+        Only report which version would be taken; nothing is changed.
+    collections_ended : bool
+        Confirms that no garbage collection is running. Only needed if the archive to take is
+        older than a collection that is not known to have ended.
+    progress : callable, optional
+        Called with what is being done, and with how many objects or archives.
+    storage_options : mapping, optional
+        As for `open`.
+    runtime : Runtime
+        As for `open`.
+
+    Returns
+    -------
+    RecoveryReport
+        Which version was taken, and which ones may be lost.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the root is sound, so that there is nothing to recover.
+    NotARepositoryError
+        If there is no archive.
+    CorruptObjectError
+        If there is none that leads to a whole repository.
+    ConflictError
+        If others change the root meanwhile, or a collection may be running that deletes what
+        the archive leads to.
+    CommitOutcomeUnknownError
+        If the new root is in place and its archive could not be written.
+    """
+    storage = storage_of(location, storage_options)
+    return upkeep.recover.recover(
+        storage,
+        runtime,
+        dry_run=dry_run,
+        collections_ended=collections_ended,
+        progress=progress or ignore,
+    )
+
+
+def repository_of(
+    location: str | os.PathLike[str] | Storage | Repository,
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
+    authorize: Authorized = (),
+) -> Repository:
+    """The repository at a place; a repository is returned as it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are options for a storage or a repository, which is open already.
+    """
+    if isinstance(location, Repository):
+        refuse_options("a repository", storage_options)
+        if virtual_containers or authorize:
+            raise InvalidArgumentError(
+                "virtual_containers and authorize apply when a repository is opened, and this "
+                "one is open already: pass its URL instead"
+            )
+        return location
+    return open(
+        location,
+        virtual_containers=virtual_containers,
+        authorize=authorize,
+        storage_options=storage_options,
+    )
