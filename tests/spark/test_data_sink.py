@@ -19,6 +19,7 @@ from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.spark import register
 from zarr_manifests.spark.data_sink import Sink
+from zarr_manifests.spark.plan import SparkFacts
 
 pytestmark = pytest.mark.spark
 
@@ -111,6 +112,12 @@ def test_a_region_is_in_the_zone_at_register(repo: Repository, spark: SparkSessi
     xr.testing.assert_equal(found(repo), due)
 
 
+def test_columns_are_found_in_any_case(repo: Repository, spark: SparkSession) -> None:
+    frame = rows(spark, hours(6, 4))
+    append(frame.toDF(*(name.upper() for name in frame.columns)), repo)
+    xr.testing.assert_equal(found(repo), hours(6))
+
+
 def test_late_rows_join_those_that_are_there(repo: Repository, spark: SparkSession) -> None:
     whole = hours(8)
     west, east = whole.isel(lon=[0, 1]), whole.isel(lon=[2, 3])
@@ -177,7 +184,9 @@ def test_rows_that_a_collection_has_removed_are_an_error_and_no_holes(
 ) -> None:
     """A collection whose grace is shorter than the write."""
     frame = rows(spark, hours(40, 4))
-    sink = Sink.of(options() | {"path": repo.url}, frame.schema, overwrite=False)
+    sink = Sink.of(
+        options() | {"path": repo.url}, frame.schema, overwrite=False, facts=SparkFacts()
+    )
     spooled = [pickle.loads(pickle.dumps(sink.spool(batches(frame))))]
     repo.garbage_collect(timedelta(0))
     with pytest.raises(FencedError, match="did not commit in time"):
@@ -195,7 +204,9 @@ def test_a_write_is_planned_again_where_others_have_appended(
     repo: Repository, spark: SparkSession
 ) -> None:
     frame = rows(spark, hours(8, 6))
-    sink = Sink.of(options() | {"path": repo.url}, frame.schema, overwrite=False)
+    sink = Sink.of(
+        options() | {"path": repo.url}, frame.schema, overwrite=False, facts=SparkFacts()
+    )
     spooled = [sink.spool(batches(frame))]
     zm.write(hours(6, 4), repo, append_dim="time", message="came first")
     sink.commit(spooled, None)

@@ -40,16 +40,19 @@ from zarr_manifests.spark.cell_values import to_numpy
 from zarr_manifests.spark.cell_writer import write_cells
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.options import write_options
+from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.spool import Spool, SpooledRows, labels_of, spool_rows
 from zarr_manifests.spark.write_dataframe import (
     CountedCells,
     TipCheck,
+    columns_as_there,
     distinct,
     landed,
 )
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Target, begin
 from zarr_manifests.storage import Storage
+from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import VirtualContainer
 
 __all__ = ["QUERY_ID", "BatchSink", "Sink", "StreamSink", "app_of", "batch_txn"]
@@ -98,11 +101,11 @@ class Sink:
         schema: StructType,
         *,
         overwrite: bool,
-        time_zone: str = "UTC",
+        facts: SparkFacts,
     ) -> Sink:
         """What options of a write, as Spark passes them on, ask for.
 
-        Times of its region without a zone are in `time_zone`.
+        Times of its region without a zone are in the session's.
 
         Raises
         ------
@@ -116,12 +119,12 @@ class Sink:
             # As everywhere in Spark: what has no row is not there afterwards.
             arguments.pop("append_dim", None)  # of a view that rows are appended to, too
             arguments = {"mode": "overwrite-region", "region": {}} | arguments
-        sink = cls._of(location, arguments | {"time_zone": time_zone}, schema)
+        sink = cls._of(location, arguments | {"time_zone": facts.time_zone}, schema, facts)
         sink.check()
         return sink
 
     @classmethod
-    def of_stream(cls, given: Mapping[str, str], schema: StructType) -> Sink:
+    def of_stream(cls, given: Mapping[str, str], schema: StructType, *, facts: SparkFacts) -> Sink:
         """What options of a stream's sink ask for.
 
         Raises
@@ -135,10 +138,12 @@ class Sink:
                 "a stream numbers its batches itself: leave out the option txn-version"
             )
         # What an earlier batch has brought stays, where this one has no row.
-        return cls._of(location, {"missing": "keep"} | arguments, schema)
+        return cls._of(location, {"missing": "keep"} | arguments, schema, facts)
 
     @classmethod
-    def _of(cls, location: str, arguments: dict[str, Any], schema: StructType) -> Sink:
+    def _of(
+        cls, location: str, arguments: dict[str, Any], schema: StructType, facts: SparkFacts
+    ) -> Sink:
         repository = opening.open(
             location,
             virtual_containers=arguments.pop("virtual_containers", None),
@@ -157,15 +162,20 @@ class Sink:
                     f"the column {field.name!r} has no time zone, so its values are not "
                     "exact times: cast it to timestamp"
                 )
+        branch, message = arguments.pop("branch", "main"), arguments.pop("message", None)
+        app, version = (arguments.pop(name, None) for name in ("txn_app_id", "txn_version"))
+        options = WriteOptions(target=arguments.pop("group", "/"), max_tasks=1, **arguments)
+        with repository.readonly_session(HEADS + branch) as session:
+            names = columns_as_there(columns.names, session, options, facts)
         return cls(
             storage=repository.storage,
             containers=repository.virtual_containers,
-            branch=arguments.pop("branch", "main"),
-            columns=columns,
-            message=arguments.pop("message", None),
-            app=arguments.pop("txn_app_id", None),
-            version=arguments.pop("txn_version", None),
-            options=WriteOptions(target=arguments.pop("group", "/"), max_tasks=1, **arguments),
+            branch=branch,
+            columns=pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)]),
+            message=message,
+            app=app,
+            version=version,
+            options=options,
         )
 
     @property
@@ -198,7 +208,8 @@ class Sink:
     def spool(self, batches: Iterable[pa.RecordBatch]) -> SpooledRows:
         """Spool the rows of a task."""
         wanted = [] if self.options.append_dim is None else [self.options.append_dim]
-        return spool_rows(self.repository(), self.branch, batches, wanted)
+        named = (batch.rename_columns(self.columns.names) for batch in batches)
+        return spool_rows(self.repository(), self.branch, named, wanted)
 
     def commit(self, spooled: Sequence[SpooledRows], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""

@@ -207,8 +207,7 @@ class ManifestsDataSource(DataSource):
             As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
         """
         try:
-            how: Any = {"overwrite": overwrite, "time_zone": self.facts.time_zone}
-            return BatchSink(Sink.of(self.options, schema, **how))
+            return BatchSink(Sink.of(self.options, schema, overwrite=overwrite, facts=self.facts))
         except ManifestsError as error:
             raise error.with_traceback(None) from None
 
@@ -225,7 +224,7 @@ class ManifestsDataSource(DataSource):
                 "a stream adds the rows of each batch: use the output mode append or update"
             )
         try:
-            return StreamSink(Sink.of_stream(self.options, schema))
+            return StreamSink(Sink.of_stream(self.options, schema, facts=self.facts))
         except ManifestsError as error:
             raise error.with_traceback(None) from None
 

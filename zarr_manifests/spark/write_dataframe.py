@@ -50,12 +50,13 @@ from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
 from zarr_manifests.spark.write_target import Begun, Target, begin
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import contents_of
 
 __all__ = [
     "CountedCells",
     "TipCheck",
     "check_shared",
+    "columns_as_there",
     "distinct",
     "landed",
     "write_dataframe",
@@ -294,7 +295,7 @@ def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipC
     spark = df.sparkSession
     facts = SparkFacts.of(spark)
     options = replace(options, time_zone=facts.time_zone)
-    df = _renamed(df, session, options, facts)
+    df = df.toDF(*columns_as_there(df.columns, session, options, facts))
     target = Target.of(session, options, df.columns)
     frame = _with_plain_times(df, options)
     columns = to_arrow_schema(frame.schema, timezone="UTC")
@@ -316,17 +317,17 @@ def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipC
     return begun.check_tip, CountedCells(sum(row.cells for row in rows), len(rows))
 
 
-def _renamed(
-    df: DataFrame, session: Session, options: WriteOptions, facts: SparkFacts
-) -> DataFrame:
-    """The rows, with columns named as the options and the arrays that are there name them."""
-    contents, path = workspace_of(session.store).contents, options.target.strip("/")
+def columns_as_there(
+    columns: Sequence[str], session: Session, options: WriteOptions, facts: SparkFacts
+) -> list[str]:
+    """The columns as the options and the arrays that are there spell them."""
+    contents, path = contents_of(session.store), options.target.strip("/")
     node = contents.node(path)
     group = path if node is not None and node.array is None else split(path)[0]
     there = [split(at)[1] for at in contents.members(group)]
     order = [] if options.order_by is None else [options.order_by]
-    spelling = spelled(df.columns, [*there, split(path)[1], *options.dims, *order], facts)
-    return df.toDF(*(spelling[name] for name in df.columns))
+    spelling = spelled(columns, [*there, split(path)[1], *options.dims, *order], facts)
+    return [spelling[name] for name in columns]
 
 
 def _written(spark: SparkSession, frame: DataFrame, plan: WritePlan, fork: Fork) -> DataFrame:

@@ -22,6 +22,7 @@ from on_cluster.trouble import Troubles, storage_at, troubled
 from zarr_manifests.spark import foreach_batch, ingest, write_dataframe
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.data_source import ManifestsDataSource
+from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.testing import Fault, FaultyStorage
 
 _OPTIONS: Final = {"dims": ",".join(DIMS), "append-dim": "time"}
@@ -35,10 +36,12 @@ class TroubledDataSource(ManifestsDataSource):
         return "troubled"
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        return BatchSink(self._troubled(Sink.of(self._given(), schema, overwrite=overwrite)))
+        return BatchSink(
+            self._troubled(Sink.of(self._given(), schema, overwrite=overwrite, facts=SparkFacts()))
+        )
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        return StreamSink(self._troubled(Sink.of_stream(self._given(), schema)))
+        return StreamSink(self._troubled(Sink.of_stream(self._given(), schema, facts=SparkFacts())))
 
     def _given(self) -> Mapping[str, str]:
         return {name: value for name, value in self.options.items() if name != "troubles"}
