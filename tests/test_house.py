@@ -52,7 +52,8 @@ def test_what_make_test_leaves_out_is_run_by_night() -> None:
     recipes = dict(re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
     (parts,) = re.findall(r"^NIGHTLY = (.*)$", makefile, re.MULTILINE)
     by_night = "".join(recipes[part] for part in parts.split())
-    assert '-m "$(HERE)" --ignore tests/simulation $(ALL)' in by_night
+    assert '-m "$(HERE)" --cases 3 --rest --ignore tests/simulation $(ALL)' in by_night
+    assert '-m "$(QUICK)" --cases 3 -n auto' in recipes["test"]  # else the rest is another one
     assert "-n auto --dist worksteal tests/simulation" in by_night
     told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for mark in (one.partition(":")[0] for one in told["tool"]["pytest"]["ini_options"]["markers"]):

@@ -528,8 +528,8 @@ def test_every_method_hands_over_to_what_does_it() -> None:
         for method in tree.body
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
     }
-    assert len(lengths) > 40
-    assert {name: length for name, length in lengths.items() if length > 4} == {}
+    assert len(lengths) > 30
+    assert {name: length for name, length in lengths.items() if length > 5} == {}
 
 
 def test_diff(repository: Repository) -> None:

@@ -180,7 +180,7 @@ def test_what_is_unknown_lists_what_is_near(made: tuple[Repository, list[str]]) 
 REFUSED: dict[str, Callable[[Repository], Any]] = {
     "only a branch has a time": lambda repo: repo.resolve("v1@{1970-01-02}"),
     "only a branch has a time;": lambda repo: repo.readonly_session("v1@1970-01-02"),
-    "names begin so": lambda repo: repo.create_tag("refs/tags/v2"),
+    "tags begin so": lambda repo: repo.create_tag("refs/tags/v2"),
     "follow goes with a branch": lambda repo: repo.readonly_session("main~1", follow=True),
     "follow goes with a branch only": lambda repo: repo.readonly_session("v1", follow=True),
     "not 'yesterday'": lambda repo: repo.resolve("main@{yesterday}"),

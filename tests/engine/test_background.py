@@ -73,7 +73,7 @@ def test_what_fails_is_logged_and_due_again(caplog: pytest.LogCaptureFixture) ->
 PROGRAM = """
 import sys, threading, zarr
 from dataclasses import replace
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.runtime import SYSTEM
 
 def late(name):

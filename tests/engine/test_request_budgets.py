@@ -242,7 +242,7 @@ def test_a_branch_head_takes_two_rounds_with_many_deltas(ahead: MemoryStorage) -
 def test_a_tag_or_an_old_snapshot_takes_a_round_more(large: MemoryStorage, how: str) -> None:
     counting, repository = cold(large)
     name = {"tag": "base", "snapshot_id": zm.open(large).list_tags()["base"]}[how]
-    session = repository.readonly_session(**{how: name})
+    session = repository.readonly_session(name)
     assert walk(session) == 201
     assert get(session, "time/c/0")
     assert counting.rounds() <= 3

@@ -81,42 +81,16 @@ _options = vars(sys.modules[ManifestsBackendEntrypoint.__module__])["_options"]
 NOT_CALLED = {
     **dict.fromkeys(
         [
-            *("Repository", "Session", "Fork", "ManifestStore", "HeldLease", "ObjectStorage"),
+            *("Repository", "Session", "Fork", "ManifestStore", "ObjectStorage"),
             "FsspecStorage",
         ],
         "made by the package, from what is not public",
     ),
     **dict.fromkeys(
-        (
-            *("Amount.of", "ArrayUsage.of", "LoggedOperation.of", "ResolvedChunks.of"),
-            "SnapshotInfo.of",
-        ),
-        "takes what is not public",
-    ),
-    **dict.fromkeys(
-        (
-            *("Amount", "ArrayShape", "ArrayStats", "ArrayTotals", "ArrayUsage", "CellChanges"),
-            *("Change", "ChunkSelection", "ChunkStatistics", "CloneReport", "CollectionReport"),
-            *("CompactionReport", "Diff", "ExpiryReport", "ExportReport", "IndexReport"),
-            *("Ancestry", "LoggedOperation", "MergeReport", "ValueChanges"),
-            *("ManifestLayout", "PreloadReport", "Problem", "ReadCosts", "RecoveryReport"),
-            *("RepackReport", "ResolvedChunks", "RestoreReport", "SnapshotInfo"),
-            *(
-                "StatisticsReport",
-                "Status",
-                "Totals",
-                "Usage",
-                "VerifyReport",
-                "WriteReport",
-                "Metrics",
-                "ObjectInfo",
-                "StorageReport",
-                "Tagged",
-            ),
-        ),
+        ("WriteReport", "Metrics", "ObjectInfo", "StorageReport", "Tagged"),
         "what calls give back; it is shown wherever one does",
     ),
-    **dict.fromkeys(["ChunkKind", "Operation"], "an enumeration"),
+    "ChunkKind": "an enumeration",
     **dict.fromkeys(["Storage", "Capabilities"], "for who writes a storage"),
     **dict.fromkeys(["Meter", "Meter.add", "Meter.request", "Meter.read_request"], "so is this"),
     "Token": "a type",

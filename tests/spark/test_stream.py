@@ -539,7 +539,7 @@ def test_columns_that_change_end_the_stream(plain: Repository) -> None:
 
 def test_a_stream_of_another_branch(plain: Repository) -> None:
     plain.create_branch("side")
-    reader = stream(plain, ReadOptions(branch="side", variables=["b"], ranges={"x": (0, 10)}))
+    reader = stream(plain, ReadOptions(version="side", variables=["b"], ranges={"x": (0, 10)}))
     start = reader.initialOffset()
     (end,) = drained(reader, start)
     assert steps_of(reader, start, end) == [2, 2]

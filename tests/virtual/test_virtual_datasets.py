@@ -110,7 +110,7 @@ def test_datasets_offer_to_write_themselves_without_another_import(
 ) -> None:
     for kind in (xr.Dataset, xr.DataTree):
         monkeypatch.delattr(kind, "zm")
-    monkeypatch.delattr(zm, "Repository", raising=False)
+    monkeypatch.delattr(zm, "create", raising=False)
     place = "memory://offered"
     repo = zm.create(place)
     xr.Dataset({"a": ("x", [1])}).zm.write(repo, message="one")

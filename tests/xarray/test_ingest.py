@@ -17,7 +17,7 @@ import zarr
 import zarr_manifests as zm
 from tasks_here import Tasks, run_here
 from zarr_manifests.engine.root.deferred_create import Unmade
-from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, StorageError
 from zarr_manifests.reports import IngestProgress
 from zarr_manifests.spark import ingest
@@ -615,7 +615,7 @@ def test_chunks_are_referred_to(tmp_path, kind):
     assert all(url.startswith("virtual://raw/") for url in refs.locations)
     assert place.verify().ok
     os.utime(paths[3] if kind == "netcdf" else next(paths[3].rglob("c/0/0/0")), (1, 1))
-    with pytest.raises(zm.errors.VirtualSourceChangedError):
+    with pytest.raises(VirtualSourceChangedError):
         head(place)
 
 
