@@ -17,7 +17,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import zarr_manifests as zm
-from zarr_manifests import opening
 from zarr_manifests.cli import app
 from zarr_manifests.cli.progress_bar import ProgressBar
 from zarr_manifests.cli.words import on_command_line
@@ -55,7 +54,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object, **__: object) -> None:
         raise BrokenPipeError("of a storage")
 
-    monkeypatch.setattr(opening, "open", broken)
+    monkeypatch.setattr(zm, "open", broken)
     done = CliRunner().invoke(app, ["log", "x"])
     assert done.exit_code == 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from zarr_manifests import opening
+import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _pairs(given: list[str] | None, option: str, form: str) -> dict[str, str]:
 def open_at(url: str, option: list[str] | None, authorize: bool = False) -> Repository:
     """Open the repository at that URL."""
     options = storage_options(url, option)
-    return opening.open(url, authorize=authorize, storage_options=options)
+    return zm.open(url, authorize=authorize, storage_options=options)
 
 
 def as_given(text: Any) -> Any:

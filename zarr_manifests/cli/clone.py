@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zarr_manifests import moving
+import zarr_manifests as zm
 from zarr_manifests.cli.arguments import (
     Json,
     Options,
@@ -63,7 +63,7 @@ def run(
     options = storage_options(dest, to_option, "--to-option")
     repo, depth = open_at(url, option), as_given(history)
     with progress("cloning") as told:
-        report = moving.clone(repo, dest, depth, branch, storage_options=options, progress=told)
+        report = zm.clone(repo, dest, depth, branch, storage_options=options, progress=told)
     if as_json:
         print_json(report)
     else:

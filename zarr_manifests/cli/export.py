@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zarr_manifests import moving
+import zarr_manifests as zm
 from zarr_manifests.cli.arguments import (
     At,
     Authorize,
@@ -63,7 +63,7 @@ def run(
     options = storage_options(dest, to_option, "--to-option")
     session = open_at(url, option, authorize).readonly_session(at)
     with progress("exporting") as told:
-        report = moving.export(
+        report = zm.export(
             session,
             dest,
             as_given(kind),

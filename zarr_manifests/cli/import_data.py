@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zarr_manifests import moving, opening
+import zarr_manifests as zm
 from zarr_manifests.cli.arguments import (
     Branch,
     Containers,
@@ -87,8 +87,6 @@ def run_netcdf(
     option: Options = None,
 ) -> None:
     """Append netCDF, HDF5, GRIB or Zarr files along a dimension, each once, in one commit."""
-    import zarr_manifests as zm
-
     with progress("looking at files") as bar:
 
         def told(now: IngestProgress) -> None:
@@ -142,7 +140,7 @@ def run_zarr(
             url,
             option,
             None,
-            lambda repo: moving.import_zarr(
+            lambda repo: zm.virtual.import_zarr(
                 repo, source, path, copy, message=message, branch=branch, progress=told, **how
             ),
             {} if copy else {name or "source": source},
@@ -183,7 +181,7 @@ def run_kerchunk(
             url,
             option,
             container,
-            lambda repo: moving.import_kerchunk(
+            lambda repo: zm.virtual.import_kerchunk(
                 repo,
                 references,
                 path,
@@ -221,7 +219,9 @@ def run_icechunk(
 
     def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
         before = {*repo.list_branches().values()}
-        ours = moving.import_icechunk(repo, source, as_given(history), branch, progress=told, **how)
+        ours = zm.virtual.import_icechunk(
+            repo, source, as_given(history), branch, progress=told, **how
+        )
         heads = repo.list_branches().items()
         return ours, {name: head for name, head in heads if head not in before}
 
@@ -263,7 +263,7 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
 
     if not places:
         return
-    repo = opening.open(storage)
+    repo = zm.open(storage)
     told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
     names, urls = ({one[key] for one in told} for key in ("name", "url"))
     given = {name: VirtualContainer(url).url for name, url in places.items()}

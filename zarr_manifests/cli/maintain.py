@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zarr_manifests import opening
+import zarr_manifests as zm
 from zarr_manifests.cli.arguments import (
     Branch,
     DryRun,
@@ -270,7 +270,7 @@ def run_recover(
     """Make a new root from the newest complete archive if the root is lost or damaged."""
     options = storage_options(url, option)
     with progress("looking for an archive") as told:
-        report = opening.recover(
+        report = zm.recover(
             url,
             dry_run=dry_run,
             collections_ended=collections_ended,
