@@ -88,7 +88,9 @@ def test_log_is_limited_and_says_so(url: str) -> None:
     assert len(lines("log", url, "-n", 3)) == 6, "nothing is left out, so nothing is said"
     assert lines("log", url, "-n", 0) == lines("log", url)
     assert lines("log", url, "-n", 2**64) == lines("log", url)
-    assert lines("ops", url, "--limit", 2**64) == lines("ops", url)
+    *_, older = lines("log", url, "--ops", "-n", 1)
+    assert older == "... and older ones: -n 10 shows more, -n 0 all"
+    assert lines("log", url, "--ops", "--limit", 2**64) == lines("log", url, "--ops")
 
 
 # --- tree ----------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ def test_tree_counts_chunks_when_asked(url: str) -> None:
         return lines("tree", url, "--chunks", *refs)[4].split()[-3]
 
     assert counted() == "2/4"
-    assert counted("--at", "trial") == "4/4"
+    assert counted("trial") == "4/4"
     table = lines("tree", url, "--chunks")
     assert table[5].split()[-3:] == ["0/1", "0", "B"]
 
@@ -123,15 +125,16 @@ def test_tree_says_which_arrays_have_statistics(url: str) -> None:
         return [" ".join(line.split()[-4:]) for line in lines("tree", url, "--stats", *refs)[4:]]
 
     assert told() == ["2 x 3 none", "int16 scalar no chunks"]
-    table = lines("statistics", url)
+    table = lines("compact", url, "--statistics")
     assert table[0].split() == ["array", "chunks", "measured"]
     assert [line.split() for line in table[1:]] == [
         ["/air/temperature", "2", "2"],
         ["/depth", "0", "0"],
     ]
     assert told()[0] == "all of 2 chunks"
-    assert lines("statistics", url, "/air/temperature")[1].split()[1:] == ["2", "0"]
-    assert told("--at", "trial")[0].endswith("none")
+    of_one = lines("compact", url, "--statistics", "--array", "/air/temperature")
+    assert [line.split()[1:] for line in of_one[1:]] == [["2", "0"]]
+    assert told("trial")[0].endswith("none")
     both = call("tree", url, "--stats", "--chunks")
     assert both.exit_code == 2
     assert "not both" in both.stderr
@@ -150,7 +153,7 @@ def test_tree_of_format_2(url: str) -> None:
 
 
 def test_tree_of_nothing(url: str) -> None:
-    assert lines("tree", url, "--at", "empty")[1:] == ["(empty)"]
+    assert lines("tree", url, "empty")[1:] == ["(empty)"]
 
 
 def test_names_and_units_cannot_reach_the_terminal_as_anything_but_text(tmp_path: Path) -> None:
@@ -192,22 +195,23 @@ def test_info_adds_up(url: str) -> None:
 
 def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
     repo = zm.create(tmp_path)
-    assert lines("metadata", tmp_path) == []
-    assert lines("metadata", tmp_path, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
+    metadata = "config", "metadata", tmp_path
+    assert lines(*metadata) == []
+    assert lines(*metadata, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
     expected = {"title": "winds: 10 m", "grid": {"lat": 0.25}, "n": 3}
     assert repo.metadata == expected
-    assert lines("metadata", tmp_path, "title=no", "day=2026-11-01") == []
+    assert lines(*metadata, "title=no", "day=2026-11-01") == []
     expected |= {"title": "no", "day": "2026-11-01"}
     assert repo.metadata == expected
     shown = ["title: no", 'grid: {"lat": 0.25}', "n: 3", "day: 2026-11-01"]
-    assert sorted(lines("metadata", tmp_path)) == sorted(shown)
+    assert sorted(lines(*metadata)) == sorted(shown)
     told = [line.split(maxsplit=1) for line in lines("info", tmp_path)]
     assert sorted(line[1] for line in told if line[:1] == ["metadata"]) == sorted(shown)
-    assert json.loads(*lines("metadata", tmp_path, "--json")) == expected
+    assert json.loads(*lines(*metadata, "--json")) == expected
     assert json.loads(*lines("info", tmp_path, "--json"))["metadata"] == expected
     repo.update_metadata({"\x1b[31m": "\x1b[31mred"})
-    assert "\x1b" not in "".join(lines("metadata", tmp_path) + lines("info", tmp_path))
-    assert json.loads(*lines("metadata", tmp_path, "--replace", "n=4", "--json")) == {"n": 4}
+    assert "\x1b" not in "".join(lines(*metadata) + lines("info", tmp_path))
+    assert json.loads(*lines(*metadata, "--replace", "n=4", "--json")) == {"n": 4}
     assert repo.metadata == {"n": 4}
 
 
@@ -242,7 +246,7 @@ def test_du_counts_what_each_array_refers_to(url: str) -> None:
     assert shown[1].split()[:2] == ["/depth", "0"]
     assert scalar.nbytes == 0
     assert shown[2].split()[:2] == ["all", "2"]
-    assert lines("du", url, "--at", "trial")[2].split()[1] == "4"
+    assert lines("du", url, "trial")[2].split()[1] == "4"
 
 
 def test_du_of_one_array_says_how_far_it_is_filled(url: str) -> None:
@@ -345,39 +349,39 @@ def test_refs_are_listed_made_and_deleted(verb: str, url: str) -> None:
     before = names()
     assert dict(map(str.split, lines(verb, url))) == before
     main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
-    assert lines(verb, url, "one") == lines(verb, url, "two", "--at", trial) == []
+    assert lines(verb, url, "one") == lines(verb, url, "two", trial) == []
     assert names() == {**before, "one": main, "two": trial}
-    assert lines(verb, url, "three", "--at", "trial") == []
+    assert lines(verb, url, "three", "trial") == []
     assert names().pop("three") == trial
     assert lines(verb, url, "three", "-d") == []
     assert lines(verb, url, "one", "--delete") == []
     assert names() == {**before, "two": trial}
-    for wrong in (("--delete",), ("--at", main), ("two", "--delete", "--at", main)):
+    for wrong in (("--delete",), ("two", main, "--delete")):
         failed = call(verb, url, *wrong)
         assert (failed.exit_code, failed.stdout) == (2, "")
     assert call(verb, url, "two").exit_code == 1
     assert call(verb, url, "nope", "-d").exit_code == 1
 
 
-def test_a_branch_is_reset(url: str) -> None:
+def test_a_branch_is_moved(url: str) -> None:
     repo = zm.open(url)
     main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
     empty = repo.list_tags()["empty"]
-    refused = call("reset", url, "trial", "empty")
+    refused = call("branch", url, "trial", "empty", "--move")
     assert refused.exit_code == 2
     assert f"pass --expected {trial}, or --force" in refused.stderr
-    stale = call("reset", url, "trial", "empty", "--expected", main)
+    stale = call("branch", url, "trial", "empty", "--move", "--expected", main)
     assert stale.exit_code == 1
     assert repo.list_branches()["trial"] == trial
-    done = lines("reset", url, "trial", "empty", "--expected", trial[13:25])
+    done = lines("branch", url, "trial", "empty", "--move", "--expected", trial[13:25])
     assert done == [f"trial is at {empty}"]
     assert repo.list_branches()["trial"] == empty
-    lines("reset", url, "trial", main)  # nothing is dropped
-    assert lines("reset", url, "trial", "main~1", "--force") == [
+    lines("branch", url, "trial", main, "--move")  # nothing is dropped
+    assert lines("branch", url, "trial", "main~1", "--move", "--force") == [
         f"trial is at {repo.resolve('main~1')}"
     ]
-    assert call("reset", url, "nope", "main").exit_code == 1
-    assert call("reset", url, "trial").exit_code == 2
+    assert call("branch", url, "nope", "main", "--move").exit_code == 1
+    assert "nope" not in repo.list_branches()
 
 
 # --- errors and usage ----------------------------------------------------------------------------
@@ -404,9 +408,16 @@ def test_a_damaged_repository_is_one_line(verb: str, url: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_n_is_always_a_limit() -> None:
-    options = [option.opts for command in VERBS.values() for option in command.params]
-    assert {max(names, key=len) for names in options if "-n" in names} == {"--limit"}
+def test_a_letter_is_one_option_everywhere_and_n_the_limit() -> None:
+    meanings: dict[str, set[str]] = {}
+    for command in VERBS.values():
+        for option in command.params:
+            *_, letter = sorted(option.opts, key=len, reverse=True)
+            if len(letter) == 2:
+                meanings.setdefault(letter, set()).add(max(option.opts, key=len))
+            assert "--limit" not in option.opts or letter == "-n"
+    assert meanings["-n"] == {"--limit"}
+    assert {letter for letter, found in meanings.items() if len(found) > 1} == set()
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["log"], ["log", "x", "-n", "-1"], ["tree", "-z"]])
@@ -446,7 +457,7 @@ def test_it_runs_as_a_program_and_in_a_pipe(url: str) -> None:
     done = program("log", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.rstrip() for line in done.stdout.splitlines()] == lines("log", url)
-    failed = program("tree", url, "--at", "nope")
+    failed = program("tree", url, "nope")
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith("error: ")
 
@@ -503,7 +514,7 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
         array[:] = 1
     with repo.transaction(message="one of them stays") as store:
         zarr.open_array(store, path="a")[:300] = 2
-    told = [" ".join(line.split()) for line in lines("repack", path, "--dry-run")]
+    told = [" ".join(line.split()) for line in lines("compact", path, "--packs", "--dry-run")]
     assert told == [
         "number bytes",
         "objects with chunks 2 700 B",
@@ -513,11 +524,11 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
         "nothing was written (--dry-run)",
     ]
     assert len(list(repo.ancestry())) == 3
-    done = lines("repack", path, "--branch", "main", "--min-live", "0.5")
+    done = lines("compact", path, "--packs", "--branch", "main", "--min-live", "0.5")
     assert done[3].split() == ["chunks", "moved", "1", "100", "B"]
     assert done[-2].split() == ["packs", "written", "1"]
     assert done[-1] == next(iter(repo.ancestry())).snapshot_id
-    assert call("repack", path, "--branch", "other").exit_code == 1
+    assert call("compact", path, "--packs", "--branch", "other").exit_code == 1
 
 
 def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> None:
@@ -526,7 +537,7 @@ def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> Non
     head = repo.list_branches()["main"]
     repo.create_tag("later")
     repo.delete_branch("trial")
-    told = lines("restore", url, version, "--dry-run")
+    told = lines("recover", url, "--to", version, "--dry-run")
     (trial,) = (one.snapshot_id for one in repo.ops_log() if one.version == version)
     assert [line.split() for line in told[:-1]] == [
         ["what", "name", "was", "would", "be"],
@@ -535,38 +546,33 @@ def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> Non
     ]
     assert told[-1] == f"branches and tags would be those of version {version} again"
     assert "later" in repo.list_tags()
-    assert lines("restore", url, version)[1:-1] == told[1:-1]
+    assert lines("recover", url, "--to", version)[1:-1] == told[1:-1]
     assert repo.list_branches()["trial"] == trial
     after = next(repo.ops_log()).version
     repo.create_branch("more")
     repo.delete_branch("more")
-    assert lines("restore", url, after) == [
-        f"branches and tags are those of version {after} again; `ops` lists this, too"
+    assert lines("recover", url, "--to", after) == [
+        f"branches and tags are those of version {after} again; `log --ops` lists this, too"
     ]
 
 
 @pytest.mark.slow
 def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
-    assert lines("expire", url, "--keep-last", "1", "--dry-run")[0].split()[:3] == [
-        "branch",
-        "would",
-        "expire",
-    ]
-    assert [line.split() for line in lines("expire", url, "--keep-last", "1")[1:]] == [
+    only = "clean", url, "--keep", "1", "--no-collect"
+    assert lines(*only, "--dry-run")[0].split()[:3] == ["branch", "would", "expire"]
+    assert [line.split() for line in lines(*only)[1:]] == [
         ["main", "2", "1"],
         ["trial", "3", "1"],
     ]
-    assert lines("gc", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
-    assert "kept" in lines("gc", url, "--grace", "0")[-1]
-    assert lines("repack", url)[-1] == "there was nothing to move"
-    assert call("repack", url, "--min-live", "2").exit_code == 2
+    assert lines("clean", url, "--grace", "0s", "--dry-run")[0].split()[:2] == ["would", "delete"]
+    assert "kept" in lines("clean", url, "--grace", "0")[-1]
+    assert lines("compact", url, "--packs")[-1] == "there was nothing to move"
     assert lines("verify", url)[-1].startswith("sound: ")
-    header, newest = lines("ops", url, "--limit", "1")
+    header, newest, _ = lines("log", url, "--ops", "--limit", "1")
     assert header.split() == ["version", "when", "who", "what", "ref", "snapshot"]
     version, *_ = newest.split()
-    assert call("restore", url, 1).exit_code == 1
-    assert call("restore", url, 10**6).exit_code == 2
-    assert call("gc", url, "--grace", "soon").exit_code == 2
+    assert call("recover", url, "--to", 1).exit_code == 1
+    assert call("recover", url, "--to", 10**6).exit_code == 2
     assert call("recover", url).exit_code == 2
     head = next(zm.open(url).ancestry()).snapshot_id
     (Path(url) / "current").write_bytes(b"damaged")
@@ -585,6 +591,22 @@ def test_a_repository_is_made_small_checked_and_brought_back(url: str) -> None:
     found = call("verify", url)
     assert found.exit_code == 1
     assert "problem" in found.stdout
+
+
+def test_clean_expires_only_what_it_is_told_to(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path, {"snapshots": {"keep-last": 1}})
+    for name in ("air", "sea", "ice"):
+        with repo.transaction(message=f"make {name}") as store:
+            zarr.create_group(store, path=name)
+
+    def left(*words: str) -> int:
+        lines("clean", tmp_path, *words)
+        return len(list(repo.ancestry()))
+
+    assert left() == left("--keep", "30d") == left("--keep", "config", "--dry-run") == 4
+    assert left("--keep", "3") == 3
+    assert left("--keep", "2", "--no-collect") == 2
+    assert left("--keep", "config") == 1
 
 
 @pytest.mark.parametrize("place", ["fill_value", "data_type", "endian"])
@@ -606,7 +628,7 @@ def test_a_document_that_zarr_refuses_is_an_error_without_escapes(
     for words, code in (
         (["diff", tmp_path, "main~1", "main", "--values"], 2),
         (["cat", tmp_path, "a"], 2),
-        (["statistics", tmp_path], 0),
+        (["compact", tmp_path, "--statistics"], 0),
     ):
         done = call(*words)
         assert done.exit_code == code, done.output
@@ -651,7 +673,7 @@ def test_commits_name_their_author(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said = "\n".join(lines("log", tmp_path))
     assert "by grace" in said
     assert "by the nightly job\\x1b[2J" in said
-    assert "the nightly job\\x1b[2J" in "\n".join(lines("ops", tmp_path))
+    assert "the nightly job\\x1b[2J" in "\n".join(lines("log", tmp_path, "--ops"))
     assert lines("show", tmp_path, "main~1")[0].endswith("  by grace")
     (found,) = lines("show", tmp_path, "main~1", "--json")
     assert json.loads(found)["metadata"] == {"author": "grace"}

@@ -50,7 +50,7 @@ def test_a_full_compaction(url: str) -> None:
 
 
 def test_a_minor_one_makes_a_run(url: str) -> None:
-    assert shown(url, "-m", "minor")["deltas and runs"] == ["4", "1"]
+    assert shown(url, "--mode", "minor")["deltas and runs"] == ["4", "1"]
 
 
 def test_a_dry_run_writes_nothing(url: str) -> None:

@@ -159,18 +159,18 @@ def test_cat_prints_a_corner_or_an_index(url: Path) -> None:
     assert head == "/air/t (time: 4, x: 6) float32 K"
     assert where == "[0:4, 0:6]"
     assert rows[0].split() == ["[[", "0.", "1.", "2.", "3.", "4.", "5.]"]
-    assert lines("cat", url, "air/t", "--at", "trial", "-i", "0, :2")[1:] == [
+    assert lines("cat", url, "air/t", "0, :2", "--at", "trial")[1:] == [
         "[0:1, 0:2]",
         "[[100. 100.]]",
     ]
-    found = objects("cat", url, "/air/t", "--index=-1,::2")[0]
+    found = json.loads(*lines("cat", url, "/air/t", "--json", "--", "-1,::2"))
     assert (found["values"], found["start"], found["step"]) == ([[18, 20, 22]], [3, 0], [1, 2])
-    assert objects("cat", url, "air/t", "-i", "...,1")[0]["values"] == [[1], [7], [13], [19]]
-    assert objects("cat", url, "air/t", "--limit", 4)[0]["values"] == [[0, 1], [6, 7]]
+    assert objects("cat", url, "air/t", "...,1")[0]["values"] == [[1], [7], [13], [19]]
+    assert objects("cat", url, "air/t", "-n", 4)[0]["values"] == [[0, 1], [6, 7]]
     for wrong in ("9", "0,0,0", "x", "::0", "1.5", "...,...", ":,"):
-        refused = call("cat", url, "air/t", "--index", wrong)
+        refused = call("cat", url, "air/t", wrong)
         assert (refused.exit_code, refused.stdout) == (2, ""), wrong
-    large = call("cat", url, "air/t", "-i", ":", "--limit", 5)
+    large = call("cat", url, "air/t", ":", "--limit", 5)
     assert "selects 24 values" in large.stderr
     group = call("cat", url, "air")
     assert group.exit_code == 1

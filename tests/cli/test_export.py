@@ -37,7 +37,7 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [f"{tmp_path / 'plain.zarr'}: 1 array; 2 chunks (8 B)"]
     group = zarr.open_group(tmp_path / "plain.zarr", mode="r")
     np.testing.assert_array_equal(group["a"], [300, 301, 302, 303])
-    done = call(url, tmp_path / "plain.zarr", "--at", "v1", "--overwrite")
+    done = call(url, tmp_path / "plain.zarr", "v1", "--overwrite")
     assert done.exit_code == 0, done.stderr
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "plain.zarr/g/a", mode="r"), [0] * 4)
     done = call(url, tmp_path / "plain.zip", "--format", "zip")
@@ -71,7 +71,7 @@ def test_errors_end_in_one_line(url: Path, tmp_path: Path) -> None:
         (1, (tmp_path / "taken",)),
         (1, (tmp_path / "taken", "--overwrite")),
         (1, (tmp_path / "new", "--path", "absent")),
-        (1, (tmp_path / "new", "--at", "absent")),
+        (1, (tmp_path / "new", "absent")),
         (2, (tmp_path / "new", "--format", "zrr")),
         (2, (tmp_path / "new", "--no-copy")),
         (2, (url / "new",)),

@@ -72,11 +72,12 @@ def test_reports_are_objects_with_the_names_of_their_attributes(url: Path, tmp_p
         (("verify", url), reports.VerifyReport),
         (("compact", url, "--dry-run"), reports.CompactionReport),
         (("compact", url), reports.CompactionReport),
-        (("statistics", url), reports.StatisticsReport),
-        (("repack", url, "--dry-run"), reports.RepackReport),
-        (("expire", url, "--keep-last", 9), reports.ExpiryReport),
-        (("gc", url, "--dry-run"), reports.CollectionReport),
-        (("restore", url, 1, "--dry-run"), reports.RestoreReport),
+        (("compact", url, "--statistics"), reports.StatisticsReport),
+        (("compact", url, "--packs", "--dry-run"), reports.RepackReport),
+        (("recover", url, "--to", 1, "--dry-run"), reports.RestoreReport),
+        (("clean", url, "--keep", 9, "--no-collect"), reports.ExpiryReport),
+        (("clean", url, "--keep", 9), reports.CleanReport),
+        (("clean", url, "--dry-run"), reports.CollectionReport),
         (("clone", url, tmp_path / "clone"), reports.CloneReport),
         (("export", url, tmp_path / "plain"), reports.ExportReport),
         (("du", url, "--totals"), reports.Totals),
@@ -117,11 +118,11 @@ def test_listings_are_an_object_on_each_line(url: Path) -> None:
     assert tell("branch", url) == [{"name": "main", **head}]
     assert tell("branch", url, "new") == [{"name": "new", **head}]
     assert tell("tag", url) == [{"name": "v1", **head}]
-    assert tell("tag", url, "v2", "--at", "main~1")[0]["snapshot_id"] == first["snapshot_id"]
-    assert tell("reset", url, "new", "v2", "--force") == [
+    assert tell("tag", url, "v2", "main~1")[0]["snapshot_id"] == first["snapshot_id"]
+    assert tell("branch", url, "new", "v2", "--move", "--force") == [
         {"name": "new", "snapshot_id": first["snapshot_id"]}
     ]
-    operations = tell("ops", url)
+    operations = tell("log", url, "--ops")
     assert [one["operation"] for one in operations][:2] == ["reset branch", "create tag"]
     assert operations[0]["before"] == info.id
     group, array = tell("tree", url, "--chunks")
@@ -131,7 +132,7 @@ def test_listings_are_an_object_on_each_line(url: Path) -> None:
     assert tell("tree", url, "--stats")[1]["statistics"]["known"] == 0
 
 
-def test_info_du_plan_and_config(url: Path) -> None:
+def test_info_du_explain_and_config(url: Path) -> None:
     (found,) = tell("info", url)
     assert [one["name"] for one in found["branches"]] == ["main"]
     assert found["branches"][0]["arrays"] == 1
@@ -142,7 +143,7 @@ def test_info_du_plan_and_config(url: Path) -> None:
     file = Path(url).parent / "config.yaml"
     file.write_text("inline-chunk-bytes: 7\n")
     assert tell("config", "validate", file)[0]["inline-chunk-bytes"] == 7
-    (planned,) = tell("plan", url, "--config", file)
+    (planned,) = tell("explain", url, "--config", file)
     assert planned["then"]["costs"]["opening"]["requests"] >= 1
 
 

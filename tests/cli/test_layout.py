@@ -1,4 +1,4 @@
-"""`zarr-manifests explain` and `plan`: what they print, and the pictures they draw."""
+"""`zarr-manifests explain`: what it prints, and the pictures it draws."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ chunk-manifests:
 def test_plan_shows_what_would_be_and_writes_nothing(url: str, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in Path(url).rglob("*") if path.is_file()}
     picture = tmp_path / "plan.png"
-    done = call("plan", url, "--config", "-", "--plot", picture, given=PLAN)
+    done = call("explain", url, "--config", "-", "--plot", picture, given=PLAN)
     assert done.exit_code == 0, done.output
     found = rows(done.stdout)
     assert ["/lat", "0", "few", "1", "1", "5"] in found
@@ -105,7 +105,7 @@ def test_plan_shows_what_would_be_and_writes_nothing(url: str, tmp_path: Path) -
 
 
 def test_faults_of_a_plan_are_said_line_by_line(url: str) -> None:
-    done = call("plan", url, "--config", "-", given=b"colour: blue")
+    done = call("explain", url, "--config", "-", given=b"colour: blue")
     assert done.exit_code == 2
     assert "colour: unknown option" in done.stderr
 

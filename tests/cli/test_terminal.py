@@ -123,8 +123,8 @@ VERBS: dict[str, tuple[list[str], list[str], list[str]]] = {
         [],
     ),
     "compact": (["compact", "REPO", "--mode", "full"], ["merging refs"], []),
-    "statistics": (["statistics", "REPO"], ["measuring"], []),
-    "plan": (["plan", "REPO", "--config", "CONFIG"], ["merging refs"], []),
+    "compact --statistics": (["compact", "REPO", "--statistics"], ["measuring"], []),
+    "explain --config": (["explain", "REPO", "--config", "CONFIG"], ["merging refs"], []),
     "clone": (
         ["clone", "REPO", "CLONE"],
         ["following the history", "metadata", "chunks"],
@@ -158,12 +158,16 @@ VERBS: dict[str, tuple[list[str], list[str], list[str]]] = {
     ),
     "log": (["log", "REPO"], [], ["following the history"]),
     "log PATH": (["log", "REPO", "t"], ["following the history", "reading commits"], []),
-    "ops": (["ops", "REPO"], [], ["reading the log"]),
+    "log --ops": (["log", "REPO", "--ops"], [], ["reading the log"]),
     "du": (["du", "REPO"], ["reading refs of arrays"], []),
     "info": (["info", "REPO"], [], ["looking at what is stored"]),
-    "expire": (["expire", "REPO", "--keep-last", "1"], ["following the history"], []),
-    "gc": (
-        ["gc", "REPO", "--grace", "0s"],
+    "clean --no-collect": (
+        ["clean", "REPO", "--keep", "1", "--no-collect"],
+        ["following the history"],
+        [],
+    ),
+    "clean": (
+        ["clean", "REPO", "--grace", "0s"],
         ["following the history", "marking", "deleting"],
         ["looking at objects"],
     ),
@@ -272,6 +276,15 @@ def test_a_shell_completes_verbs_options_and_versions(url: Path) -> None:
         ("pass a larger max_bytes= if you", "pass a larger --max-bytes if you"),
         ("history='some': give 'all'", "--history some: give 'all'"),
         ("authorize=['raw'] if you", "--authorize if you"),
+        (
+            "move it with reset_branch('a', '00-b', expected='00-c'), which drops",
+            "move it with `branch a 00-b --move --expected 00-c`, which drops",
+        ),
+        ("by reset_branch('a', ...), which", "by `branch a VERSION --move`, which"),
+        ("one back with reset_branch", "one back with `branch --move`"),
+        ("repeat it with cherry_pick", "repeat it with `cherry-pick`"),
+        ("run garbage_collect() there", "run `clean` there"),
+        ("`repo.ops_log()` lists the versions", "`zarr-manifests log --ops` lists the versions"),
         (
             "`zm.recover` and `zarr-manifests recover` make a new one",
             "`zarr-manifests recover` makes a new one",

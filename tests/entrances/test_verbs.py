@@ -26,7 +26,7 @@ from zarr_manifests.testing import copy_of
 
 HERE = Path(__file__).parent
 RUNNER = CliRunner()
-EXPIRING = {"expire", "gc", "restore", "config apply", "config set"}
+EXPIRING = {"clean", "recover", "config apply", "config set"}
 
 
 def _load(name: str) -> Any:
@@ -70,18 +70,17 @@ WORDS: dict[str, tuple[str, ...]] = {
         ("branch", "tag", "start", "end", "version", "at", "name", "expected", "into", "since"),
         REFS,
     ),
-    **dict.fromkeys(("keep_last", "keep", "limit", "root_version", "months"), ("1", "3", "50")),
+    **dict.fromkeys(("keep", "limit", "to", "months"), ("1", "3", "50")),
     "files": ("absent", "good.yaml"),
     "group": ("/a", "/t"),
     "variable": ("a", "t"),
-    **dict.fromkeys(("max_age", "grace"), SPANS[:3]),
+    "grace": SPANS[:3],
     **dict.fromkeys(("config", "file"), ("good.yaml",)),
     "plot": ("picture.svg",),
     "min_live": ("0.5", "1"),
     "mode": ("minor", "major", "full"),
     "array": ("/a", "/t"),
     "path": ("/a", "/t"),
-    "paths": ("/a", "/t"),
     "options": ("max-delta-count=7", "commits.mode=rewrite"),
     "settings": ("max-delta-count=7", "commits.mode=rewrite"),
     "depth": ("1",),

@@ -28,7 +28,6 @@ from zarr_manifests.cli import (
     log,
     maintain,
     ref_commands,
-    repository_metadata,
     serve,
     show,
     tree,
@@ -105,41 +104,32 @@ _VERBS: Final[dict[str, dict[str, Callable[..., None]]]] = {
         "cat": cat.run,
         "info": info.run,
         "du": du.run,
-        "ops": maintain.run_ops,
+        "explain": layout.run,
         "serve": serve.run,
-        "explain": layout.run_explain,
-        "plan": layout.run_plan,
     },
     "Change": {
         "branch": ref_commands.run_branch,
         "tag": ref_commands.run_tag,
-        "reset": edits.run_reset,
         "merge": edits.run_merge,
         "revert": edits.run_revert,
         "cherry-pick": edits.run_cherry_pick,
         "mv": edits.run_mv,
-        "metadata": repository_metadata.run,
     },
-    "Bring and take": {
-        "clone": clone.run,
+    "Move": {
         "export": export.run,
+        "clone": clone.run,
     },
     "Maintain": {
-        "check": check.run,
         "verify": maintain.run_verify,
         "compact": compact.run,
-        "statistics": maintain.run_statistics,
-        "repack": maintain.run_repack,
         "clean": maintain.run_clean,
-        "expire": maintain.run_expire,
-        "gc": maintain.run_gc,
-        "restore": maintain.run_restore,
         "recover": maintain.run_recover,
+        "check": check.run,
     },
     "Learn": {"demo": demo.run},
 }
 for _panel, _verbs in _VERBS.items():
     for _name, _run in _verbs.items():
         app.command(name=_name, rich_help_panel=_panel)(_run)
-app.add_typer(import_data.app, name="import", rich_help_panel="Bring and take")
+app.add_typer(import_data.app, name="import", rich_help_panel="Move")
 app.add_typer(config.app, name="config", rich_help_panel="Maintain")

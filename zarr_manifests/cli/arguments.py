@@ -92,7 +92,6 @@ Version = Annotated[
     typer.Argument(
         metavar="VERSION",
         help="A branch, tag, id or short id, main~3, main@{2026-11-01}.",
-        show_default=False,
         autocompletion=complete_versions,
     ),
 ]

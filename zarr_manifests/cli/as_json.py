@@ -1,6 +1,6 @@
 """Reports as JSON: all that `--json` prints comes from here.
 
-Each line is one object. A report is one line; a listing (`log`, `diff`, `ops`, `branch`, ...) is a
+Each line is one object. A report is one line; a listing (`log`, `diff`, `tree`, `branch`, ...) is a
 line for each entry. A report's keys are the attributes of its class, so they are as stable as the
 library. Times are ISO 8601 in UTC; `nbytes` and `..._bytes` are bytes. Text is ASCII, with escapes.
 """

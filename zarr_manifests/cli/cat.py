@@ -30,19 +30,18 @@ _PART: Final = re.compile(r"(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(\d{1,18
 def run(
     url: Url,
     array: Annotated[str, typer.Argument(help="The path of the array.", show_default=False)],
-    at: At = "main",
     index: Annotated[
         str | None,
-        typer.Option(
-            "--index",
-            "-i",
+        typer.Argument(
             metavar="INDEX",
-            help="As in NumPy, such as 0,:4,-1 or 10:20:2; by default the first corner.",
+            help="As in NumPy, such as 0,:4,-1 or 10:20:2; write -- before -1. By default the "
+            "first corner.",
             show_default=False,
         ),
     ] = None,
+    at: At = "main",
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Read at most so many values.")
+        int, typer.Option("--limit", "-n", min=1, help="Read at most so many values.")
     ] = 1000,
     authorize: Authorize = False,
     as_json: Json = False,
@@ -57,7 +56,7 @@ def run(
     count = math.prod(map(len, chosen))
     if count > limit:
         raise InvalidArgumentError(
-            f"--index {index!r} selects {count:,} values of {shape}, and --limit is {limit:,}: "
+            f"INDEX {index!r} selects {count:,} values of {shape}, and --limit is {limit:,}: "
             "narrow the one or raise the other"
         )
     values = _read(session, node, chosen)
@@ -94,7 +93,7 @@ def _parsed(text: str, shape: Sequence[int]) -> list[range]:
     """The indices along each axis; axes that are not named are taken whole."""
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if parts.count("...") > 1 or len(parts) - parts.count("...") > len(shape):
-        raise InvalidArgumentError(f"--index {text!r} has more parts than the array has axes")
+        raise InvalidArgumentError(f"INDEX {text!r} has more parts than the array has axes")
     at = parts.index("...") if "..." in parts else len(parts)
     whole = [":"] * (len(shape) - len(parts) + parts.count("..."))
     parts[at : at + 1] = whole
@@ -105,7 +104,7 @@ def _along(part: str, length: int, axis: int) -> range:
     found = _PART.fullmatch(part)
     if found is None or found[4] == "0":
         raise InvalidArgumentError(
-            f"--index: {part[:40]!r} is not an index; write 3, -1, 2:5, :10, ::4 or ..."
+            f"INDEX: {part[:40]!r} is not an index; write 3, -1, 2:5, :10, ::4 or ..."
         )
     number, *bounds = found.groups()
     if number is None:
@@ -113,7 +112,7 @@ def _along(part: str, length: int, axis: int) -> range:
     at = int(number)
     if not -length <= at < length:
         raise InvalidArgumentError(
-            f"--index: {at} is out of range on axis {axis}, which has length {length}"
+            f"INDEX: {at} is out of range on axis {axis}, which has length {length}"
         )
     return range(length)[at:][:1]
 

@@ -1,4 +1,4 @@
-"""`zarr-manifests config`: show, set, apply and validate configurations; their JSON Schema."""
+"""`zarr-manifests config`: configurations and their JSON Schema; metadata of a repository."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zarr_manifests.cli.arguments import Json, Options, Url, open_at
-from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.as_json import plain, print_json
 from zarr_manifests.cli.console import say, write_error
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
@@ -19,9 +19,11 @@ from zarr_manifests.plain import plain_text
 if TYPE_CHECKING:
     from zarr_manifests.config import RepositoryConfig
 
-__all__ = ["app", "read_config"]
+__all__ = ["app", "read_config", "value_text"]
 
-app = typer.Typer(help="Show, change and check configurations.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show, change and check configurations; metadata of a repository.", no_args_is_help=True
+)
 
 File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", show_default=False)]
 
@@ -76,6 +78,35 @@ def schema() -> None:
     say(json.dumps(config_schema(), indent=2))
 
 
+@app.command()
+def metadata(
+    url: Url,
+    entries: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="Set these; values are JSON, or text.",
+            show_default=False,
+        ),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Drop the names not given.")] = False,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Show the metadata of the repository as a whole, or set some names of it."""
+    given = _parsed(entries or [])
+    repo = open_at(url, option)
+    if replace:
+        repo.update_metadata(given, replace=True)
+    elif given:
+        repo.update_metadata(given)
+    if as_json:
+        print_json(repo.metadata)
+    elif not given:
+        for name, value in repo.metadata.items():
+            say(f"{plain_text(name)}: {value_text(value)}")
+
+
 def read_config(file: str) -> RepositoryConfig:
     """Read the configuration in the file; faults are printed one per line, and end the program."""
     from zarr_manifests.config import RepositoryConfig
@@ -114,3 +145,26 @@ def _put(given: dict[str, Any], option: str) -> None:
     if name in inside:
         raise InvalidArgumentError(f"{place} is given twice")
     inside[name] = load_yaml(text)
+
+
+def value_text(value: object) -> str:
+    """The value on one line; text as it is, everything else as JSON."""
+    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return plain_text(text)
+
+
+def _parsed(entries: list[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for entry in entries:
+        name, equals, text = entry.partition("=")
+        if not equals or not name or name in given:
+            raise InvalidArgumentError(f"{entry!r}: expected NAME=VALUE, and each name once")
+        given[name] = _value(text)
+    return given
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

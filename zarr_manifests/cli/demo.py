@@ -45,7 +45,7 @@ def run(
     ] = _DEFAULT,
     months: Annotated[
         int,
-        typer.Option("--months", "-m", min=1, max=_APPENDS, help="Append only so many months."),
+        typer.Option("--months", min=1, max=_APPENDS, help="Append only so many months."),
     ] = _APPENDS,
 ) -> None:
     """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark."""
@@ -277,7 +277,7 @@ def _say_what_next(out: _Steps, repository: Path) -> None:
         f"{command} serve {url}",
         f"{command} log {url} -n 5",
         f"{command} tree {url} --chunks",
-        f"{command} tree {url} --at {FIRST_TAG}",
+        f"{command} tree {url} {FIRST_TAG}",
         f"{command} info {url}",
         f'{python} -c "{code}"',
     ):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at
+from zarr_manifests.cli.arguments import Json, Options, Url, Version, open_at
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.errors import InvalidArgumentError
@@ -24,7 +24,7 @@ __all__ = ["run"]
 
 def run(
     url: Url,
-    at: At = "main",
+    version: Version = "main",
     totals: Annotated[
         bool,
         typer.Option("--totals", help="By what the snapshot says itself: no manifest is read."),
@@ -40,10 +40,10 @@ def run(
         raise InvalidArgumentError("--totals or --array, not both")
     repo = open_at(url, option)
     if path is not None:
-        stats = repo.du(at, path=path)
+        stats = repo.du(version, path=path)
         print_json(stats) if as_json else _print_stats(stats)
         return
-    session = repo.readonly_session(at)
+    session = repo.readonly_session(version)
     if totals:
         found = session.totals()
         print_json(found) if as_json else _print_totals(found)

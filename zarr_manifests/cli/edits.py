@@ -1,4 +1,4 @@
-"""`zarr-manifests revert`, `cherry-pick`, `merge`, `reset` and `mv`: commits that copy no chunk."""
+"""`zarr-manifests revert`, `cherry-pick`, `merge` and `mv`: commits that copy no chunk."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from zarr_manifests.cli.arguments import (
 )
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console
-from zarr_manifests.plain import plain_text
-from zarr_manifests.versions import is_short_id
 
-__all__ = ["run_cherry_pick", "run_merge", "run_mv", "run_reset", "run_revert"]
+__all__ = ["run_cherry_pick", "run_merge", "run_mv", "run_revert"]
 
 
 class _Policy(StrEnum):
@@ -66,9 +64,7 @@ def run_merge(
     source: Version,
     into: Annotated[
         str,
-        typer.Option(
-            "--into", "-b", help="The branch that gets them.", autocompletion=complete_branches
-        ),
+        typer.Option("--into", help="The branch that gets them.", autocompletion=complete_branches),
     ] = "main",
     policy: Annotated[
         _Policy,
@@ -104,42 +100,6 @@ def run_merge(
         console().print(str(report), soft_wrap=True)
     if report.conflicts:
         raise typer.Exit(1)
-
-
-def run_reset(
-    url: Url,
-    branch: Annotated[
-        str,
-        typer.Argument(
-            help="The branch to move.", show_default=False, autocompletion=complete_branches
-        ),
-    ],
-    version: Version,
-    expected: Annotated[
-        str | None,
-        typer.Option(
-            "--expected",
-            metavar="ID",
-            help="Drop commits of the branch, if this snapshot is its head.",
-            show_default=False,
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Drop commits of the branch, whatever it has.")
-    ] = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
-    """Move a branch to another version; commits are dropped only with --expected or --force."""
-    repo = open_at(url, option)
-    if expected is not None and is_short_id(expected):
-        expected = repo.resolve(expected)
-    repo.reset_branch(branch, version, force=force, expected=expected)
-    head = repo.list_branches()[branch]
-    if as_json:
-        print_json({"name": branch, "snapshot_id": head})
-    else:
-        console().print(plain_text(f"{branch} is at {head}"), soft_wrap=True)
 
 
 def run_mv(

@@ -8,12 +8,12 @@ import typer
 
 import zarr_manifests as zm
 from zarr_manifests.cli.arguments import (
-    At,
     Authorize,
     Json,
     Options,
     ToOptions,
     Url,
+    Version,
     as_given,
     open_at,
     storage_options,
@@ -48,8 +48,8 @@ _Overwrite = Annotated[
 def run(
     url: Url,
     dest: _Dest,
+    version: Version = "main",
     kind: _Format = "zarr",
-    at: At = "main",
     path: _Path = "/",
     no_copy: _NoCopy = False,
     tag: _Tag = None,
@@ -61,7 +61,7 @@ def run(
 ) -> None:
     """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references."""
     options = storage_options(dest, to_option, "--to-option")
-    session = open_at(url, option, authorize).readonly_session(at)
+    session = open_at(url, option, authorize).readonly_session(version)
     with progress("exporting") as told:
         report = zm.export(
             session,

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from zarr_manifests.cli.arguments import Json, Options, Url, open_at
 from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.config import value_text
 from zarr_manifests.cli.console import columns, console, progress
-from zarr_manifests.cli.repository_metadata import value_text
 from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import counted
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text

@@ -1,4 +1,4 @@
-"""`zarr-manifests explain` and `plan`: which manifests hold refs now, or would, and why."""
+"""`zarr-manifests explain`: which manifests hold refs now, or would, and why."""
 
 from __future__ import annotations
 
@@ -17,31 +17,51 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
+    from zarr_manifests.config import RepositoryConfig
     from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
+    from zarr_manifests.repository import Repository
 
-__all__ = ["run_explain", "run_plan"]
-
-Plot = Annotated[
-    str | None,
-    typer.Option(
-        "--plot", help="Draw it into this PNG file (needs matplotlib).", show_default=False
-    ),
-]
+__all__ = ["run"]
 
 
-def run_explain(
+def run(
     url: Url,
     array: Annotated[
         str | None,
         typer.Argument(help="Show the leaves of this array.", show_default=False),
     ] = None,
     at: At = "main",
-    plot: Plot = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="What a full compaction with this configuration would give; a YAML file, - for "
+            "standard input. Nothing is written.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            "--plot", help="Draw it into this PNG file (needs matplotlib).", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show each array's matching rule, its set and manifests, and why it overflowed."""
-    repo = open_at(url, option)
+    if config is None:
+        _explain(open_at(url, option), at, array, plot, as_json)
+    elif array is not None:
+        raise InvalidArgumentError("give an ARRAY or --config, not both")
+    else:
+        given = read_config(config)
+        _plan(open_at(url, option), at, given, plot, as_json)
+
+
+def _explain(repo: Repository, at: str, array: str | None, plot: str | None, as_json: bool) -> None:
     layout = repo.explain_manifests(at)
     chosen = None if array is None else _named(layout, array)
     if as_json:
@@ -56,23 +76,12 @@ def run_explain(
     _plot(plot, layout, "Manifests")
 
 
-def run_plan(
-    url: Url,
-    config: Annotated[
-        str,
-        typer.Option("--config", "-c", help="A YAML file; - for standard input."),
-    ],
-    at: At = "main",
-    plot: Plot = None,
-    as_json: Json = False,
-    option: Options = None,
+def _plan(
+    repo: Repository, at: str, config: RepositoryConfig, plot: str | None, as_json: bool
 ) -> None:
-    """Show what a full compaction with another configuration would give, without writing."""
-    given = read_config(config)
-    repo = open_at(url, option)
     with progress("planning") as told:
         before = repo.explain_manifests(at, costs=True)
-        after = repo.explain_manifests(at, config=given, progress=told)
+        after = repo.explain_manifests(at, config=config, progress=told)
     now, then = before.costs, after.costs
     assert now is not None
     assert then is not None

@@ -1,4 +1,4 @@
-"""`zarr-manifests log`: the history of a version, newest first."""
+"""`zarr-manifests log`: the history of a version, or of branches and tags, newest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from zarr_manifests.cli.arguments import At, Json, Options, Url, complete_versions, open_at
 from zarr_manifests.cli.as_json import plain, print_json
-from zarr_manifests.cli.console import console, progress
+from zarr_manifests.cli.console import columns, console, progress
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import counted
@@ -21,7 +21,9 @@ from zarr_manifests.texts import time_text, totals_text, written_text
 from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import SnapshotInfo
+    from rich.console import Console
+
+    from zarr_manifests.reports import LoggedOperation, SnapshotInfo
     from zarr_manifests.repository import Repository
 
 __all__ = ["entry", "run", "snapshot_record"]
@@ -48,16 +50,24 @@ def run(
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="At most so many snapshots; 0 for all.")
+        int, typer.Option("--limit", "-n", min=0, help="At most so many entries; 0 for all.")
     ] = 20,
     oneline: Annotated[
         bool, typer.Option("--oneline", help="One line each: short id, refs and message.")
+    ] = False,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Who did what to which branch or tag, instead.")
     ] = False,
     as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Show the history, newest first: snapshot, time, kind, refs, message and size."""
+    if ops and (path is not None or since is not None or oneline or at != "main"):
+        raise InvalidArgumentError("--ops is of all branches and tags, and goes with --limit only")
     repo = open_at(url, option)
+    if ops:
+        _show_operations(repo, limit, as_json)
+        return
     simple = path is None and since is None
     most = limit + 1 if limit and simple else None  # one more shows whether there are older ones
     history: Iterator[SnapshotInfo] = repo.ancestry(at, limit=most)
@@ -78,9 +88,35 @@ def run(
     for info in shown:
         out.print(show(info, refs.get(info.id, ()), short[info.id]), soft_wrap=True)
     if limit and next(history, None) is not None:
-        out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))
+        _say_older(out, limit)
     if not shown:
         out.print("no such commits")
+
+
+def _say_older(out: Console, limit: int) -> None:
+    out.print(Text(f"... and older ones: -n {limit * 10} shows more, -n 0 all", "dim"))
+
+
+def _show_operations(repo: Repository, limit: int, as_json: bool) -> None:
+    history = repo.ops_log()
+    with progress("reading the log") as told:
+        taken = counted(told, "reading the log", islice(history, min(limit, sys.maxsize) or None))
+        operations = [*taken]
+    if as_json:
+        print_json(*operations)
+        return
+    table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
+    for one in operations:
+        who, what, ref = map(plain_text, (one.by, _told(one), one.ref))
+        table.add_row(str(one.version), time_text(one.at), who, what, ref, one.snapshot_id)
+    out = console()
+    out.print(table)
+    if limit and next(history, None) is not None:
+        _say_older(out, limit)
+
+
+def _told(one: LoggedOperation) -> str:
+    return f"{one.operation} from {one.before}" if one.before else one.operation
 
 
 def snapshot_record(info: SnapshotInfo, refs: Sequence[RefName]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`zarr-manifests branch` and `tag`: list, make and delete names of snapshots."""
+"""`zarr-manifests branch` and `tag`: list, make, move and delete names of snapshots."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from zarr_manifests.cli.arguments import Json, Options, Url, complete_versions, 
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import columns, console
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.plain import plain_text
+from zarr_manifests.versions import is_short_id
 
 __all__ = ["run_branch", "run_tag"]
 
@@ -22,9 +24,7 @@ _Name = Annotated[
 ]
 _At = Annotated[
     str | None,
-    typer.Option(
-        "--at",
-        "-a",
+    typer.Argument(
         metavar="VERSION",
         help="Make it at this version: a branch, tag, id or short id, main~3, ...",
         show_default="main",
@@ -37,46 +37,74 @@ _Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
 def run_branch(
     url: Url,
     name: _Name = None,
-    at: _At = None,
+    version: _At = None,
+    move: Annotated[
+        bool, typer.Option("--move", help="Move a branch that is there to VERSION.")
+    ] = False,
+    expected: Annotated[
+        str | None,
+        typer.Option(
+            "--expected",
+            metavar="ID",
+            help="With --move: drop commits, if this snapshot is the head.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --move: drop commits, whatever there are.")
+    ] = False,
     delete: _Delete = False,
     as_json: Json = False,
     option: Options = None,
 ) -> None:
-    """List branches, or create or delete one; `reset` moves one."""
+    """List branches, or make, move or delete one; only --expected and --force drop commits."""
+    if move and (name is None or version is None or delete):
+        raise InvalidArgumentError("--move takes a NAME and a VERSION")
+    if not move and (force or expected is not None):
+        raise InvalidArgumentError("--expected and --force go with --move")
     repo = open_at(url, option)
-    calls = repo.list_branches, repo.create_branch, repo.delete_branch
-    _run(name, at, delete, as_json, *calls)
+
+    def move_there(name: str, version: str | None) -> None:
+        assert version is not None
+        known = repo.resolve(expected) if expected and is_short_id(expected) else expected
+        repo.reset_branch(name, version, force=force, expected=known)
+        if not as_json:
+            head = repo.list_branches()[name]
+            console().print(plain_text(f"{name} is at {head}"), soft_wrap=True)
+
+    put = move_there if move else repo.create_branch
+    _run(name, version, delete, as_json, repo.list_branches, put, repo.delete_branch)
 
 
 def run_tag(
     url: Url,
     name: _Name = None,
-    at: _At = None,
+    version: _At = None,
     delete: _Delete = False,
     as_json: Json = False,
     option: Options = None,
 ) -> None:
-    """List tags, or create or delete one; a deleted name is never used again."""
+    """List tags, or make or delete one; a deleted name is never used again."""
     repo = open_at(url, option)
-    _run(name, at, delete, as_json, repo.list_tags, repo.create_tag, repo.delete_tag)
+    _run(name, version, delete, as_json, repo.list_tags, repo.create_tag, repo.delete_tag)
 
 
 def _run(
     name: str | None,
-    at: str | None,
+    version: str | None,
     delete: bool,
     as_json: bool,
     list_all: Callable[[], dict[str, str]],
-    create: Callable[[str, str | None], None],
+    put: Callable[[str, str | None], None],
     remove: Callable[[str], None],
 ) -> None:
-    if (name is None and (delete or at is not None)) or (delete and at is not None):
-        raise InvalidArgumentError("give a NAME with --at to make it there, or with --delete")
+    if delete and (name is None or version is not None):
+        raise InvalidArgumentError("--delete takes a NAME, and no VERSION")
     if name is not None and delete:
         remove(name)
         return
     if name is not None:
-        create(name, at)
+        put(name, version)
     if as_json:
         known = list_all().items()
         print_json(*({"name": n, "snapshot_id": head} for n, head in known if name in (None, n)))

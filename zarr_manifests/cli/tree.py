@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at
+from zarr_manifests.cli.arguments import Json, Options, Url, Version, open_at
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import columns, console
 from zarr_manifests.errors import InvalidArgumentError
@@ -30,12 +30,11 @@ __all__ = ["run"]
 
 def run(
     url: Url,
-    at: At = "main",
+    version: Version = "main",
     chunks: Annotated[
         bool,
         typer.Option(
             "--chunks",
-            "-c",
             help="Count the chunks that are there instead of showing units; reads manifests.",
         ),
     ] = False,
@@ -54,9 +53,9 @@ def run(
     if chunks and stats:
         raise InvalidArgumentError("--chunks or --stats, not both")
     repo = open_at(url, option)
-    contents = contents_of(repo.readonly_session(at).store)
+    contents = contents_of(repo.readonly_session(version).store)
     view = contents.view
-    branch = _branch_of(repo, at) if stats else None
+    branch = _branch_of(repo, version) if stats else None
     last = ("there", "stored") if chunks else ("statistics",) if stats else ("units",)
     numbers = last if chunks else ()
     whole = ("", "type") if chunks else ("", "type", "dimensions")
@@ -91,9 +90,9 @@ def run(
         out.print("(empty)")
 
 
-def _branch_of(repo: Repository, at: str) -> str | None:
+def _branch_of(repo: Repository, version: str) -> str | None:
     """The branch that the version is named by: its index has the statistics."""
-    name = VersionName.parse(at).name
+    name = VersionName.parse(version).name
     return name if name in repo.list_branches() else None
 
 

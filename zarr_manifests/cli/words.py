@@ -15,8 +15,8 @@ _VERBS: Final = {
     "repo.list_branches()": "branch",
     "repo.list_tags()": "tag",
     "repo.ancestry()": "log",
-    "repo.ops_log()": "ops",
-    "repo.restore_refs(version)": "restore",
+    "repo.ops_log()": "log --ops",
+    "repo.restore_refs(version)": "recover --to NUMBER",
     "repo.txn_versions(branch)": "log",
     "zm.recover": "recover",
 }
@@ -30,8 +30,19 @@ _WORDS: Final = tuple(
             r"\bmake one with zm\.create, or check the path",
             "check the path; `zarr-manifests import` makes one of other data",
         ),
-        (r"\breset_branch (?=moves it)", "`reset` "),
-        (r"\bpass keep_last, max_age or older_than\b", "pass --keep-last or --max-age"),
+        (r"\breset_branch\('([^']*)', \.\.\.\)", r"`branch \1 VERSION --move`"),
+        (
+            r"\breset_branch\('([^']*)', '([^']*)', expected='([^']*)'\)",
+            r"`branch \1 \2 --move --expected \3`",
+        ),
+        (r"\breset_branch\b", "`branch --move`"),
+        (r"\bcherry_pick\b", "`cherry-pick`"),
+        (r"\bgarbage_collect\(\)", "`clean`"),
+        (
+            r"\bpass keep_last, max_age or older_than \(`clean`: keep\)",
+            "give --keep a number or an age",
+        ),
+        (r"\bkeep_last\b", "--keep"),
         (r"\bon_error='report'", "--skip"),
         (r"\bon_changed='replace'", "--replace"),
         (r"\bcopy=False\b", "--no-copy"),
@@ -54,8 +65,8 @@ def on_command_line(text: str) -> str:
     >>> from zarr_manifests.cli.words import on_command_line
     >>> on_command_line("format='kerchunk' holds references: pass copy=False")
     '--format kerchunk holds references: pass --no-copy'
-    >>> on_command_line("pass keep_last, max_age or older_than")
-    'pass --keep-last or --max-age'
+    >>> on_command_line("branch 'v1' exists; reset_branch moves it")
+    "branch 'v1' exists; `branch --move` moves it"
     >>> on_command_line("`repo.ancestry()` and `zarr-manifests log` list the snapshots")
     '`zarr-manifests log` lists the snapshots'
     """
