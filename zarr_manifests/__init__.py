@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from zarr_manifests import virtual as virtual
     from zarr_manifests.config import RepositoryConfig
     from zarr_manifests.moving import clone, export
-    from zarr_manifests.opening import create, exists, open, recover  # noqa: A004
     from zarr_manifests.planning.conflict.transactions import Txn
     from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
+    from zarr_manifests.repositories import create, exists, open, recover  # noqa: A004
     from zarr_manifests.repository import Repository
     from zarr_manifests.rewriting import rewrite_chunks
     from zarr_manifests.session import Fork, Session
@@ -66,12 +66,12 @@ _HOMES: Final = {
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
     "clone": "moving",
-    "create": "opening",
-    "exists": "opening",
+    "create": "repositories",
+    "exists": "repositories",
     "export": "moving",
     "ingest": "xarray.ingest_files",
-    "open": "opening",
-    "recover": "opening",
+    "open": "repositories",
+    "recover": "repositories",
     "rewrite_chunks": "rewriting",
     "to_session": "xarray",
     "tune_zarr": "tuning",

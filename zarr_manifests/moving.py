@@ -16,9 +16,9 @@ from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.importing import import_history
 from zarr_manifests.keys import directory
-from zarr_manifests.opening import repository_of
 from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import CloneReport, ExportReport
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, context_of
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage

@@ -21,16 +21,16 @@ from typing import Any, Final, Literal
 import zarr
 import zarr.storage
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.grid import Box
-from zarr_manifests.opening import repository_of
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
@@ -237,7 +237,7 @@ class _Rewriting:
     ) -> RewriteReport:
         """Rewrite what is left, and commit it to the branch."""
         # No compaction may come between the commits that amend each other.
-        repository = opening.open(
+        repository = repositories.open(
             self.repository.storage,
             replace(
                 self.repository.config,

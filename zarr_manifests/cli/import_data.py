@@ -247,7 +247,7 @@ def _into[Made](
 
     The containers are saved with it, and others.
     """
-    from zarr_manifests.making import write_into
+    from zarr_manifests.repositories import write_into
     from zarr_manifests.storage.url import storage_of
 
     places = containers_of(containers)

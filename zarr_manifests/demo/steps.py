@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
 from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_winds
@@ -174,7 +174,7 @@ class Demo:
         self.first_months = FIRST_MONTHS
         self.winds = open_winds().isel(time=slice(0, FIRST_MONTHS + appends))
         self._storage = CountingStorage(LocalStorage(place.repository))
-        self._repo = opening.create(self._storage)
+        self._repo = repositories.create(self._storage)
         self._spark_start_s = 0.0
 
     def label(self, months: int) -> str:
@@ -212,7 +212,7 @@ class Demo:
         """Rewrite all months so far: same chunks, same disk, into an empty repository."""
         for months in self.rewrites:
             storage = CountingStorage(LocalStorage(self.place.scratch))
-            repo = opening.create(storage)
+            repo = repositories.create(storage)
             with measure(storage) as measured:
                 _commit_whole(repo, self.winds.isel(time=slice(0, months)), "Rewrite everything")
             shutil.rmtree(self.place.scratch)
@@ -230,7 +230,7 @@ class Demo:
 
         storage = CountingStorage(LocalStorage(self.place.repository))
         with measure(storage) as opened:
-            session = opening.open(storage).readonly_session(tag)
+            session = repositories.open(storage).readonly_session(tag)
             found = xr.open_zarr(session.store, chunks=None)
         with measure(storage) as one_month:
             last = found.isel(time=slice(-1, None)).load()
@@ -303,7 +303,7 @@ class Demo:
         files = self.place.stream / "files"
         files.mkdir(parents=True)
         months = self.winds.isel(time=slice(0, 1 + 2 * _STREAMED))
-        repo = opening.create(self.place.stream / "winds")
+        repo = repositories.create(self.place.stream / "winds")
         _commit_whole(repo, months.isel(time=slice(0, 1)), "The first month")
         reports: list[WriteReport] = []
         start_s = SYSTEM.monotonic_s()
@@ -314,7 +314,7 @@ class Demo:
             if first == 1:
                 _forget_last_batch(self.place.stream / "checkpoint")
         seconds = SYSTEM.monotonic_s() - start_s
-        found = xr.open_zarr(opening.open(repo.url).readonly_session().store, chunks=None)
+        found = xr.open_zarr(repositories.open(repo.url).readonly_session().store, chunks=None)
         if not found.equals(months):
             raise CheckFailedError("the stream has not written each month once")
         repeated = sum(report.replayed for report in reports)
@@ -325,7 +325,7 @@ class Demo:
         """Read the strong westerlies of the second half, and compare with xarray."""
         from zarr_manifests.spark import explain_pruning, read
 
-        opening.open(self.place.repository).compute_statistics(["u"])
+        repositories.open(self.place.repository).compute_statistics(["u"])
         first = self.winds.time.values[self.winds.sizes["time"] // 2]
         where = f"u > {_STRONG} AND time >= '{np.datetime_as_string(first, 'D')}'"
         rows = read(spark, self.place.repository, "u", where=where).count()
@@ -341,7 +341,7 @@ class Demo:
 
         from zarr_manifests.demo.map_picture import draw
 
-        store = opening.open(self.place.repository).readonly_session("main").store
+        store = repositories.open(self.place.repository).readonly_session("main").store
         with xr.open_zarr(store, chunks=None) as found:
             draw(self.place.picture, found.isel(time=-1).load(), commits, rewrites)
 

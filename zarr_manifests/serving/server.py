@@ -12,8 +12,8 @@ from typing import Final
 import uvicorn
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.opening import repository_of
 from zarr_manifests.plain import plain_text
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.serving.application import LOOPBACK, create_app
 from zarr_manifests.storage import Storage

@@ -21,9 +21,9 @@ from pyspark.sql.functions import lit
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.opening import repository_of
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CellChanges
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, changed_cells
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.lease import keep_readable, with_lease

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.records import dataclass
@@ -144,7 +144,7 @@ class Sink:
     def _of(
         cls, location: str, arguments: dict[str, Any], schema: StructType, facts: SparkFacts
     ) -> Sink:
-        repository = opening.open(
+        repository = repositories.open(
             location,
             virtual_containers=arguments.pop("virtual_containers", None),
             authorize=arguments.pop("authorize", ()),
@@ -187,7 +187,7 @@ class Sink:
 
     def repository(self) -> Repository:
         """The repository, opened."""
-        return opening.open(self.storage, virtual_containers=self.containers)
+        return repositories.open(self.storage, virtual_containers=self.containers)
 
     def check(self) -> None:
         """Try what can be tried before there are rows; nothing is written.

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
@@ -271,7 +271,7 @@ class _SourceAsked:
 
     def repository(self) -> Repository:
         """The repository, opened."""
-        return opening.open(
+        return repositories.open(
             self.location,
             virtual_containers=self.containers,
             authorize=self.authorize,

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from pyspark.sql import SparkSession
 
 from zarr_manifests.grid import Box, IndexArray, grid_shape
-from zarr_manifests.opening import repository_of
 from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.reports import ChunkSelection
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import PlannedRead, ReadOptions, SparkFacts, plan

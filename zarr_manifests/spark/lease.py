@@ -25,7 +25,7 @@ from dataclasses import field, replace
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
@@ -192,6 +192,6 @@ def renew_lease(job: LeasedJob) -> None:
         return
     _left_s[key] = time.time()
     try:
-        leave_lease(opening.open(job.storage), job.snapshot_id, duration)
+        leave_lease(repositories.open(job.storage), job.snapshot_id, duration)
     except ManifestsError:
         _LOG.warning("the lease on snapshot %s was not renewed", job.snapshot_id, exc_info=True)

@@ -19,7 +19,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from zarr_manifests.opening import repository_of
 from zarr_manifests.progress import Progress
 from zarr_manifests.reports import (
     CollectionReport,
@@ -29,6 +28,7 @@ from zarr_manifests.reports import (
     StatisticsReport,
     VerifyReport,
 )
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.runtime import Run

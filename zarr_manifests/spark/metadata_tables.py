@@ -26,10 +26,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from zarr_manifests.config.kinds import known_as
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.opening import repository_of
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.records import dataclass
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import ChunkStatistics, Session
 from zarr_manifests.spark.checks import check_shared

@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.opening import repository_of
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ChunkSelection
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.spark.checks import check_counts, check_shared, check_words

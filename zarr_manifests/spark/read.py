@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.opening import repository_of
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.lease import keep_readable, with_lease

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.opening import repository_of
 from zarr_manifests.records import dataclass
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.data_sink import QUERY_ID, app_of, batch_txn

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
@@ -437,7 +437,7 @@ def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> S
     """A snapshot of a repository, which the worker keeps open for later tasks."""
     place = (place_of(storage), containers, snapshot_id)
     if place not in _sessions:
-        repository = opening.open(storage, virtual_containers=dict(containers))
+        repository = repositories.open(storage, virtual_containers=dict(containers))
         _keep(_sessions, place, repository.readonly_session(snapshot_id))
     return _sessions[place]
 

@@ -34,10 +34,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import split
-from zarr_manifests.making import let_others_open, write_into
-from zarr_manifests.opening import repository_of
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.records import dataclass
+from zarr_manifests.repositories import let_others_open, repository_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels, share_cells

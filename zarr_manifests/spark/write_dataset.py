@@ -16,7 +16,7 @@ import xarray as xr
 import zarr
 from pyspark.sql import SparkSession
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.repository import Repository
@@ -141,9 +141,9 @@ def _cut(
 def _arrays(url: Location, branch: str, group: str | None) -> dict[str, Array[Any]]:
     """The arrays that there are in the group, by name."""
     if not isinstance(url, Repository):
-        if not opening.exists(url):
+        if not repositories.exists(url):
             return {}
-        url = opening.open(url)
+        url = repositories.open(url)
     if branch not in url.list_branches():
         return {}
     try:

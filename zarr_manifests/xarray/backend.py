@@ -15,7 +15,7 @@ from xarray.backends.store import StoreBackendEntrypoint
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.opening import repository_of
+from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of

@@ -23,7 +23,7 @@ import zarr
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.making import let_others_open
+from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session, merge_own
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of

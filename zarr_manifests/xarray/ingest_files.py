@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import xarray as xr
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.reports import IngestProgress, IngestReport
@@ -211,7 +211,7 @@ def _repository(place: Storage | Repository, runner: TaskRunner) -> Repository |
         )
     if isinstance(place, Repository):
         return place
-    return opening.open(place) if opening.exists(place) else None
+    return repositories.open(place) if repositories.exists(place) else None
 
 
 def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualContainer]) -> None:

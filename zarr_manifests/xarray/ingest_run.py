@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
-from zarr_manifests.making import let_others_open, write_into
 from zarr_manifests.planning.file_rows import (
     FileFacts,
     FileLayout,
@@ -37,6 +36,7 @@ from zarr_manifests.reports import (
     IngestProgress,
     IngestReport,
 )
+from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session

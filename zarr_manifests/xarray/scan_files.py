@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from zarr.core.sync import sync
 
-from zarr_manifests import moving, opening
+from zarr_manifests import moving, repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.session import Session
 from zarr_manifests.storage import MemoryStorage
@@ -48,7 +48,7 @@ def scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> Se
     InvalidArgumentError
         If a GRIB file has several messages of one variable.
     """
-    repository = opening.create(MemoryStorage(), virtual_containers=containers)
+    repository = repositories.create(MemoryStorage(), virtual_containers=containers)
     if kind == "zarr":
         moving.import_zarr(repository, Path(path))
     else:

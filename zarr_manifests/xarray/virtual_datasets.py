@@ -21,7 +21,7 @@ import xarray as xr
 from xarray.backends.zarr import encode_zarr_attr_value
 from zarr.core.buffer import default_buffer_prototype
 
-from zarr_manifests import opening
+from zarr_manifests import repositories
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
@@ -154,7 +154,7 @@ def write_virtual(
         return None
     repo = location
     if not isinstance(repo, Repository):
-        repo = opening.open(repo, create=True)
+        repo = repositories.open(repo, create=True)
     session = repo.writable_session(branch)
     into(session)
     return session.commit(message)

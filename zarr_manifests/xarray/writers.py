@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 from zarr_manifests.config import RepositoryConfig
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.errors import ConflictError, ConflictKind, InvalidArgumentError
-from zarr_manifests.making import write_into
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
+from zarr_manifests.repositories import write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of

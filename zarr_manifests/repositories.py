@@ -1,25 +1,40 @@
-"""Making and opening repositories."""
+"""Making, opening and recovering repositories.
+
+One that a first commit makes is made with it: a write that fails leaves none.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
+from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.snapshot.opening import create_at, exists_at
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
+from zarr_manifests.ids import object_key
 from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import RecoveryReport
 from zarr_manifests.repository import Repository, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.store import workspace_of
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
-__all__ = ["create", "exists", "open", "recover", "repository_of"]
+__all__ = [
+    "create",
+    "exists",
+    "let_others_open",
+    "open",
+    "recover",
+    "repository_of",
+    "write_into",
+]
 
 
 def create(
@@ -221,3 +236,56 @@ def repository_of(
         authorize=authorize,
         storage_options=storage_options,
     )
+
+
+def write_into[Written](
+    storage: Storage,
+    config: RepositoryConfig | Mapping[str, Any] | None,
+    write: Callable[[Repository], Written],
+    *,
+    make: bool,
+    virtual_containers: Mapping[str, Any] | None = None,
+) -> Written:
+    """Write into an existing repository, or into one that the first commit makes.
+
+    Parameters
+    ----------
+    storage : Storage
+        Where the repository is, or is to be made.
+    config : RepositoryConfig or mapping, optional
+        Its configuration.
+    write : callable
+        Writes and commits; called again if somebody else makes the repository in the meantime.
+    make : bool
+        Whether a repository may be made.
+    virtual_containers : mapping, optional
+        Places elsewhere whose files may be read, as for `zarr_manifests.open`.
+    """
+    if make and not exists(storage):
+        unmade = Unmade(storage)
+        try:
+            made = create(unmade, config, virtual_containers=virtual_containers)
+            written = write(made)
+            unmade.make()
+            return written
+        except BaseException as error:
+            if not _made_by_others(unmade, error):
+                raise
+    return write(open(storage, config, virtual_containers=virtual_containers))
+
+
+def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
+    """Withdraw what was written; return whether somebody else has made a repository."""
+    try:
+        others = unmade.withdraw() or isinstance(error, AlreadyExistsError)
+        return others and isinstance(error, ManifestsError) and exists(unmade.storage)
+    except ManifestsError as another:
+        error.add_note(f"what was written to {unmade.url} may be left there: {another}")
+        return False
+
+
+def let_others_open(session: Session | Fork) -> None:
+    """Let other processes open forks of a session, though there may be no repository yet."""
+    workspace = workspace_of(session.store)
+    if isinstance(workspace.storage, Unmade):  # they need the objects that it holds back
+        workspace.storage.begin(object_key("chunks", workspace.keys.session_id, 0))
