@@ -73,7 +73,7 @@ LATER: dict[str, Callable[[Repository], object]] = {
     "expire": lambda repo: repo.expire_snapshots(keep_last=1),
     "collect": lambda repo: repo.garbage_collect(timedelta(0)),
     "reset": lambda repo: repo.reset_branch("main", "main~1", force=True),
-    "restore": lambda repo: repo.restore_refs(1),
+    "restore": lambda repo: zm.recover(repo, 1),
     "config": lambda repo: repo.save_config({"commits": {"mode": "rewrite"}}),
     "index": build_index,
     "pickle": lambda repo: pickle.loads(pickle.dumps(repo)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, overload
 
 from zarr_manifests.config import CacheOptions, RepositoryConfig
 from zarr_manifests.engine import upkeep
@@ -17,8 +17,8 @@ from zarr_manifests.engine.snapshot.opening import create_at, exists_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.ids import object_key
 from zarr_manifests.progress import Progress, ignore
-from zarr_manifests.reports import RecoveryReport
-from zarr_manifests.repository import Repository, open_repository
+from zarr_manifests.reports import RecoveryReport, RestoreReport
+from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -149,26 +149,55 @@ def exists(
     return exists_at(storage_of(location, storage_options))
 
 
+@overload
 def recover(
-    location: str | os.PathLike[str] | Storage,
+    location: str | os.PathLike[str] | Storage | Repository,
     *,
     dry_run: bool = False,
     collections_ended: bool = False,
     progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
     runtime: Runtime = SYSTEM,
-) -> RecoveryReport:
+) -> RecoveryReport: ...
+
+
+@overload
+def recover(
+    location: str | os.PathLike[str] | Storage | Repository,
+    version: int,
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+) -> RestoreReport: ...
+
+
+def recover(
+    location: str | os.PathLike[str] | Storage | Repository,
+    version: int | None = None,
+    *,
+    dry_run: bool = False,
+    collections_ended: bool = False,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    runtime: Runtime = SYSTEM,
+) -> RecoveryReport | RestoreReport:
     """Replace a lost or damaged root by the newest archived one whose objects are all there.
 
     No writer that began before can commit afterwards. Chunk objects are only looked for;
     `verify` reads them.
 
+    With a version, the root may be sound: all branches and tags are set back to what they were
+    then. Nothing else changes: configuration and leases stay, what was collected stays deleted, and
+    so does a tag that was deleted since.
+
     Parameters
     ----------
-    location : str, os.PathLike or Storage
+    location : str, path, Storage or Repository
         Where it lies, as for `open`.
+    version : int, optional
+        A version of the root; `Repository.ops_log` lists them.
     dry_run : bool
-        Only report which version would be taken; nothing is changed.
+        Only report what would be done; nothing is changed.
     collections_ended : bool
         Confirms that no garbage collection is running. Only needed if the archive to take is
         older than a collection that is not known to have ended.
@@ -181,15 +210,18 @@ def recover(
 
     Returns
     -------
-    RecoveryReport
-        Which version was taken, and which ones may be lost.
+    RecoveryReport or RestoreReport
+        Which version was taken, and which ones may be lost; with a version, which branches and tags
+        have moved.
 
     Raises
     ------
     InvalidArgumentError
         If the root is sound, so that there is nothing to recover.
-    NotARepositoryError
-        If there is no archive.
+    NotFoundError
+        If there is no archive, or none of that version.
+    SnapshotExpiredError
+        If the version is older than the last collection of garbage.
     CorruptObjectError
         If there is none that leads to a whole repository.
     ConflictError
@@ -197,10 +229,23 @@ def recover(
         the archive leads to.
     CommitOutcomeUnknownError
         If the new root is in place and its archive could not be written.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> repo = zm.create("memory://restore-example")
+    >>> with repo.transaction(message="by mistake") as store:
+    ...     _ = zarr.create_group(store, path="gruop")
+    >>> report = zm.recover(repo, 1)
+    >>> list(report.branches), [info.message for info in repo.ancestry()]
+    (['main'], ['create repository'])
     """
-    storage = storage_of(location, storage_options)
+    if version is not None:
+        context = context_of(repository_of(location, storage_options))
+        return upkeep.recover.restore_refs(context, version, dry_run=dry_run)
+    place = location.storage if isinstance(location, Repository) else location
     return upkeep.recover.recover(
-        storage,
+        storage_of(place, storage_options),
         runtime,
         dry_run=dry_run,
         collections_ended=collections_ended,

@@ -60,7 +60,6 @@ from zarr_manifests.reports import (
     ManifestLayout,
     MergeReport,
     RepackReport,
-    RestoreReport,
     SnapshotInfo,
     StatisticsReport,
     Totals,
@@ -225,7 +224,7 @@ class Repository:
     def metadata(self) -> dict[str, Any]:
         """Metadata of the repository as a whole, such as its title and whom to ask; as of now.
 
-        It belongs to no branch or snapshot, so it has no versions: resets, `restore_refs`, expiry
+        It belongs to no branch or snapshot, so it has no versions: resets, `recover`, expiry
         and collection leave it as it is. `update_metadata` changes it. A clone
         has it, too.
 
@@ -1206,38 +1205,6 @@ class Repository:
             If there is no such tag.
         """
         self._refs.delete_tag(name)
-
-    def restore_refs(self, version: int, *, dry_run: bool = False) -> RestoreReport:
-        """Set all branches and tags back to an older version of the root.
-
-        Nothing else changes: configuration and leases stay, what was collected stays deleted, and
-        so does a tag that was deleted since. `ops_log` lists the versions.
-
-        Parameters
-        ----------
-        version : int
-            The version.
-        dry_run : bool
-            Only say which branches and tags would move.
-
-        Raises
-        ------
-        SnapshotExpiredError
-            If the version is older than the last collection of garbage.
-        NotFoundError
-            If there is no archive of that version.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://restore-example")
-        >>> with repo.transaction(message="by mistake") as store:
-        ...     _ = zarr.create_group(store, path="gruop")
-        >>> report = repo.restore_refs(1)
-        >>> list(report.branches), [info.message for info in repo.ancestry()]
-        (['main'], ['create repository'])
-        """
-        return upkeep.recover.restore_refs(self._context, version, dry_run=dry_run)
 
     def ops_log(self) -> Iterator[LoggedOperation]:
         """The log of operations on branches and tags, newest first: who did what, and when.

@@ -48,7 +48,7 @@ def collect(repository: Repository) -> None:
 def go_back(repository: Repository) -> None:
     version = next(repository.ops_log()).version
     commit(repository)
-    repository.restore_refs(version)
+    zm.recover(repository, version)
 
 
 def unmake(repository: Repository) -> None:

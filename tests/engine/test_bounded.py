@@ -97,7 +97,7 @@ def test_others_found_by_key_are_read_up_to_their_bounds(
         assert max(read) <= MAX_SNAPSHOT_BYTES + 1
     else:
         with pytest.raises(CorruptObjectError, match=f"{key}: more than 16777216 bytes"):
-            fresh.restore_refs(2)
+            zm.recover(fresh, 2)
         assert max(read) <= MAX_ROOT_BYTES + 1
     read.clear()
     assert key in "".join(map(str, fresh.verify().problems))
@@ -128,7 +128,7 @@ CALLS: dict[str, Callable[[Repository, list[str]], Any]] = {
     "by id": lambda repo, ids: repo.readonly_session(ids[1]),
     "ancestry": lambda repo, ids: list(repo.ancestry()),
     "diff": lambda repo, ids: repo.diff(ids[1], ids[2]),
-    "restore": lambda repo, ids: repo.restore_refs(2),
+    "restore": lambda repo, ids: zm.recover(repo, 2),
     "ops_log": lambda repo, ids: list(repo.ops_log()),
     "verify": lambda repo, ids: repo.verify(),
     "compact": lambda repo, ids: repo.compact(),

@@ -196,7 +196,7 @@ def test_an_overtaken_commit_takes_the_marks_of_the_tip_it_lands_on(storage: Mem
 def test_recovery_and_restoring_keep_features(storage: MemoryStorage) -> None:
     version = root_of(storage).version
     set_step(opened(storage), 2)
-    opened(storage).restore_refs(version)
+    zm.recover(opened(storage), version)
     assert root_of(storage).features == FEATURES
     assert root_of(storage).metadata == ABOUT
     storage.put("current", b"damaged")

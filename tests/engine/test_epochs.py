@@ -118,7 +118,7 @@ def test_no_epoch_comes_twice_when_a_branch_is_made_again() -> None:
     repository.create_branch("side")
     with pytest.raises(FencedError, match="deleted and made again"):
         zombie.commit("onto a branch of the same name")
-    repository.restore_refs(version)  # where the branch had the zombie's epoch
+    zm.recover(repository, version)  # where the branch had the zombie's epoch
     assert root_of(storage).branches["side"].epoch == root_of(storage).version
     with pytest.raises(FencedError):
         zombie.commit("after a restore")

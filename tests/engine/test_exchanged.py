@@ -300,7 +300,7 @@ UPKEEP: dict[str, Callable[[Repository], object]] = {
     "gc dry": lambda r: r.garbage_collect(NEVER, dry_run=True),
     "repack": lambda r: r.repack(min_live=1.0),
     "index": build_index,
-    "restore": lambda r: r.restore_refs(root_of(r).version - 3),
+    "restore": lambda r: zm.recover(r, root_of(r).version - 3),
     "recover": _recover,
     "commit": _commit,
     "tag": lambda r: r.create_tag("new", r.list_tags()["t0"]),

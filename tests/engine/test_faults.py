@@ -387,7 +387,7 @@ def opened(storage: Storage) -> Repository:
 def restored(storage: Storage) -> None:
     """As before the last commit; it is an error to restore the version that is there."""
     logged = [one for one in opened(storage).ops_log() if one.operation == "create tag"]
-    opened(storage).restore_refs(logged[-1].version)
+    zm.recover(opened(storage), logged[-1].version)
 
 
 def recovered(storage: Storage) -> None:

@@ -310,7 +310,7 @@ def restore(repository: Repository, branches: list[str], at: int) -> None:
     logged = [entry.version for entry in root.log]
     versions = [v for v in logged if root.collected < v < root.version]
     if versions:
-        repository.restore_refs(versions[-1 - at % len(versions)])
+        zm.recover(repository, versions[-1 - at % len(versions)])
         branches[:] = ["main", *sorted({*repository.list_branches()} - {"main"})]
 
 

@@ -101,7 +101,7 @@ def test_exchanged_archives_are_an_error() -> None:
     repo, _ = made()
     exchange(repo, archive_key(2), archive_key(3))
     fresh = anew(repo)
-    for call in (lambda: fresh.restore_refs(2), lambda: fresh.restore_refs(3)):
+    for call in (lambda: zm.recover(fresh, 2), lambda: zm.recover(fresh, 3)):
         with pytest.raises(CorruptObjectError, match=r"root/0+[23]: the archive of version [32]"):
             call()
     assert {p.key for p in fresh.verify().problems} == {archive_key(2), archive_key(3)}
@@ -112,7 +112,7 @@ def test_an_archive_of_another_repository_is_an_error() -> None:
     repo.storage.put(archive_key(2), other.storage.get(archive_key(2)))
     fresh = anew(repo)
     with pytest.raises(CorruptObjectError, match=other.repository_id):
-        fresh.restore_refs(2)
+        zm.recover(fresh, 2)
     assert {p.key for p in fresh.verify().problems} == {archive_key(2)}
 
 

@@ -221,7 +221,7 @@ def test_what_has_expired_can_be_named_until_it_is_collected(repo: Repository) -
 def test_restored_refs_leave_what_can_be_named(repo: Repository) -> None:
     version = root_of(repo).version
     left = fill(repo, 2)
-    repo.restore_refs(version)
+    zm.recover(repo, version)
     repo.create_branch("back", left)
     check_named(repo, "back", [2] * 8)
 

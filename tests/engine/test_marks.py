@@ -448,7 +448,7 @@ def test_a_branch_that_is_set_back_has_the_marks_of_its_snapshot(
     assert repository.txn_versions() == {"app": 1}
     with pytest.raises(TransactionGapError):  # not a silent gap
         wrote(repository, 1).commit("batch 4", txn=zm.Txn("app", 4, after=3))
-    repository.restore_refs(version)
+    zm.recover(repository, version)
     assert repository.txn_versions() == {"app": 2}
     batch(repository, 3)
     storage.put("current", b"damaged")

@@ -168,8 +168,7 @@ NAMES: dict[str, Callable[[Repository, str], Any]] = {
     "create_tag": lambda repo, text: repo.create_tag(text),
     "message": lambda repo, text: repo.writable_session("main").amend(text),
     "group": lambda repo, text: zarr.create_group(repo.writable_session("main").store, path=text),
-    "snapshot_id": lambda repo, text: repo.readonly_session(text),
-    "restore": lambda repo, text: repo.restore_refs(text),  # type: ignore[arg-type]
+    "restore": zm.recover,
 }
 
 

@@ -261,11 +261,11 @@ def test_a_version_is_restored_refs_only() -> None:
     repository.delete_tag("gone")
     repository.create_tag("new")
     now = repository.list_branches()["main"]
-    told = repository.restore_refs(version, dry_run=True)
+    told = zm.recover(repository, version, dry_run=True)
     assert told.branches == {"main": (now, before), "side": (None, before)}
     assert told.tags == {"new": (now, None)}
     assert repository.list_branches() == {"main": now}  # nothing has moved
-    assert repository.restore_refs(version) == replace(told, dry_run=False)
+    assert zm.recover(repository, version) == replace(told, dry_run=False)
     assert repository.list_branches() == refs
     assert repository.list_tags() == {}  # a deleted tag stays deleted
     assert next(iter(repository.ancestry())).snapshot_id == before
@@ -275,10 +275,10 @@ def test_a_version_is_restored_refs_only() -> None:
     repository.garbage_collect(NOW)
     assert repository.verify().ok
     with pytest.raises(SnapshotExpiredError, match="older than the last collection"):
-        repository.restore_refs(version)
+        zm.recover(repository, version)
     for none in (10**6, 0, -1, 2**64, 10**30, math.nan, 1.5, True, "1"):
         with pytest.raises(InvalidArgumentError):
-            repository.restore_refs(none)  # type: ignore[arg-type]
+            zm.recover(repository, none)  # type: ignore[arg-type]
 
 
 def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
@@ -297,7 +297,7 @@ def test_a_restore_that_a_collection_overtakes_is_refused() -> None:
 
     roots.swap = overtaken  # type: ignore[method-assign, assignment]
     with pytest.raises(SnapshotExpiredError):
-        repository.restore_refs(version)
+        zm.recover(repository, version)
 
 
 def test_the_operations_log_has_no_hole_where_an_archive_is_missing() -> None:

@@ -133,7 +133,7 @@ def use(place: Path) -> None:
         lambda: repo.expire_snapshots(keep_last=1),
         repo.garbage_collect,
         repo.verify,
-        lambda: repo.restore_refs(2),
+        lambda: zm.recover(repo, 2),
     ):
         try:
             call()

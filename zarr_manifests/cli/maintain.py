@@ -214,7 +214,7 @@ def run_recover(
 
 def _set_back(repo: Repository, version: int, dry_run: bool, as_json: bool) -> None:
     """Set branches and tags back to what they were in an older version of the root."""
-    report = repo.restore_refs(version, dry_run=dry_run)
+    report = zm.recover(repo, version, dry_run=dry_run)
     if as_json:
         print_json(report)
         return

@@ -16,7 +16,7 @@ _VERBS: Final = {
     "repo.list_tags()": "tag",
     "repo.ancestry()": "log",
     "repo.ops_log()": "log --ops",
-    "repo.restore_refs(version)": "recover --to NUMBER",
+    "zm.recover(repo, version)": "recover --to NUMBER",
     "repo.txn_versions(branch)": "log",
     "zm.recover": "recover",
 }

@@ -499,7 +499,7 @@ class CloneReport:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """The branches and tags that `restore_refs` has moved, or would move.
+    """The branches and tags that `recover` has moved, or would move.
 
     Parameters
     ----------

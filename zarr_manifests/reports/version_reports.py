@@ -521,7 +521,7 @@ class LoggedOperation:
     Parameters
     ----------
     version : int
-        The version of the root that it made; `Repository.restore_refs` takes one.
+        The version of the root that it made; `zarr_manifests.recover` takes one.
     at : datetime
         When, in UTC, by the clock of who did it.
     operation : str

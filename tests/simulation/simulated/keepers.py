@@ -204,7 +204,7 @@ class Restorer:
             return
         process.change_ref(
             RefChange(f"restore {version}", "", None),
-            lambda: repository.restore_refs(version),
+            lambda: zm.recover(repository, version),
             (SnapshotExpiredError, NotFoundError, InvalidArgumentError, ConflictError),
         )
 

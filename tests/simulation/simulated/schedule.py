@@ -302,7 +302,7 @@ def _ask_for_the_expired(process: Process, repository: Repository) -> None:
 
     def restore() -> None:
         repository.garbage_collect(timedelta(0))
-        repository.restore_refs(before)
+        zm.recover(repository, before)
 
     refused.append(restore)
     if gone:

@@ -245,7 +245,7 @@ def _damaged(
         if not closure_problems(_context(storage, runtime, current), current, progress):
             raise InvalidArgumentError(
                 f"{storage.url} has a sound root of version {current.version}: there is nothing "
-                "to recover. `repo.restore_refs(version)` goes back to older refs"
+                "to recover. `zm.recover(repo, version)` goes back to older refs"
             )
         before = token
         token, current = _current(storage)
