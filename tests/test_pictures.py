@@ -304,7 +304,7 @@ def test_each_picture_takes_one_call_and_is_not_blank() -> None:
     put(repo, "main", "a", 3)
     repo.create_branch("side")
     put(repo, "side", "a", 4)
-    axes = repo.plot_history()
+    axes = repo.ancestry().plot()
     assert axes.get_title(loc="left").startswith("History")
     assert not is_blank(axes.figure)
     sizes, times = repo.readonly_session("side").plot_chunks("a")
@@ -339,7 +339,7 @@ def test_ids_are_as_short_in_pictures_and_pages_as_in_the_log() -> None:
     short = [*short_ids(info.id for info in repo.ancestry()).values()]
     assert min(map(len, short)) > 8
     assert [repo.resolve(each) for each in short] == [info.id for info in repo.ancestry()]
-    told = {text.get_text() for text in repo.plot_history().texts}
+    told = {text.get_text() for text in repo.ancestry().plot().texts}
     html = repo.ancestry()._repr_html_()
     for each in short:
         assert each in told
@@ -407,7 +407,7 @@ def test_without_matplotlib_each_call_says_what_to_install(monkeypatch: pytest.M
     session, diff = repo.readonly_session(), repo.diff("main~1", "main")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     calls = {
-        "plot_history()": repo.plot_history,
+        "ancestry().plot()": repo.ancestry().plot,
         "plot_chunks()": lambda: session.plot_chunks("a"),
         "diff.plot()": diff.plot,
     }

@@ -505,7 +505,8 @@ class Repository:
     ) -> Ancestry:
         """The history of a branch, tag or snapshot, newest first; of `main` if none is given.
 
-        It is an iterator; on the last line of a cell, a notebook shows it as a graph.
+        It is an iterator; on the last line of a cell, a notebook shows it as a graph. Its `plot()`
+        draws the history of all branches and tags.
 
         Parameters
         ----------
@@ -532,31 +533,7 @@ class Repository:
         def merged(source: str) -> Ancestry:
             return self.ancestry(source)
 
-        return Ancestry(snapshots, lambda: _refs_of(self), merged)
-
-    def plot_history(self) -> Axes:
-        """Draw the history of all branches and tags as a graph, newest first; return the axes.
-
-        Long runs of commits without a branch, tag or merge in between are folded into one row. Of
-        each branch the newest 1,000 commits are looked at.
-
-        Raises
-        ------
-        ImportError
-            If matplotlib is not installed; it comes with the extra `plot`.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://plot-history-example")
-        >>> with repo.transaction(message="make air") as store:
-        ...     _ = zarr.create_group(store, path="air")
-        >>> axes = repo.plot_history()
-        >>> axes.figure.savefig("history.png")  # doctest: +SKIP
-        """
-        from zarr_manifests.picturing.draw import draw_history
-
-        return draw_history(graph_of(self, rows=_DRAWN_ROWS))
+        return Ancestry(snapshots, lambda: _refs_of(self), merged, lambda: _drawn(self))
 
     @overload
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...
@@ -1762,6 +1739,12 @@ def graph_of(
             yield from repository.ancestry(snapshot_id, limit=limit)
 
     return lanes(lines(refs, ancestry, limit), refs, rows)
+
+
+def _drawn(repository: Repository) -> Axes:
+    from zarr_manifests.picturing.draw import draw_history
+
+    return draw_history(graph_of(repository, rows=_DRAWN_ROWS))
 
 
 def _refs_of(repository: Repository) -> dict[str, list[RefName]]:

@@ -42,7 +42,7 @@ _UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
     """Draw the graph of history, newest first, with a line of text for each row."""
-    pyplot = _pyplot("plot_history()")
+    pyplot = _pyplot("ancestry().plot()")
     inches = _LANE_INCHES * width_of(rows) + _TEXT_INCHES, 0.29 * len(rows) + 0.9
     _, axes = pyplot.subplots(figsize=inches, layout="constrained")
     for at, row in enumerate(rows):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import field
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from zarr_manifests.planning.tables.node_fields import Fields
 from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text
 from zarr_manifests.versions import RefName
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
     "Ancestry",
@@ -188,6 +191,8 @@ class Ancestry(Iterator[SnapshotInfo]):
         Branches and tags of snapshots, by their ids.
     ancestry : callable
         The history of another snapshot, by its id, to show what was merged.
+    draw : callable
+        Draws the history of all branches and tags.
 
     Examples
     --------
@@ -204,8 +209,9 @@ class Ancestry(Iterator[SnapshotInfo]):
         found: Iterator[SnapshotInfo],
         refs: Callable[[], Mapping[str, Sequence[RefName]]],
         ancestry: Callable[[str], Iterable[SnapshotInfo]],
+        draw: Callable[[], Axes],
     ) -> None:
-        self._found, self._refs, self._ancestry = found, refs, ancestry
+        self._found, self._refs, self._ancestry, self._draw = found, refs, ancestry, draw
         self._ahead: deque[SnapshotInfo] = deque()
 
     def __next__(self) -> SnapshotInfo:
@@ -213,6 +219,28 @@ class Ancestry(Iterator[SnapshotInfo]):
 
     def __repr__(self) -> str:
         return "<Ancestry: an iterator of SnapshotInfo, newest first>"
+
+    def plot(self) -> Axes:
+        """Draw the history of all branches and tags as a graph, newest first; return the axes.
+
+        Long runs of commits without a branch, tag or merge in between are folded into one row. Of
+        each branch the newest 1,000 commits are looked at.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed; it comes with the extra `plot`.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.create("memory://plot-history-example")
+        >>> with repo.transaction(message="make air") as store:
+        ...     _ = zarr.create_group(store, path="air")
+        >>> axes = repo.ancestry().plot()
+        >>> axes.figure.savefig("history.png")  # doctest: +SKIP
+        """
+        return self._draw()
 
     def _repr_html_(self) -> str:
         from zarr_manifests.picturing.graph import graph_html
