@@ -232,3 +232,19 @@ def test_hours_are_written_one_by_one(units: str | None, in_argument: bool) -> N
     xr.testing.assert_equal(found.load(), xr.concat([first, second], "time"))
     kept = units is not None and units.startswith("hours")
     assert found.time.encoding["units"].startswith("hours" if kept else "seconds since 2026-01-01")
+
+
+def test_bounds_of_a_first_hour_have_room_for_others() -> None:
+    """They lie on whole hours, and those of the next on quarters."""
+    storage, parts = MemoryStorage(), []
+    for minute, half in ((0, 60), (15, 30)):
+        at = np.array([f"2026-01-01T05:{minute:02d}"], "M8[ns]")
+        bounds = at[:, None] + np.array([-half, half], "m8[m]")
+        ds = xr.Dataset(
+            {"air": ("time", [1.0]), "time_bnds": (("time", "nv"), bounds)},
+            {"time": ("time", at, {"bounds": "time_bnds"})},
+        )
+        zm.write(ds, storage, append_dim="time")
+        parts.append(ds)
+    found = xr.open_zarr(zm.open(storage).readonly_session().store)
+    xr.testing.assert_equal(found.load(), xr.concat(parts, "time"))

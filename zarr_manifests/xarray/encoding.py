@@ -427,7 +427,7 @@ def of_first_label(
     for name, variable in ds.variables.items():
         how = encoding.get(name, variable.encoding)
         dtype = np.dtype(how.get("dtype") or np.int64)
-        if variable.dims != (dim,) or variable.dtype.kind != "M" or variable.chunks is not None:
+        if dim not in variable.dims or variable.dtype.kind != "M" or variable.chunks is not None:
             continue
         if name in encoding and "units" in how:
             continue
@@ -446,7 +446,8 @@ def of_first_label(
 def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[Any]) -> str | None:
     """Units in which an array of a first time has room for more; None if its own have.
 
-    Of one time, xarray makes days since that time, and an hour later is no whole day.
+    Of one time, xarray makes days since that time, and an hour later is no whole day. Of its bounds
+    it makes units as coarse as these are.
 
     Examples
     --------
@@ -460,10 +461,13 @@ def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[A
     if times.dtype.kind != "M" or dtype.kind not in "iu" or dtype.itemsize < 4:
         return None
     seconds = times.astype("M8[s]")
-    if np.isnat(times).any() or len({*times.ravel()}) != 1 or (seconds != times).any():
+    if not times.size or np.isnat(times).any() or (seconds != times).any():
         return None
-    first = str(seconds.flat[0]).replace("T", " ")
-    since = first if units is None else units.partition(" since ")[2]
+    if units is None:
+        return f"seconds since {str(seconds.min()).replace('T', ' ')}"
+    if len({*times.ravel()}) != 1:
+        return None
+    since = units.partition(" since ")[2]
     try:
         is_first = np.datetime64(pd.Timestamp(since).to_datetime64()) == seconds.flat[0]
     except (ValueError, OverflowError):  # a date of another calendar
