@@ -100,7 +100,7 @@ def test_every_public_module_has_a_page_of_its_docstrings(name: str) -> None:
     assert page.read_text(encoding="utf-8") == f"# {name}\n\n::: {name}\n"
 
 
-@pytest.mark.parametrize("name", ["Repository", "Session", "Fork", "RepositoryConfig"])
+@pytest.mark.parametrize("name", ["Repository", "Session", "Fork", "Config"])
 def test_every_method_is_in_the_reference(name: str) -> None:
     named = {re.match(r"[\w.]*", span)[0].rpartition(".")[2] for span in code_spans(API)}
     members = {member for member, _ in own_members(getattr(zarr_manifests, name))}

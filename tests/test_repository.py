@@ -19,7 +19,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests import Config, Repository
 from zarr_manifests.error_cases import (
     ConfigError,
     FencedError,
@@ -219,13 +219,13 @@ def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
 
 def test_configuration_is_saved_and_overlaid_when_opened() -> None:
     storage = MemoryStorage()
-    saved = RepositoryConfig(inline_chunk_bytes=7, max_delta_count=8)
+    saved = Config(inline_chunk_bytes=7, max_delta_count=8)
     zm.create(storage, saved)
     assert zm.open(storage).config == saved
     overlaid = zm.open(storage, {"max_delta_count": 9})
     assert overlaid.config == replace(saved, max_delta_count=9)
-    replaced = zm.open(storage, RepositoryConfig(commit_attempts=3))
-    assert replaced.config == RepositoryConfig(commit_attempts=3)
+    replaced = zm.open(storage, Config(commit_attempts=3))
+    assert replaced.config == Config(commit_attempts=3)
     assert zm.open(storage).config == saved
 
 

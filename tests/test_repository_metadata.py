@@ -207,7 +207,7 @@ def test_it_can_be_saved_and_a_name_removed() -> None:
     assert again.config.commits == zm.config.Commits(
         metadata=(("institution", "here"), ("more", 0.5))
     )
-    assert zm.RepositoryConfig.from_yaml(again.config.to_yaml()) == again.config
+    assert zm.Config.from_yaml(again.config.to_yaml()) == again.config
 
 
 @pytest.mark.parametrize(

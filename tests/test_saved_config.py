@@ -12,7 +12,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from inside import context_of, root_of
-from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests import Config, Repository
 from zarr_manifests.config import (
     Cache,
     CacheOptions,
@@ -32,7 +32,7 @@ from zarr_manifests.testing import CountingStorage
 def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
     storage = MemoryStorage()
     here, there = zm.create(storage), zm.open(storage)
-    config = RepositoryConfig(
+    config = Config(
         commits=Commits("rewrite"),
         chunk_manifests=ChunkManifests(
             (ManifestSet("a", 5),),
@@ -43,7 +43,7 @@ def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
     session = here.writable_session()
     assert here.save_config(config) == here.config == config
     assert zm.open(storage).config == config
-    assert there.config == RepositoryConfig()
+    assert there.config == Config()
     session.store.set_sync("k", cpu.Buffer.from_bytes(b"v"))
     session.commit("a session that was open goes on")
     assert zm.open(storage).config == config, "a commit carries it over"
@@ -57,9 +57,9 @@ def test_saving_options_changes_only_these_of_what_is_saved() -> None:
     overlaid = zm.open(storage, {"inline-chunk-bytes": 0})
     zm.open(storage).save_config({"commits": {"attempts": 6}})
     saved = overlaid.save_config({"pack_bytes": 7})
-    assert saved == RepositoryConfig(max_delta_count=5, commit_attempts=6, pack_bytes=7)
+    assert saved == Config(max_delta_count=5, commit_attempts=6, pack_bytes=7)
     assert zm.open(storage).config == saved
-    assert overlaid.config == RepositoryConfig(0, 5, pack_bytes=7), "the overlay stays in use"
+    assert overlaid.config == Config(0, 5, pack_bytes=7), "the overlay stays in use"
     assert overlaid.save_config() == overlaid.config == zm.open(storage).config
 
 
@@ -133,7 +133,7 @@ def test_a_large_configuration_takes_no_room_from_refs() -> None:
         repository.create_tag(f"tag-{i}")
     words = [sha256(bytes([i])).hexdigest() for i in range(220)]
     rules = tuple(Rule("default", "/" + "".join(words[i : i + 10])) for i in range(0, 220, 10))
-    repository.save_config(RepositoryConfig(chunk_manifests=ChunkManifests(rules=rules)))
+    repository.save_config(Config(chunk_manifests=ChunkManifests(rules=rules)))
     root = root_of(storage)
     assert len(root.bare().encode()) > 8_192 > root.refs_bytes
     assert not any(root.pages.values())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zarr_manifests import errors
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
-    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.config import Config
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
     from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChunkKind",
+    "Config",
     "Fork",
     "ManifestStore",
     "Repository",
-    "RepositoryConfig",
     "Session",
     "Txn",
     "VirtualContainer",
@@ -61,7 +61,7 @@ _HOMES: Final = {
     "Fork": "session",
     "ManifestStore": "store",
     "Repository": "repository",
-    "RepositoryConfig": "config",
+    "Config": "config",
     "Session": "session",
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",

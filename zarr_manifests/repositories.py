@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
-from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.root.deferred_create import Unmade
@@ -39,7 +39,7 @@ __all__ = [
 
 def create(
     location: str | os.PathLike[str] | Storage,
-    config: RepositoryConfig | Mapping[str, Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
     *,
     virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
     authorize: Authorized = (),
@@ -53,7 +53,7 @@ def create(
     ----------
     location : str, path or Storage
         A path, a URL (`file://`, `memory://name`) or a storage.
-    config : RepositoryConfig or mapping, optional
+    config : Config or mapping, optional
         Saved with the repository.
     virtual_containers, authorize, cache, storage_options, runtime
         As for `open`.
@@ -77,7 +77,7 @@ def create(
 
 def open(  # noqa: A001 - as Zarr and xarray call it
     location: str | os.PathLike[str] | Storage,
-    config: RepositoryConfig | Mapping[str, Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
     *,
     create: bool = False,
     virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
@@ -92,9 +92,9 @@ def open(  # noqa: A001 - as Zarr and xarray call it
     ----------
     location : str, path or Storage
         A path, a URL (`file://`, `memory://name`) or a storage.
-    config : RepositoryConfig or mapping, optional
+    config : Config or mapping, optional
         Used by this object instead of the saved configuration; a mapping changes only the
-        options it names (see `RepositoryConfig.overlaid`). It is not saved.
+        options it names (see `Config.overlaid`). It is not saved.
     create : bool, default False
         Make the repository if the place is empty, with that configuration. Of any number of
         processes that do this at once, one makes it and all open it.
@@ -285,7 +285,7 @@ def repository_of(
 
 def write_into[Written](
     storage: Storage,
-    config: RepositoryConfig | Mapping[str, Any] | None,
+    config: Config | Mapping[str, Any] | None,
     write: Callable[[Repository], Written],
     *,
     make: bool,
@@ -297,7 +297,7 @@ def write_into[Written](
     ----------
     storage : Storage
         Where the repository is, or is to be made.
-    config : RepositoryConfig or mapping, optional
+    config : Config or mapping, optional
         Its configuration.
     write : callable
         Writes and commits; called again if somebody else makes the repository in the meantime.

@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
-from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, history, upkeep
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -154,7 +154,7 @@ class Repository:
         return self._context.repository_id
 
     @property
-    def config(self) -> RepositoryConfig:
+    def config(self) -> Config:
         """The configuration in use."""
         return self._context.config
 
@@ -181,9 +181,7 @@ class Repository:
         """
         return self._context.meter.read()
 
-    def save_config(
-        self, config: RepositoryConfig | Mapping[str, Any] | None = None
-    ) -> RepositoryConfig:
+    def save_config(self, config: Config | Mapping[str, Any] | None = None) -> Config:
         """Save the configuration in the repository, for everyone who opens it from now on.
 
         In this process it applies to sessions opened from now on. Other processes, and the
@@ -191,13 +189,13 @@ class Repository:
 
         Parameters
         ----------
-        config : RepositoryConfig or mapping, optional
+        config : Config or mapping, optional
             Saved instead of what is saved; a mapping changes only the options it names (see
-            `RepositoryConfig.overlaid`). If left out, the configuration in use is saved.
+            `Config.overlaid`). If left out, the configuration in use is saved.
 
         Returns
         -------
-        RepositoryConfig
+        Config
             What is saved now.
 
         Raises
@@ -1332,7 +1330,7 @@ class Repository:
         self,
         version: str | None = None,
         *,
-        config: RepositoryConfig | Mapping[str, Any] | None = None,
+        config: Config | Mapping[str, Any] | None = None,
         costs: bool = False,
         progress: Progress | None = None,
     ) -> ManifestLayout:
@@ -1350,7 +1348,7 @@ class Repository:
         ----------
         version : str, optional
             As for `readonly_session`.
-        config : RepositoryConfig or mapping, optional
+        config : Config or mapping, optional
             Another configuration; a mapping changes the options it names of the one in use.
         costs : bool, default False
             Measure also the requests and bytes of metadata that a new process needs to open and
@@ -1601,7 +1599,7 @@ class Repository:
 
 def open_repository(
     storage: Storage,
-    config: RepositoryConfig | Mapping[str, Any] | None,
+    config: Config | Mapping[str, Any] | None,
     containers: Containers,
     cache: CacheOptions | Mapping[str, Any] | None,
     runtime: Runtime = SYSTEM,
@@ -1753,7 +1751,7 @@ def _refs_of(repository: Repository) -> dict[str, list[RefName]]:
 
 def _reopen(
     storage: Storage,
-    config: RepositoryConfig,
+    config: Config,
     containers: Containers,
     options: CacheOptions | None = None,
 ) -> Repository:

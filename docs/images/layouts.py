@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.planning.layout.leaves import ArrayFacts
 from zarr_manifests.planning.layout.sets import ManifestPlan, plan_manifests
 from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
@@ -80,7 +80,7 @@ def planned(
     yaml: str, arrays: dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
 ) -> tuple[list[ArrayFacts], ManifestPlan]:
     """Facts of the arrays, all full, and where their leaves go."""
-    config = RepositoryConfig.from_yaml(yaml).chunk_manifests
+    config = Config.from_yaml(yaml).chunk_manifests
     facts = []
     for path, (shape, names) in arrays.items():
         facts.append(ArrayFacts(path.encode().ljust(12, b"\0"), path, shape, 0, names))

@@ -24,7 +24,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import RepositoryConfig
+from zarr_manifests import Config
 from zarr_manifests.config import Compaction
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.blobs import BlobRef
@@ -171,7 +171,7 @@ def repository_of(leaves: int) -> Callable[[], None]:
     """Commits that each change one chunk of an array in so many leaves, each in a manifest."""
     default = ManifestSet("default", 10, None, None, None)
     planned = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
-    config = RepositoryConfig(chunk_manifests=planned, compaction=Compaction(mode="manual"))
+    config = Config(chunk_manifests=planned, compaction=Compaction(mode="manual"))
     repository = zm.create(MemoryStorage(), config)
     session = repository.writable_session()
     count = leaves * 10

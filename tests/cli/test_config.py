@@ -28,7 +28,7 @@ def url(tmp_path: Path) -> str:
 def test_show_prints_yaml_that_can_be_applied(url: str, tmp_path: Path) -> None:
     shown = call("show", url)
     assert shown.exit_code == 0
-    assert zm.RepositoryConfig.from_yaml(shown.stdout) == zm.RepositoryConfig(max_delta_count=7)
+    assert zm.Config.from_yaml(shown.stdout) == zm.Config(max_delta_count=7)
     other = tmp_path / "other"
     zm.create(other)
     assert call("apply", other, "-", given=shown.stdout_bytes).exit_code == 0

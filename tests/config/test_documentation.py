@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zarr_manifests.config import ManifestSet, Preload, RepositoryConfig, Rule
+from zarr_manifests.config import Config, ManifestSet, Preload, Rule
 from zarr_manifests.config.kinds import Kind, LabelsKind, ListOf, Number, Whole, Word
 from zarr_manifests.config.sections import Nested, Option, Section, options_of
 
@@ -19,16 +19,16 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_block_is_valid(block: str) -> None:
-    config = RepositoryConfig.from_yaml(block)
-    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+    config = Config.from_yaml(block)
+    assert Config.from_yaml(config.to_yaml()) == config
 
 
 def test_the_default_and_both_examples_are_there() -> None:
-    configs = [RepositoryConfig.from_yaml(block) for block in BLOCKS]
-    assert configs[0] == RepositoryConfig()
+    configs = [Config.from_yaml(block) for block in BLOCKS]
+    assert configs[0] == Config()
     assert BLOCKS[0].count("\n") > 20, "written out"
     for name in ("long.yaml", "short.yaml"):
-        example = RepositoryConfig.from_yaml((HERE / name).read_text(encoding="utf-8"))
+        example = Config.from_yaml((HERE / name).read_text(encoding="utf-8"))
         assert configs.count(example) == 1
 
 
@@ -77,7 +77,7 @@ def meaning(option: Option) -> str:
 
 def all_options() -> str:
     lines = ["| option | range | default | meaning |", "|---|---|---|---|"]
-    for name, option in rows(RepositoryConfig):
+    for name, option in rows(Config):
         nested = isinstance(option.kind, Nested)
         null = ", or null" if option.nullable else ""
         said = "" if nested else default(option)
@@ -100,7 +100,7 @@ def conditions() -> str:
 
 
 TABLES = {
-    "RepositoryConfig": all_options(),
+    "Config": all_options(),
     "ManifestSet": options_with_defaults(ManifestSet),
     "Rule": conditions(),
     "Preload": options_with_defaults(Preload),

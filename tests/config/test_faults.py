@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.config.repository_config import config_of_root
 from zarr_manifests.error_cases import ConfigError
 
@@ -83,13 +83,13 @@ FAULTS = [
 
 def faults(document: str) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        RepositoryConfig.from_yaml(document)
+        Config.from_yaml(document)
     return tuple(re.sub(r"^line \d+: ", "", problem) for problem in caught.value.problems)
 
 
 def test_every_fault_has_the_line_that_it_is_in() -> None:
     with pytest.raises(ConfigError) as caught:
-        RepositoryConfig.from_yaml(WRONG)
+        Config.from_yaml(WRONG)
     lines = WRONG.splitlines()
     for problem in caught.value.problems:
         line, place = re.fullmatch(r"line (\d+): (.*?): .*", problem).groups()
@@ -102,9 +102,7 @@ def test_every_fault_has_the_line_that_it_is_in() -> None:
     assert at[FAULTS[11]].startswith("line 18: ")
     assert at[FAULTS[17]].startswith("line 24: "), "a missing option has the line of its map"
     with pytest.raises(ConfigError, match=r"^line 3: chunk-manifests.sets\[1\]\.b\.cardinality: "):
-        RepositoryConfig.from_yaml(
-            "chunk-manifests:\n sets: {a: {},\n  b: {cardinality: x}}\n rules: []"
-        )
+        Config.from_yaml("chunk-manifests:\n sets: {a: {},\n  b: {cardinality: x}}\n rules: []")
 
 
 def test_every_fault_at_once_with_its_place() -> None:
@@ -158,20 +156,20 @@ def test_places(document: str, places: list[str]) -> None:
     ],
 )
 def test_default_may_be_a_bare_key(document: str) -> None:
-    planned = RepositoryConfig.from_yaml(document).chunk_manifests
+    planned = Config.from_yaml(document).chunk_manifests
     assert [(one.name, one.max_manifest_size) for one in planned.sets] == [("default", 1_000_000)]
 
 
 def test_sets_may_be_a_map() -> None:
     body = "{b: {overflow-to: a}, a: , default: {max-size: null}}"
-    planned = RepositoryConfig.from_yaml(f"chunk-manifests: {{sets: {body}}}").chunk_manifests
+    planned = Config.from_yaml(f"chunk-manifests: {{sets: {body}}}").chunk_manifests
     assert [one.name for one in planned.sets] == ["b", "a", "default"]
     assert planned.default_set.max_manifest_size is None
 
 
 def test_what_is_left_empty_has_its_default() -> None:
     for empty in ("", "# nothing", "chunk-manifests:", "commits:", "chunk-manifests: {preload: }"):
-        assert RepositoryConfig.from_yaml(empty) == RepositoryConfig()
+        assert Config.from_yaml(empty) == Config()
 
 
 def test_very_many_faults_are_cut() -> None:
@@ -197,8 +195,8 @@ _PLAIN = st.recursive(
 def test_anything_is_a_configuration_or_has_faults(options: dict[Any, Any]) -> None:
     for given_options in (options, {"chunk-manifests": options}):
         with contextlib.suppress(ConfigError):
-            config = RepositoryConfig.from_dict(given_options)
-            assert RepositoryConfig.from_dict(config.to_dict()) == config
+            config = Config.from_dict(given_options)
+            assert Config.from_dict(config.to_dict()) == config
         with contextlib.suppress(ConfigError):
             config = config_of_root(given_options)
             assert config_of_root(config.to_dict()) == config

@@ -12,11 +12,11 @@ PROGRAM = """
     import zarr_manifests as zm
     from zarr_manifests.config import CacheOptions, ChunkManifests, Compaction, ManifestSet
 
-    place, config = sys.argv[1], zm.RepositoryConfig(compaction=Compaction("manual"))
+    place, config = sys.argv[1], zm.Config(compaction=Compaction("manual"))
     zm.create(place)
     created = zm.open(place)
     created.save_config(config)
-    created.save_config(zm.RepositoryConfig(chunk_manifests=ChunkManifests((ManifestSet("a"),))))
+    created.save_config(zm.Config(chunk_manifests=ChunkManifests((ManifestSet("a"),))))
     opened = zm.open(place, cache=CacheOptions(chunk_bytes=5))
     assert opened.config.chunk_manifests.sets[0].name == "a"
     print("pydantic" in sys.modules)

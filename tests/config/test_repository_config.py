@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests import RepositoryConfig
+from zarr_manifests import Config
 from zarr_manifests.config import (
     ChunkManifests,
     Commits,
@@ -31,14 +31,14 @@ from zarr_manifests.errors import InvalidArgumentError
     st.integers(1, 1 << 30),
 )
 def test_round_trip(inline: int, deltas: int, attempts: int, small: int, pack: int) -> None:
-    config = RepositoryConfig(inline, deltas, attempts, small, pack)
-    assert RepositoryConfig.from_dict(config.to_dict()) == config
+    config = Config(inline, deltas, attempts, small, pack)
+    assert Config.from_dict(config.to_dict()) == config
     underscored = {name.replace("-", "_"): value for name, value in config.to_dict().items()}
-    assert RepositoryConfig.from_dict(underscored) == config
+    assert Config.from_dict(underscored) == config
 
 
 def test_names_are_hyphened() -> None:
-    options = RepositoryConfig().to_dict()
+    options = Config().to_dict()
     assert list(options) == [
         "inline-chunk-bytes",
         "pack-chunk-bytes",
@@ -65,10 +65,8 @@ def test_names_are_hyphened() -> None:
 
 @pytest.mark.parametrize("mode", ["manual", "MANUAL", "Manual"])
 def test_a_mode_is_read_in_any_case_and_written_in_lower_case(mode: str) -> None:
-    config = RepositoryConfig.from_dict(
-        {"compaction": {"mode": mode}, "commits": {"mode": "Delta"}}
-    )
-    assert config == RepositoryConfig(compaction=Compaction(mode))
+    config = Config.from_dict({"compaction": {"mode": mode}, "commits": {"mode": "Delta"}})
+    assert config == Config(compaction=Compaction(mode))
     assert config.compaction.mode == config.to_dict()["compaction"]["mode"] == "manual"
     assert config.commits.mode == "delta"
 
@@ -82,20 +80,18 @@ def test_options_that_stood_outside_of_sections_are_read_there() -> None:
         "pack-chunk-bytes": 4,
         "pack-bytes": 5,
     }
-    config = RepositoryConfig.from_dict(old)
-    assert config == RepositoryConfig(1, 2, 3, 4, 5)
+    config = Config.from_dict(old)
+    assert config == Config(1, 2, 3, 4, 5)
     assert (config.compaction.max_delta_count, config.commits.attempts) == (2, 3)
     assert (config.max_delta_count, config.commit_attempts) == (2, 3)
     assert config.commits.mode == "delta"
     assert config.chunk_manifests == ChunkManifests()
-    assert RepositoryConfig(commits=Commits("rewrite"), commit_attempts=7).commits == Commits(
-        "rewrite", 7
-    )
+    assert Config(commits=Commits("rewrite"), commit_attempts=7).commits == Commits("rewrite", 7)
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    assert RepositoryConfig.from_dict({}) == RepositoryConfig()
-    assert RepositoryConfig.from_dict({"max-delta-count": 3}).inline_chunk_bytes == 512
+    assert Config.from_dict({}) == Config()
+    assert Config.from_dict({"max-delta-count": 3}).inline_chunk_bytes == 512
 
 
 @pytest.mark.parametrize(
@@ -151,27 +147,27 @@ def test_what_is_left_out_has_its_default() -> None:
 )
 def test_faults_name_their_place(options: dict[Any, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        RepositoryConfig.from_dict(options)
+        Config.from_dict(options)
     assert [found.startswith(problem) for found in caught.value.problems] == [True]
 
 
 def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        RepositoryConfig.from_dict({"a": 1, "b": 2, "max-delta-count": 0, "commit_attempts": "x"})
+        Config.from_dict({"a": 1, "b": 2, "max-delta-count": 0, "commit_attempts": "x"})
     assert len(caught.value.problems) == 4
     assert all(problem in str(caught.value) for problem in caught.value.problems)
 
 
 def test_it_cannot_be_built_invalid_nor_changed() -> None:
     with pytest.raises(InvalidArgumentError):
-        RepositoryConfig(max_delta_count=0)
+        Config(max_delta_count=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RepositoryConfig().pack_bytes = 1  # type: ignore[misc]
+        Config().pack_bytes = 1  # type: ignore[misc]
 
 
 def test_faults_of_arguments_are_all_reported() -> None:
     with pytest.raises(ConfigError) as caught:
-        RepositoryConfig(-1, 0, 0, compaction=3, chunk_manifests={})  # type: ignore[arg-type]
+        Config(-1, 0, 0, compaction=3, chunk_manifests={})  # type: ignore[arg-type]
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
         "commit-attempts",
         "inline-chunk-bytes",
@@ -181,9 +177,9 @@ def test_faults_of_arguments_are_all_reported() -> None:
 
 
 def test_it_is_bounded_since_every_commit_writes_it() -> None:
-    def with_rules(count: int) -> RepositoryConfig:
+    def with_rules(count: int) -> Config:
         rules = tuple(Rule("default", f"/{'x' * 500}/{i}") for i in range(count))
-        return RepositoryConfig(chunk_manifests=ChunkManifests(rules=rules))
+        return Config(chunk_manifests=ChunkManifests(rules=rules))
 
     assert len(with_rules(20).chunk_manifests.rules) == 20
     with pytest.raises(ConfigError, match=r"the configuration takes .* bytes as JSON and 16,384"):
@@ -192,7 +188,7 @@ def test_it_is_bounded_since_every_commit_writes_it() -> None:
 
 # --- overlays -----------------------------------------------------------------------------------
 
-SAVED = RepositoryConfig(
+SAVED = Config(
     7,
     commits=Commits("rewrite", 8),
     compaction=Compaction(max_delta_count=9),
@@ -241,4 +237,4 @@ def test_an_overlay_is_checked_against_what_is_below() -> None:
 @pytest.mark.parametrize("options", [[], "max-delta-count", 5, None])
 def test_options_are_a_map(options: Any) -> None:
     with pytest.raises(ConfigError, match="expected options and their values"):
-        RepositoryConfig.from_dict(options)
+        Config.from_dict(options)

@@ -17,10 +17,10 @@ from zarr_manifests.config import (
     ChunkManifests,
     Commits,
     Compaction,
+    Config,
     Interval,
     ManifestSet,
     Preload,
-    RepositoryConfig,
     Rule,
     Split,
     config_schema,
@@ -90,10 +90,10 @@ def chunk_manifests(draw: st.DrawFn) -> ChunkManifests:
     return ChunkManifests(sets, draw(_lists(rule)), splitting, draw(preload))
 
 
-def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
+def repository_configs() -> st.SearchStrategy[Config]:
     """Any valid configuration of a size that is usual."""
     return st.builds(
-        RepositoryConfig,
+        Config,
         st.integers(0, 65_536),
         pack_chunk_bytes=st.integers(0, 1 << 26),
         pack_bytes=st.integers(1, 1 << 30),
@@ -116,11 +116,11 @@ def repository_configs() -> st.SearchStrategy[RepositoryConfig]:
 
 @pytest.mark.slow
 @given(repository_configs())
-def test_yaml_and_plain_values(config: RepositoryConfig) -> None:
-    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
-    assert RepositoryConfig.from_yaml(config.to_yaml().encode()) == config
-    assert RepositoryConfig.from_dict(config.to_dict()) == config
-    assert RepositoryConfig.from_dict(json_keys_kept(config.to_dict())) == config
+def test_yaml_and_plain_values(config: Config) -> None:
+    assert Config.from_yaml(config.to_yaml()) == config
+    assert Config.from_yaml(config.to_yaml().encode()) == config
+    assert Config.from_dict(config.to_dict()) == config
+    assert Config.from_dict(json_keys_kept(config.to_dict())) == config
     assert config_of_root(config.to_dict()) == config
     assert pickle.loads(pickle.dumps(config)) == config
     assert hash(pickle.loads(pickle.dumps(config))) == hash(config)
@@ -128,12 +128,10 @@ def test_yaml_and_plain_values(config: RepositoryConfig) -> None:
 
 @pytest.mark.parametrize("name", ["\x85", "a\u2028b", "\u2029", " a ", "~", "0x1", "a: b"])
 def test_names_come_back_from_yaml_as_they_are(name: str) -> None:
-    config = RepositoryConfig(
-        chunk_manifests=ChunkManifests(splitting=(Split(".*", ((name, 5),)),))
-    )
-    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
-    config = RepositoryConfig(commits=Commits(metadata=((name, name), ("n", 1.5), ("no", False))))
-    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+    config = Config(chunk_manifests=ChunkManifests(splitting=(Split(".*", ((name, 5),)),)))
+    assert Config.from_yaml(config.to_yaml()) == config
+    config = Config(commits=Commits(metadata=((name, name), ("n", 1.5), ("no", False))))
+    assert Config.from_yaml(config.to_yaml()) == config
     assert config_of_root(config.to_dict()) == pickle.loads(pickle.dumps(config)) == config
     hash(config)
 
@@ -146,14 +144,12 @@ def json_keys_kept(value: object) -> object:
 
 
 @given(repository_configs())
-def test_the_schema_accepts_what_is_valid(config: RepositoryConfig) -> None:
+def test_the_schema_accepts_what_is_valid(config: Config) -> None:
     SCHEMA.validate(json.loads(json.dumps(config.to_dict())))
 
 
 @given(repository_configs(), repository_configs())
-def test_an_overlay_of_everything_replaces_everything(
-    below: RepositoryConfig, above: RepositoryConfig
-) -> None:
+def test_an_overlay_of_everything_replaces_everything(below: Config, above: Config) -> None:
     assert below.overlaid(above.to_dict()) == above
     assert below.overlaid({}) == below
 
@@ -169,7 +165,7 @@ def _loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_loader")
 def test_the_long_example() -> None:
-    assert RepositoryConfig.from_yaml(LONG).chunk_manifests == ChunkManifests(
+    assert Config.from_yaml(LONG).chunk_manifests == ChunkManifests(
         (
             ManifestSet("coord1", 10_000, None, "coord2", 2),
             ManifestSet("coord2", 10_000, None, "default", 1),
@@ -188,7 +184,7 @@ def test_the_long_example() -> None:
 
 @pytest.mark.usefixtures("_loader")
 def test_the_short_example_is_the_default_but_for_what_it_preloads() -> None:
-    found = RepositoryConfig.from_yaml(SHORT).chunk_manifests
+    found = Config.from_yaml(SHORT).chunk_manifests
     assert found == ChunkManifests(preload=Preload(50_000, 1, COORDINATES))
     assert found.sets == (
         ManifestSet("coordinates", 50_000, None, "default", 1),
@@ -198,7 +194,7 @@ def test_the_short_example_is_the_default_but_for_what_it_preloads() -> None:
 
 
 def test_everything_at_once() -> None:
-    config = RepositoryConfig.from_yaml(
+    config = Config.from_yaml(
         """
         inline-chunk-bytes: 0
         pack-chunk-bytes: 1
@@ -225,7 +221,7 @@ def test_everything_at_once() -> None:
           preload: {branches: [main, x/y], tags: [v1], arrays: []}
         """
     )
-    assert config == RepositoryConfig(
+    assert config == Config(
         0,
         pack_chunk_bytes=1,
         pack_bytes=2,
@@ -289,4 +285,4 @@ def test_the_schema_accepts_the_examples(example: str) -> None:
 def test_the_schema_refuses_what_reading_refuses(wrong: str) -> None:
     assert not SCHEMA.is_valid(yaml.safe_load(wrong))
     with pytest.raises(ConfigError):
-        RepositoryConfig.from_yaml(wrong)
+        Config.from_yaml(wrong)

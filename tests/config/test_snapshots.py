@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests import Config, Repository
 from zarr_manifests.config import Snapshots
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
@@ -20,9 +20,9 @@ from zarr_manifests.storage import MemoryStorage
     [("30d", "30d"), ("2w", "14d"), ("1.5d", "36h"), ("90s", "90s"), ("0s", "0s"), ("120m", "2h")],
 )
 def test_a_duration_is_read_and_written(text: str, written: str) -> None:
-    config = RepositoryConfig.from_yaml(f"snapshots: {{max-age: {text}, keep-last: 7}}")
+    config = Config.from_yaml(f"snapshots: {{max-age: {text}, keep-last: 7}}")
     assert config.to_dict()["snapshots"] == {"keep-last": 7, "max-age": written}
-    assert RepositoryConfig.from_yaml(config.to_yaml()) == config
+    assert Config.from_yaml(config.to_yaml()) == config
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_duration_is_read_and_written(text: str, written: str) -> None:
 )
 def test_what_cannot_be_is_refused_with_its_place(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
-        RepositoryConfig.from_dict({"snapshots": options})
+        Config.from_dict({"snapshots": options})
     assert [p.partition(":")[0] for p in caught.value.problems] == [
         f"snapshots.{next(iter(options))}"
     ]

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.config import yaml_text as text_module
 from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES, dump_yaml, load_yaml
 from zarr_manifests.error_cases import ConfigError
@@ -81,7 +81,7 @@ def test_what_is_refused_is_refused_at_once(
     events: Events, document: str | bytes, fault: str, most_events: int
 ) -> None:
     with pytest.raises(ConfigError, match=fault) as caught:
-        RepositoryConfig.from_yaml(document)
+        Config.from_yaml(document)
     assert len(caught.value.problems) == 1
     assert all(len(problem) < 400 for problem in caught.value.problems)
     assert events.count <= most_events
@@ -90,7 +90,7 @@ def test_what_is_refused_is_refused_at_once(
 def test_regexes_that_hang_other_engines_do_no_harm() -> None:
     for regex in ("(a+)+$", "(a|a)*b", "(.*a){20}", "((a*)*)*c"):
         rule = f"chunk-manifests: {{rules: [{{target: default, path: '{regex}'}}]}}"
-        (found,) = RepositoryConfig.from_yaml(rule).chunk_manifests.rules
+        (found,) = Config.from_yaml(rule).chunk_manifests.rules
         assert found.matches("a" * 4_000 + "!", 1, 1) is False
     for regex, fault in (
         ("a" * 3_000, "3000 characters"),
@@ -98,7 +98,7 @@ def test_regexes_that_hang_other_engines_do_no_harm() -> None:
     ):
         rule = f"chunk-manifests: {{rules: [{{target: default, path: '{regex}'}}]}}"
         with pytest.raises(ConfigError, match=fault):
-            RepositoryConfig.from_yaml(rule)
+            Config.from_yaml(rule)
 
 
 def test_scalars_mean_what_they_mean_in_yaml(events: Events) -> None:
@@ -112,7 +112,7 @@ def test_scalars_mean_what_they_mean_in_yaml(events: Events) -> None:
 @given(st.text() | st.binary() | st.text("-:,[]{}&*!|>'\"%@ \nab1~?#", max_size=30))
 def test_any_text_is_read_or_refused(text: str | bytes) -> None:
     with contextlib.suppress(ConfigError):
-        assert RepositoryConfig.from_yaml(text)
+        assert Config.from_yaml(text)
 
 
 _VALUES = st.none() | st.booleans() | st.integers() | st.text("ab: #-'\"\n[]{}&*!|>%@é", max_size=6)

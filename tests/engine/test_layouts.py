@@ -16,7 +16,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Repository, RepositoryConfig, Session
+from zarr_manifests import Config, Repository, Session
 from zarr_manifests.config import ChunkManifests
 from zarr_manifests.engine.compact import merge_leaves as repack_module
 from zarr_manifests.engine.compact.scratch import ScratchStorage
@@ -31,7 +31,7 @@ type Layout = list[tuple[str, dict[str, int]]]
 
 
 def written(
-    config: RepositoryConfig | Mapping[str, Any], arrays: Mapping[str, int | tuple[int, int]]
+    config: Config | Mapping[str, Any], arrays: Mapping[str, int | tuple[int, int]]
 ) -> Repository:
     """A repository of 1-d arrays of so many chunks; of a pair, by shape and written."""
     repository = zm.create(MemoryStorage(), config)
@@ -102,7 +102,7 @@ def by_content(repository: Repository) -> dict[str, str]:
 
 
 def test_the_long_example() -> None:
-    config = RepositoryConfig.from_yaml((CONFIG / "long.yaml").read_text("utf-8"))
+    config = Config.from_yaml((CONFIG / "long.yaml").read_text("utf-8"))
     times = [f"g{i:02}/time" for i in range(45)]
     small = [f"small/b{i:02}" for i in range(40)]
     arrays: dict[str, int | tuple[int, int]] = dict.fromkeys(times, 500)
@@ -131,7 +131,7 @@ def test_the_long_example() -> None:
 
 
 def test_the_short_example() -> None:
-    config = RepositoryConfig.from_yaml((CONFIG / "short.yaml").read_text("utf-8"))
+    config = Config.from_yaml((CONFIG / "short.yaml").read_text("utf-8"))
     arrays = {"lat": 1, "lon": 1, "time": 5_000, "t": 5_001}
     arrays |= {"u": 400_000, "v": 400_000, "radar": 1_200_000}
     repository = written(config, arrays)
@@ -146,7 +146,7 @@ def test_the_short_example() -> None:
 
 
 def test_coordinates_that_are_too_many_overflow() -> None:
-    config = RepositoryConfig.from_yaml((CONFIG / "short.yaml").read_text("utf-8"))
+    config = Config.from_yaml((CONFIG / "short.yaml").read_text("utf-8"))
     repository = written(config, {**{f"x{i:02}": 5_000 for i in range(11)}, "tiny": 7})
     repository.compact(mode="full")
     # 50,000 refs have room: the small one, and nine of 5,000.
@@ -478,7 +478,7 @@ def test_a_plan_is_what_a_full_compaction_does(pending: bool) -> None:
     if not pending:
         repository.compact(mode="full")
     objects = {info.key for info in repository.storage.list()}
-    other = RepositoryConfig.from_dict(BY_TENS)
+    other = Config.from_dict(BY_TENS)
     plan = repository.explain_manifests(config=other)
     assert {info.key for info in repository.storage.list()} == objects
     assert len(plan.manifests) > 10

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests import Repository, RepositoryConfig
+from zarr_manifests import Config, Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.root import WRITE_ID_BYTES, LogEntry, Root, archive_key
@@ -191,7 +191,7 @@ def roots(*operations: str, first: int = 1) -> list[Root]:
             entry.version,
             bytes(WRITE_ID_BYTES),
             0,
-            RepositoryConfig(),
+            Config(),
             log=tuple(entries[: i + 1]),
         )
         for i, entry in enumerate(entries)

@@ -205,7 +205,7 @@ OWNERS: dict[str, tuple[Any, ...]] = {
     **{
         kind.__name__: (kind(*given),)
         for kind, given in (
-            (cf.RepositoryConfig, ()),
+            (cf.Config, ()),
             (cf.Cache, ()),
             (cf.CacheOptions, ()),
             (cf.ChunkManifests, ()),
@@ -423,7 +423,7 @@ BY_ENTRANCE = {
     ("commit", "rebase"): NAMES["policy"].plus(True, False),
     ("session", "config"): Values((None, {}), values.MAPS, (5, [1])),
     ("of", "state"): values.TEXT.plus("fetched"),
-    ("RepositoryConfig", "cache"): CONFIGS["commits"],
+    ("Config", "cache"): CONFIGS["commits"],
     ("Rule", "initialized_chunks"): Values((None, cf.Interval(0, 5)), (), (5, "x", [1])),
     ("Commits", "metadata"): Values(
         ((), (("host", "a"), ("n", 1.5), ("test", True))),

@@ -441,7 +441,7 @@ FLOAT = Values((0.5, 1.0), _FLOATS, _NO_FLOAT)
 BOOL = Values((False, True), (), (None, 0, 1, "", "yes", np.bool_(True), math.nan))
 SPAN = Values((dt.timedelta(hours=1), dt.timedelta(days=30)), _SPANS, _NO_SPAN)
 MAP = Values(({"a": 1}, {"run": "7", "list": [1, "b", None]}), MAPS, NO_MAP)
-CONFIG = Values((None, cf.RepositoryConfig()), (*OPTIONS, *MAPS), NO_MAP)
+CONFIG = Values((None, cf.Config()), (*OPTIONS, *MAPS), NO_MAP)
 ROWS = Values(([[0], [1]], [0, 4], [0, 0], [4, 4]), _ROWS, _NO_ROWS)
 PLACE = Values(
     (
@@ -476,8 +476,8 @@ BY_ANNOTATION = {
     "datetime": Values((dt.datetime(2026, 1, 1, tzinfo=dt.UTC),), _TIMES, _NO_TIME),
     "Mapping[str, Any]": MAP,
     "Mapping[str, Any] | None": MAP,
-    "RepositoryConfig | Mapping[str, Any]": CONFIG,
-    "RepositoryConfig | Mapping[str, Any] | None": CONFIG,
+    "Config | Mapping[str, Any]": CONFIG,
+    "Config | Mapping[str, Any] | None": CONFIG,
     "ArrayLike": ROWS,
     "ArrayLike | None": ROWS,
     "Runtime": Values((SYSTEM,)),

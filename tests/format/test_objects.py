@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples, some_or_all
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -270,9 +270,7 @@ snapshots = st.builds(
     st.none() | blob_refs("pages").map(BlobRef.bare),
     st.none() | st.tuples(snapshot_ids, snapshot_ids),
 )
-configs = st.builds(
-    RepositoryConfig, st.integers(0, 65_536), st.integers(1, 1_000), st.integers(1, 10_000)
-)
+configs = st.builds(Config, st.integers(0, 65_536), st.integers(1, 1_000), st.integers(1, 10_000))
 branches = st.builds(
     Branch,
     blob_refs("snapshots"),
@@ -480,7 +478,7 @@ def test_the_same_root_is_the_same_bytes_whatever_the_order() -> None:
     """Two writers that archive the same version write the same bytes."""
     tags = {name: BlobRef(WHERE.replace("deltas", "snapshots"), 3, 4) for name in "cab"}
     branches = {name: Branch(ref, None) for name, ref in tags.items()}
-    root = Root("0" * 32, 1, b"w" * 16, 5, RepositoryConfig(), branches, tags)
+    root = Root("0" * 32, 1, b"w" * 16, 5, Config(), branches, tags)
     again = replace(
         root,
         branches={name: branches[name] for name in sorted(branches)},
@@ -616,7 +614,7 @@ def samples() -> dict[str, bytes]:
             9,
             b"w" * 16,
             5,
-            RepositoryConfig(),
+            Config(),
             {
                 "main": Branch(
                     snapshot,

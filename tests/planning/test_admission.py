@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import COMPACTOR, Branch, Lease, Root
 from zarr_manifests.ids import new_session_id, snapshot_id_of
@@ -36,7 +36,7 @@ def root(
         version=20,
         write_id=bytes(16),
         written_ms=0,
-        config=RepositoryConfig(),
+        config=Config(),
         branches={"main": Branch(HEAD, None, epoch, floor)},
         fence=fence,
         leases=leases,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.config.manifest_sets import ChunkManifests, Interval, ManifestSet, Rule, Split
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
@@ -86,8 +86,8 @@ chunk-manifests:
       - path: .*/latitude
       - path: .*/longitude
 """
-DEFAULT = RepositoryConfig.from_yaml(DEFAULT_YAML).chunk_manifests
-LONG = RepositoryConfig.from_yaml(LONG_YAML).chunk_manifests
+DEFAULT = Config.from_yaml(DEFAULT_YAML).chunk_manifests
+LONG = Config.from_yaml(LONG_YAML).chunk_manifests
 
 
 def key(number: int) -> str:

@@ -371,7 +371,7 @@ def test_a_region_is_one_run(repo: Repository) -> None:
 
 def test_attempts_that_lose_leave_only_garbage(tmp_path: Path) -> None:
     """Tasks that Spark has run three times: what the last attempts wrote is committed, once."""
-    repo = zm.create(tmp_path, zm.RepositoryConfig(inline_chunk_bytes=0))
+    repo = zm.create(tmp_path, zm.Config(inline_chunk_bytes=0))
     encoding = {"u": {"chunks": (2, 3, 4)}}
     zm.write(winds(), repo, message="half a year", encoding=encoding)
     over(repo, rows_of(-winds(), DIMS), buffer_bytes=1, attempts=3)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
 from zarr_manifests.format.counts import Count
@@ -331,7 +331,7 @@ class Line:
         entry = LogEntry(self.version, at, operation, "main", where, commit_id)
         self.log = (*self.log, entry)[-32:]
         write = self.version.to_bytes(16)
-        config = RepositoryConfig()
+        config = Config()
         features = (HISTORY_PAGES,) if self.history.pages else ()
         root = Root(
             REPOSITORY,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import zarr_manifests.format
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.config.kinds import Whole, Word
 from zarr_manifests.config.sections import Option, options_of
 from zarr_manifests.format.chunk_table import COLUMNS
@@ -76,7 +76,7 @@ def test_the_page_lists_every_feature() -> None:
 
 def options() -> dict[tuple[str, ...], Option]:
     found: dict[tuple[str, ...], Option] = {}
-    for name, option in options_of(RepositoryConfig).items():
+    for name, option in options_of(Config).items():
         section = getattr(option.kind, "section", None)
         if section is None or name == "chunk-manifests":
             found[(name,)] = option

@@ -135,7 +135,7 @@ def values(repo: zm.Repository) -> str:
 def seeded(tmp_path: Path) -> Path:
     """A repository of chunks in packs and of their own, with something to expire and collect."""
     place = tmp_path / "seeded"
-    repo = zm.create(place, zm.RepositoryConfig(inline_chunk_bytes=0))
+    repo = zm.create(place, zm.Config(inline_chunk_bytes=0))
     for first, all_big in ((0, 5), (1, 7)):
         with repo.transaction(message="old") as store:
             shape = {"compressors": None, "overwrite": True}

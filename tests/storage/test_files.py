@@ -105,7 +105,7 @@ def test_a_lock_that_is_no_regular_file_is_refused_at_once(
 def repository(tmp_path: Path) -> Path:
     """A repository with an object of every kind."""
     place = tmp_path / "repository"
-    config = zm.RepositoryConfig(inline_chunk_bytes=0)
+    config = zm.Config(inline_chunk_bytes=0)
     repo = zm.create(place, config)
     with repo.transaction(message="make") as store:
         zarr.create_array(store, name="t", data=np.arange(64.0), chunks=(4,))
@@ -319,7 +319,7 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
     for i in range(300):
         (raw / str(i)).write_bytes(np.array([i + 1], "<i4").tobytes())
     # Each chunk is an object of its own.
-    config = zm.RepositoryConfig(inline_chunk_bytes=0, pack_chunk_bytes=0)
+    config = zm.Config(inline_chunk_bytes=0, pack_chunk_bytes=0)
     repo = zm.create(place, config, virtual_containers={"raw": raw})
     with repo.transaction(message="make") as store:
         shape = {"shape": (300,), "chunks": (1,), "dtype": "i4", "compressors": None}

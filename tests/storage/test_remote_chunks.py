@@ -653,11 +653,11 @@ def test_a_repository_does_not_lead_its_readers_to_this_machine() -> None:
 )
 def test_what_is_saved_has_no_secrets(change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match) as caught:
-        zm.RepositoryConfig.from_dict({"virtual-containers": [SAVED | change]})
+        zm.Config.from_dict({"virtual-containers": [SAVED | change]})
     assert PLANTED not in str(caught.value)
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match="there twice"):
-        zm.RepositoryConfig.from_dict({"virtual-containers": [SAVED, SAVED]})
+        zm.Config.from_dict({"virtual-containers": [SAVED, SAVED]})
 
 
 def test_a_saved_configuration_comes_back(small_store: Any) -> None:
@@ -667,7 +667,7 @@ def test_a_saved_configuration_comes_back(small_store: Any) -> None:
     repo.save_config({"virtual-containers": [SAVED]})
     config = zm.open(storage).config
     assert config.to_dict()["virtual-containers"] == [SAVED]
-    assert zm.RepositoryConfig.from_yaml(config.to_yaml()) == config
+    assert zm.Config.from_yaml(config.to_yaml()) == config
 
 
 # --- many chunks at once ---------------------------------------------------------------------

@@ -36,7 +36,7 @@ def hours(stop: int, start: int = 0) -> xr.Dataset:
 
 def made(place: str | Path | Storage, stop: int = 4) -> Repository:
     """A repository with the first hours; its chunks have three, so that appends share them."""
-    repo = zm.create(place, zm.RepositoryConfig(inline_chunk_bytes=0))
+    repo = zm.create(place, zm.Config(inline_chunk_bytes=0))
     encoding: dict[Hashable, Any] = {name: {"chunks": (3, 2, 4)} for name in ("u", "v")}
     zm.write(hours(stop), repo, message="first hours", encoding=encoding)
     return repo

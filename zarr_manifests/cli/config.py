@@ -17,7 +17,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.config import Config
 
 __all__ = ["app", "read_config", "value_text"]
 
@@ -107,9 +107,9 @@ def metadata(
             say(f"{plain_text(name)}: {value_text(value)}")
 
 
-def read_config(file: str) -> RepositoryConfig:
+def read_config(file: str) -> Config:
     """Read the configuration in the file; faults are printed one per line, and end the program."""
-    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.config import Config
     from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES
 
     try:
@@ -122,7 +122,7 @@ def read_config(file: str) -> RepositoryConfig:
     except OSError as error:
         raise InvalidArgumentError(f"{file} cannot be read: {error.strerror}") from error
     try:
-        return RepositoryConfig.from_yaml(text)
+        return Config.from_yaml(text)
     except ConfigError as error:
         for problem in error.problems:
             write_error(problem)

@@ -18,7 +18,7 @@ from zarr_manifests.progress import counted
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.config import Config
     from zarr_manifests.format.root import Root
     from zarr_manifests.repository import Repository
 
@@ -90,7 +90,7 @@ def _facts(repo: Repository, root: Root) -> Table:
     return facts
 
 
-def _options(config: RepositoryConfig) -> Table:
+def _options(config: Config) -> Table:
     facts = _named_facts()
     for line in _option_lines(config):
         facts.add_row("config", line)
@@ -104,7 +104,7 @@ def _named_facts() -> Table:
     return facts
 
 
-def _option_lines(config: RepositoryConfig) -> Iterator[str]:
+def _option_lines(config: Config) -> Iterator[str]:
     """The options, with only a summary of the manifest sets."""
     options = config.to_dict()
     del options["chunk-manifests"]

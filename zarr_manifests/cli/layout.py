@@ -17,7 +17,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.config import RepositoryConfig
+    from zarr_manifests.config import Config
     from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
     from zarr_manifests.repository import Repository
 
@@ -76,9 +76,7 @@ def _explain(repo: Repository, at: str, array: str | None, plot: str | None, as_
     _plot(plot, layout, "Manifests")
 
 
-def _plan(
-    repo: Repository, at: str, config: RepositoryConfig, plot: str | None, as_json: bool
-) -> None:
+def _plan(repo: Repository, at: str, config: Config, plot: str | None, as_json: bool) -> None:
     with progress("planning") as told:
         before = repo.explain_manifests(at, costs=True)
         after = repo.explain_manifests(at, config=config, progress=told)

@@ -12,7 +12,7 @@ from zarr_manifests.config.manifest_sets import (
 from zarr_manifests.config.repository_config import (
     Commits,
     Compaction,
-    RepositoryConfig,
+    Config,
     config_schema,
 )
 from zarr_manifests.config.saved_containers import SavedContainer
@@ -24,10 +24,10 @@ __all__ = [
     "ChunkManifests",
     "Commits",
     "Compaction",
+    "Config",
     "Interval",
     "ManifestSet",
     "Preload",
-    "RepositoryConfig",
     "Rule",
     "SavedContainer",
     "Snapshots",

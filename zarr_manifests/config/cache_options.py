@@ -39,9 +39,9 @@ class Cache:
 
     Examples
     --------
-    >>> from zarr_manifests import RepositoryConfig
+    >>> from zarr_manifests import Config
     >>> from zarr_manifests.config import Cache
-    >>> RepositoryConfig(cache=Cache(max_size=1_000_000)).to_dict()["cache"]["max-size"]
+    >>> Config(cache=Cache(max_size=1_000_000)).to_dict()["cache"]["max-size"]
     1000000
     """
 

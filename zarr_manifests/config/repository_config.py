@@ -43,7 +43,7 @@ from zarr_manifests.records import dataclass
 __all__ = [
     "Commits",
     "Compaction",
-    "RepositoryConfig",
+    "Config",
     "config_of_root",
     "config_schema",
 ]
@@ -154,7 +154,7 @@ _FLAT_OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class RepositoryConfig:
+class Config:
     """Options of a repository.
 
     Parameters
@@ -195,8 +195,8 @@ class RepositoryConfig:
 
     Examples
     --------
-    >>> from zarr_manifests import RepositoryConfig
-    >>> RepositoryConfig(inline_chunk_bytes=1024).to_dict()["inline-chunk-bytes"]
+    >>> from zarr_manifests import Config
+    >>> Config(inline_chunk_bytes=1024).to_dict()["inline-chunk-bytes"]
     1024
     """
 
@@ -324,13 +324,13 @@ class RepositoryConfig:
 
         Examples
         --------
-        >>> print(RepositoryConfig().to_yaml())
+        >>> print(Config().to_yaml())
         inline-chunk-bytes: 512
         ...
         """
         return dump_yaml(self.to_dict())
 
-    def overlaid(self, options: Mapping[str, Any]) -> RepositoryConfig:
+    def overlaid(self, options: Mapping[str, Any]) -> Config:
         """The same with these options, named with hyphens or underscores, in sections.
 
         Sections are gone into; a list, such as `sets`, replaces the whole list. Of `sets` and
@@ -346,7 +346,7 @@ class RepositoryConfig:
 
         twice = _given_twice(options)
         try:
-            found = parse(RepositoryConfig, options, "", self)
+            found = parse(Config, options, "", self)
         except ConfigError as error:
             raise ConfigError([*twice, *error.problems]) from None
         if twice:
@@ -354,7 +354,7 @@ class RepositoryConfig:
         return found
 
     @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> RepositoryConfig:
+    def from_dict(cls, options: Mapping[str, Any]) -> Config:
         """The configuration with these options, named with hyphens or underscores, in sections.
 
         Raises
@@ -365,7 +365,7 @@ class RepositoryConfig:
         return cls().overlaid(options)
 
     @classmethod
-    def from_yaml(cls, text: str | bytes) -> RepositoryConfig:
+    def from_yaml(cls, text: str | bytes) -> Config:
         """The configuration that a YAML document holds.
 
         Raises
@@ -376,7 +376,7 @@ class RepositoryConfig:
 
         Examples
         --------
-        >>> config = RepositoryConfig.from_yaml("compaction: {max-delta-count: 20}")
+        >>> config = Config.from_yaml("compaction: {max-delta-count: 20}")
         >>> config.compaction.max_delta_count
         20
         """
@@ -398,10 +398,10 @@ def config_schema() -> dict[str, Any]:
     from zarr_manifests.config.parsing import json_schema
 
     title = "Configuration of a zarr_manifests repository"
-    return {"$schema": _SCHEMA_DIALECT} | json_schema(RepositoryConfig) | {"title": title}
+    return {"$schema": _SCHEMA_DIALECT} | json_schema(Config) | {"title": title}
 
 
-def config_of_root(options: Mapping[str, Any]) -> RepositoryConfig:
+def config_of_root(options: Mapping[str, Any]) -> Config:
     """The configuration from the map that `to_dict` wrote to a root, checked without pydantic.
 
     Raises
@@ -409,7 +409,7 @@ def config_of_root(options: Mapping[str, Any]) -> RepositoryConfig:
     ConfigError
         For unknown options and wrong values; not always for all of them.
     """
-    return RepositoryConfig(**saved_values(RepositoryConfig, options))
+    return Config(**saved_values(Config, options))
 
 
 def _given_twice(options: object) -> list[str]:

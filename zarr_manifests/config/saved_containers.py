@@ -54,10 +54,10 @@ class SavedContainer:
 
     Examples
     --------
-    >>> from zarr_manifests import RepositoryConfig
+    >>> from zarr_manifests import Config
     >>> from zarr_manifests.config import SavedContainer
     >>> era5 = SavedContainer("era5", "s3://era5-pds", region="us-east-1", anonymous=True)
-    >>> RepositoryConfig(virtual_containers=(era5,)).to_dict()["virtual-containers"][0]["name"]
+    >>> Config(virtual_containers=(era5,)).to_dict()["virtual-containers"][0]["name"]
     'era5'
     """
 

@@ -70,8 +70,8 @@ class Snapshots:
 
     Examples
     --------
-    >>> from zarr_manifests import RepositoryConfig
-    >>> config = RepositoryConfig.from_yaml("snapshots: {keep-last: 100, max-age: 30d}")
+    >>> from zarr_manifests import Config
+    >>> config = Config.from_yaml("snapshots: {keep-last: 100, max-age: 30d}")
     >>> config.snapshots.max_age.days
     30
     """

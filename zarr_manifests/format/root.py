@@ -18,7 +18,7 @@ from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.config.repository_config import config_of_root
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import (
@@ -377,7 +377,7 @@ class Root:
         16 random bytes, new for each swap.
     written_ms : int
         Time of the swap by the writer's clock, in milliseconds since 1970 UTC.
-    config : RepositoryConfig
+    config : Config
         The saved configuration.
     branches, tags : mapping
         Refs by name, those in pages excluded. A tag is the pointer to its snapshot.
@@ -414,7 +414,7 @@ class Root:
     version: int
     write_id: bytes
     written_ms: int
-    config: RepositoryConfig
+    config: Config
     branches: Mapping[str, Branch] = field(default_factory=dict)
     tags: Mapping[str, BlobRef] = field(default_factory=dict)
     deleted_tags: tuple[str, ...] = ()
@@ -593,16 +593,16 @@ def _check_features(features: tuple[Any, ...]) -> None:
         )
 
 
-_NO_CONFIG: Final = RepositoryConfig()
+_NO_CONFIG: Final = Config()
 
 
 class _Said:
     """The last configuration written, as a map: most roots have the same."""
 
-    last: tuple[RepositoryConfig, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
+    last: tuple[Config, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
 
 
-def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
+def _as_dict(config: Config) -> dict[str, Any]:
     known, said = _Said.last
     if config is not known:
         said = config.to_dict()
@@ -611,7 +611,7 @@ def _as_dict(config: RepositoryConfig) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=32)
-def _config_of(packed: bytes) -> RepositoryConfig:
+def _config_of(packed: bytes) -> Config:
     """The saved configuration; cached, since most roots have the same."""
     try:
         return config_of_root(unpack(packed))

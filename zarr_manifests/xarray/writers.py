@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.errors import ConflictError, ConflictKind, InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import OnExisting
@@ -39,7 +39,7 @@ def write(
     region: Region | None = None,
     encoding: Encodings | None = None,
     metadata: Mapping[str, Any] | None = None,
-    config: RepositoryConfig | Mapping[str, Any] | None = None,
+    config: Config | Mapping[str, Any] | None = None,
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
     check: bool = True,
@@ -83,7 +83,7 @@ def write(
         Encodings of new variables, by name. Of a tree, these by path of the node.
     metadata : mapping, optional
         Stored with the commit: strings, numbers, lists and maps.
-    config : RepositoryConfig or mapping, optional
+    config : Config or mapping, optional
         The configuration of a new repository; for an existing one, used instead of its own in this
         write.
     on_existing : {"error", "skip", "replace"}, default "error"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.compact.merge_leaves import set_names
 from zarr_manifests.engine.compact.scratch import ScratchStorage
@@ -57,7 +57,7 @@ def read_costs(context: Context, version: str | None) -> ReadCosts:
 
 def plan_layout(
     context: Context,
-    config: RepositoryConfig | Mapping[str, Any],
+    config: Config | Mapping[str, Any],
     version: str | None,
     progress: Progress = ignore,
 ) -> ManifestLayout:
@@ -68,7 +68,7 @@ def plan_layout(
     ConfigError
         If the configuration has faults.
     """
-    if not isinstance(config, RepositoryConfig):
+    if not isinstance(config, Config):
         config = context.config.overlaid(config)
     storage = ScratchStorage(unmetered(context.storage))
     there, refs = _opened(storage, config, context.runtime)
@@ -92,7 +92,7 @@ def plan_layout(
     )
 
 
-def _opened(storage: Storage, config: RepositoryConfig, runtime: Runtime) -> tuple[Context, Refs]:
+def _opened(storage: Storage, config: Config, runtime: Runtime) -> tuple[Context, Refs]:
     """The repository as a new process opens it."""
     storage = metered(storage, Meter())
     roots = Roots(storage, runtime)
@@ -103,9 +103,7 @@ def _opened(storage: Storage, config: RepositoryConfig, runtime: Runtime) -> tup
     return context, Refs(context, at)
 
 
-def _costs(
-    storage: Storage, config: RepositoryConfig, runtime: Runtime, version: str | None
-) -> ReadCosts:
+def _costs(storage: Storage, config: Config, runtime: Runtime, version: str | None) -> ReadCosts:
     context, refs = _opened(storage, config, runtime)
     view = refs.view(version, first=True)
     arrays = [node for node in view.nodes.values() if node.array is not None]
@@ -145,7 +143,7 @@ def _facts(view: SnapshotView, base: BaseIndex, pending: dict[bytes, int]) -> No
 
 
 def _layout(
-    config: RepositoryConfig,
+    config: Config,
     view: SnapshotView,
     manifests: Sequence[ManifestRef],
     pending: dict[bytes, int],

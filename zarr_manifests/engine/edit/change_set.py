@@ -18,7 +18,7 @@ from itertools import groupby
 from operator import le, lt
 from typing import Any, Final
 
-from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
 from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.format.blobs import BlobRef
@@ -497,7 +497,7 @@ class ForkState:
         Id of the repository.
     storage : Storage
         The repository's storage.
-    config : RepositoryConfig
+    config : Config
         Configuration of the session.
     head, base : BlobRef
         The snapshot, and its base.
@@ -523,7 +523,7 @@ class ForkState:
 
     repository_id: str
     storage: Storage
-    config: RepositoryConfig
+    config: Config
     head: BlobRef
     base: BlobRef | None
     start: int = 0

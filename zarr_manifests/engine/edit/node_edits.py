@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
 from zarr_manifests.engine.edit.packs import Packs, StagedRef
 from zarr_manifests.errors import Conflict, ConflictKind
@@ -56,7 +56,7 @@ class NodeEdits:
         Where to make the changes; its keys name new objects.
     runtime : Runtime
         Randomness.
-    config : RepositoryConfig
+    config : Config
         The sizes of packs and inline chunks.
 
     Attributes
@@ -65,7 +65,7 @@ class NodeEdits:
         The staged chunks, held in memory until their pack is written.
     """
 
-    def __init__(self, contents: SessionView, runtime: Runtime, config: RepositoryConfig) -> None:
+    def __init__(self, contents: SessionView, runtime: Runtime, config: Config) -> None:
         self._contents, self._runtime, self._config = contents, runtime, config
         self._most_single = max(2, min(_MOST_SINGLE, config.spill_refs // 4))
         self.begin_anew()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from zarr_manifests.config import RepositoryConfig
+from zarr_manifests.config import Config
 from zarr_manifests.engine.objects.metadata import Objects, Upload
 from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.root.disk_reserve import keep_reserve
@@ -39,7 +39,7 @@ __all__ = ["check_outside", "create_repository"]
 
 
 def create_repository(
-    storage: Storage, runtime: Runtime, objects: Objects, config: RepositoryConfig, branch: str
+    storage: Storage, runtime: Runtime, objects: Objects, config: Config, branch: str
 ) -> RootAt:
     """Create a repository with one empty snapshot on `branch`.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import field, replace
 
-from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
@@ -49,7 +49,7 @@ class ReadContext:
         Its immutable objects, cached.
     roots : RootReader
         Its root.
-    config : RepositoryConfig
+    config : Config
         The saved configuration, overlaid with what was given to `open`.
     containers : Containers
         The places outside the repository that virtual chunks may be read from.
@@ -64,7 +64,7 @@ class ReadContext:
     runtime: Runtime
     objects: ObjectReader
     roots: RootReader
-    config: RepositoryConfig
+    config: Config
     containers: Containers = field(default_factory=Containers)
     cache: CacheOptions = field(default_factory=CacheOptions)
     chunks: ChunkCache | None = None
@@ -75,7 +75,7 @@ class ReadContext:
         repository_id: str,
         storage: ReadableStorage,
         runtime: Runtime,
-        config: RepositoryConfig,
+        config: Config,
     ) -> ReadContext:
         """The same repository with empty caches of its own."""
         objects, roots = ObjectReader(storage, runtime), RootReader(storage, runtime)
@@ -124,7 +124,7 @@ class Context(ReadContext):
         storage: Storage,
         runtime: Runtime,
         roots: Roots,
-        config: RepositoryConfig,
+        config: Config,
         containers: Containers,
         cache: CacheOptions,
         *,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from zarr_manifests.config import CacheOptions, RepositoryConfig
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.root.create import create_repository
@@ -22,7 +22,7 @@ from zarr_manifests.virtual.containers import Authorized, Containers
 
 __all__ = ["create_at", "exists_at", "open_at", "save_config"]
 
-type Config = RepositoryConfig | Mapping[str, Any] | None
+type GivenConfig = Config | Mapping[str, Any] | None
 type Cache = CacheOptions | Mapping[str, Any] | None
 
 _ATTEMPTS = 100
@@ -39,7 +39,7 @@ def exists_at(storage: Storage) -> bool:
 
 def create_at(
     storage: Storage,
-    config: Config,
+    config: GivenConfig,
     containers: Containers,
     cache: Cache,
     runtime: Runtime,
@@ -60,7 +60,7 @@ def create_at(
 
 def open_at(
     storage: Storage,
-    config: Config,
+    config: GivenConfig,
     containers: Containers,
     cache: Cache,
     runtime: Runtime,
@@ -84,7 +84,7 @@ def open_at(
     return Context.of(*where, elsewhere=elsewhere), at
 
 
-def save_config(context: Context, config: Config) -> tuple[Context, RepositoryConfig]:
+def save_config(context: Context, config: GivenConfig) -> tuple[Context, Config]:
     """The context with that configuration, and what is saved in the repository now.
 
     What is in use may differ from what is saved: both get the change, or none.
@@ -99,12 +99,12 @@ def save_config(context: Context, config: Config) -> tuple[Context, RepositoryCo
     return replace(context, config=used), at.root.config
 
 
-def _overlaid(saved: RepositoryConfig | None, overlay: Config) -> RepositoryConfig:
-    if isinstance(overlay, RepositoryConfig):
+def _overlaid(saved: Config | None, overlay: GivenConfig) -> Config:
+    if isinstance(overlay, Config):
         return overlay
     if overlay is None:
-        return RepositoryConfig() if saved is None else saved
-    return RepositoryConfig.from_dict(overlay) if saved is None else saved.overlaid(overlay)
+        return Config() if saved is None else saved
+    return Config.from_dict(overlay) if saved is None else saved.overlaid(overlay)
 
 
 def _counted(storage: Storage) -> MeteredStorage:
