@@ -34,7 +34,6 @@ PUBLIC = [
     "zarr_manifests.storage",
     "zarr_manifests.virtual",
     "zarr_manifests.testing",
-    "zarr_manifests.runtime",
 ]
 MODULES = [
     module.name

@@ -101,7 +101,6 @@ NOT_CALLED = {
 UNTRIED = {
     "zarr_manifests.errors": "raised by the package",
     "zarr_manifests.serving": "called over HTTP, in tests/serving",
-    "zarr_manifests.runtime": "what tests put in place of clocks and threads",
     "zarr_manifests.testing": "what tests put around a storage",
 }
 """Modules for who writes tests of the package."""
