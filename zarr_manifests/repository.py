@@ -1198,6 +1198,19 @@ class Repository:
 
     # --- maintenance -------------------------------------------------------------------------
 
+    @overload
+    def compact(  # type: ignore[overload-overlap]
+        self,
+        branch: str = "main",
+        *,
+        mode: Literal["packs"],
+        min_live: float = 0.5,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        run: Run | None = None,
+    ) -> RepackReport: ...
+
+    @overload
     def compact(
         self,
         branch: str = "main",
@@ -1206,31 +1219,55 @@ class Repository:
         dry_run: bool = False,
         progress: Progress | None = None,
         run: Run | None = None,
-    ) -> CompactionReport:
-        """Bring the deltas of a branch together, as a commit that changes no data.
+    ) -> CompactionReport: ...
 
-        Runs beside writers: what they commit meanwhile stays on top. If somebody else compacts
-        the branch at the same time, one of the two is dropped.
+    def compact(
+        self,
+        branch: str = "main",
+        mode: str = "major",
+        *,
+        min_live: float = 0.5,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        run: Run | None = None,
+    ) -> CompactionReport | RepackReport:
+        """Bring the deltas of a branch together, as a commit that changes no data; or its packs.
+
+        Runs beside writers: what they commit meanwhile stays on top, and a chunk that they change
+        is left alone. If somebody else compacts the branch at the same time, one of the two is
+        dropped.
 
         Parameters
         ----------
         branch : str
             The branch.
-        mode : {"minor", "major", "full"}
+        mode : {"minor", "major", "full", "packs"}
             `minor`: deltas become runs, and runs of similar size larger ones. `major`: also,
             leaves of the base for which much is pending are written anew. `full`: everything is
             merged into the base and packed anew by the configuration of now.
+
+            `packs`: chunks move out of packs that are mostly dead. Small chunks share objects, and
+            one that is overwritten or deleted leaves dead bytes in its pack. If the branch's head
+            refers to less than `min_live` of a pack, its live chunks are written into new packs,
+            and their refs are merged into the base. A collection deletes the old packs after the
+            snapshots that name them have expired; other branches, tags and leases may still keep
+            them. A commit moves about 250,000 chunks. Memory holds their refs, or all refs of the
+            largest array if those are more, and the chunks of eight packs.
+        min_live : float
+            With `packs`, the part of a pack that has to be live, above 0 and at most 1. What is in
+            a pack is counted by the head's refs, its size is that of the object.
         dry_run : bool
-            Estimate what would be written, without fetching or writing anything.
+            Estimate what would be written or moved, without writing anything.
         progress : callable, optional
-            Called with what is being done, and how many chunk refs are merged.
+            Called with what is being done, and how many chunk refs or objects are done.
         run : callable, optional
-            Runs the tasks that merge and write leaves of the base: `run(call, items)` gives the
-            results in order, as the builtin `map` does. Without it, this process does all of it.
+            Runs the tasks that merge and write leaves of the base, or copy chunks:
+            `run(call, items)` gives the results in order, as the builtin `map` does. Without it,
+            this process does all of it.
 
         Returns
         -------
-        CompactionReport
+        CompactionReport or RepackReport
             What was done; its `snapshot_id` is None if there was nothing to do.
 
         Raises
@@ -1238,71 +1275,11 @@ class Repository:
         NotFoundError
             If there is no such branch.
         InvalidArgumentError
-            If the mode is none of these.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://compact-example")
-        >>> for i in range(3):
-        ...     with repo.transaction("main", message=f"group {i}") as store:
-        ...         _ = zarr.create_group(store, path=f"g{i}")
-        >>> report = repo.compact("main", mode="full")
-        >>> report.deltas_before, report.deltas_after
-        (3, 0)
-        """
-        tell = progress or ignore
-        return compact.outcomes.compact(
-            self._context, branch, mode, dry_run=dry_run, run=run, progress=tell
-        )
-
-    def repack(
-        self,
-        branch: str = DEFAULT_BRANCH,
-        min_live: float = 0.5,
-        *,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-        run: Run | None = None,
-    ) -> RepackReport:
-        """Move chunks out of packs that are mostly dead, as commits that change no data.
-
-        Small chunks share objects, and one that is overwritten or deleted leaves dead bytes in
-        its pack. If the branch's head refers to less than `min_live` of a pack, its live chunks are
-        written into new packs, and their refs are merged into the base. The old packs become
-        garbage; a collection deletes them after the snapshots that name them have expired. Other
-        branches, tags and leases may still name the old packs, and keep them.
-
-        Runs beside writers without conflicts: a chunk that is changed meanwhile is left alone.
-        Chunks that are inline, virtual, or objects of their own stay where they are. A
-        commit moves about 250,000 chunks. Memory holds their refs, or all refs of the largest array
-        if those are more, and the chunks of eight packs.
-
-        Parameters
-        ----------
-        branch : str
-            The branch.
-        min_live : float
-            The part of a pack that has to be live, above 0 and at most 1. What is in a pack is
-            counted by the head's refs, its size is that of the object.
-        dry_run : bool
-            Only say what would be moved.
-        progress : callable, optional
-            Called with what is being done, and with how many objects.
-        run : callable, optional
-            `run(call, items)` gives the results of a function for each item, as `map` does; see
-            `zarr_manifests.spark.maintenance`.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such branch.
-        InvalidArgumentError
-            If `min_live` is out of its range.
+            If the mode is none of these, or `min_live` is out of its range.
         CorruptObjectError
             If chunks that are to be moved are damaged or missing; it names them. They stay where
             they are, and all others have been moved.
-        FencedError
+        SessionClosedError
             If a collection or another compaction has shut this one out; what it had committed by
             then stands.
         ConflictError
@@ -1311,19 +1288,25 @@ class Repository:
         Examples
         --------
         >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://repack-example", {"inline-chunk-bytes": 0})
+        >>> repo = zm.create("memory://compact-example", {"inline-chunk-bytes": 0})
         >>> with repo.transaction(message="four chunks, in one pack") as store:
         ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4]
         >>> with repo.transaction(message="three of them anew") as store:
         ...     zarr.open_array(store, path="a")[:3] = [5, 6, 7]
-        >>> report = repo.repack(min_live=0.5)
-        >>> report.objects, report.packs, report.chunks
+        >>> moved = repo.compact(mode="packs", min_live=0.5)
+        >>> moved.objects, moved.packs, moved.chunks
         (2, 1, 1)
+        >>> merged = repo.compact("main", mode="full")
+        >>> merged.deltas_after
+        0
         """
-        tell, do = progress or ignore, run or map
-        return compact.repack_chunks.repack_chunks(
-            self._context, branch, min_live, dry_run=dry_run, progress=tell, run=do
+        context, tell = self._context, progress or ignore
+        if mode == "packs":
+            how: Any = {"dry_run": dry_run, "progress": tell, "run": run or map}
+            return compact.repack_chunks.repack_chunks(context, branch, min_live, **how)
+        return compact.outcomes.compact(
+            context, branch, mode, dry_run=dry_run, run=run, progress=tell
         )
 
     def explain_manifests(
@@ -1639,7 +1622,7 @@ def changed_cells(
 
     If some of the range has expired, and a tag keeps `start`, the two snapshots are compared.
     The cost then depends on all chunks of the arrays, and a chunk that was moved to another
-    object (`repack`) counts as written again.
+    object counts as written again.
 
     Parameters
     ----------

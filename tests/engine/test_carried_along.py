@@ -112,7 +112,7 @@ def repack(repository: Repository) -> None:
         zarr.create_array(store, name="p", data=np.arange(9), chunks=(1,))
     with repository.transaction(message="mostly dead") as store:
         zarr.open_array(store, path="p")[:8] = 0
-    report = repository.repack()
+    report = repository.compact(mode="packs")
     assert report.packs_written
     assert report.snapshot_id is not None
 

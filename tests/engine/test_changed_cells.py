@@ -204,7 +204,7 @@ def test_other_units_count_as_other_values(repository: Repository) -> None:
 def test_a_rename_and_compactions_change_no_cell(repository: Repository) -> None:
     ids = grown(repository, 3, 3)
     repository.compact("main", "full")
-    repository.repack()
+    repository.compact(mode="packs")
     session = repository.writable_session("main")
     session.move("a", "b")
     session.commit("move")

@@ -298,7 +298,7 @@ UPKEEP: dict[str, Callable[[Repository], object]] = {
     "expire dry": lambda r: r.expire_snapshots(keep_last=4, dry_run=True),
     "gc": lambda r: r.garbage_collect(NEVER),
     "gc dry": lambda r: r.garbage_collect(NEVER, dry_run=True),
-    "repack": lambda r: r.repack(min_live=1.0),
+    "repack": lambda r: r.compact(mode="packs", min_live=1.0),
     "index": build_index,
     "restore": lambda r: zm.recover(r, root_of(r).version - 3),
     "recover": _recover,

@@ -61,7 +61,7 @@ OPERATIONS: dict[str, Callable[[Repository], Any]] = {
     "build_index": build_index,
     "compact": lambda repository: repository.compact(mode="full"),
     "dry run": lambda repository: repository.compact(mode="full", dry_run=True),
-    "repack": lambda repository: repository.repack(min_live=1.0),
+    "repack": lambda repository: repository.compact(mode="packs", min_live=1.0),
 }
 
 

@@ -321,7 +321,7 @@ def repack(repository: Repository, branch: str, message: str) -> None:
     session.commit(f"{message} packed")
     zarr.open_array(session.store, path="a")[:8] = 0
     session.commit(f"{message} mostly dead")
-    assert repository.repack(branch)
+    assert repository.compact(branch, mode="packs")
 
 
 # --- collection ----------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_dead_bytes_go_and_no_value_changes(*, compacted: bool) -> None:
     alone = ref_of(repo, "b/c/6")
     collected(repo)
     assert chunk_bytes(storage) == 32 * CHUNK + 18 * CHUNK + 250  # all packs are needed
-    report = repo.repack()
+    report = repo.compact(mode="packs")
     # Three packs have two live chunks of eight; the fourth has six.
     assert (report.objects, report.packs, report.chunks) == (4 + 3 + 1, 3, 6)
     assert (report.packs_nbytes, report.chunks_nbytes) == (24 * CHUNK, 6 * CHUNK)
@@ -138,9 +138,9 @@ def test_dead_bytes_go_and_no_value_changes(*, compacted: bool) -> None:
     assert chunk_bytes(storage) == 8 * CHUNK + 6 * CHUNK + 18 * CHUNK + 250
     assert head(storage) == before
     assert repo.verify().ok
-    again = repo.repack()
+    again = repo.compact(mode="packs")
     assert (again.packs, again.snapshot_id) == (0, None)
-    everything = repo.repack(min_live=1.0)
+    everything = repo.compact(mode="packs", min_live=1.0)
     assert (everything.packs, everything.chunks) == (1, 6)  # the fourth
     collected(repo)
     live = sum(len(value) for key, value in before.items() if not key.endswith("json"))
@@ -152,7 +152,7 @@ def test_dead_bytes_go_and_no_value_changes(*, compacted: bool) -> None:
 def test_chunks_of_an_array_lie_one_after_another() -> None:
     storage = MemoryStorage()
     repo = filled(storage)
-    repo.repack()
+    repo.compact(mode="packs")
     moved = [ref_of(repo, f"a/c/{i}") for i in (0, 1, 8, 9, 16, 17)]
     assert {ref.key for ref in moved} == {moved[0].key}
     assert [ref.offset for ref in moved] == [i * CHUNK for i in range(6)]
@@ -162,9 +162,9 @@ def test_a_dry_run_says_the_same_and_writes_nothing() -> None:
     storage = MemoryStorage()
     repo = filled(storage)
     before = {info.key: storage.get(info.key) for info in storage.list()}
-    told = repo.repack(dry_run=True)
+    told = repo.compact(mode="packs", dry_run=True)
     assert {info.key: storage.get(info.key) for info in storage.list()} == before
-    done = repo.repack()
+    done = repo.compact(mode="packs")
     assert told.dry_run
     assert told == replace(done, snapshot_id=None, packs_written=0, dry_run=True)
 
@@ -176,7 +176,7 @@ def test_nothing_else_is_changed() -> None:
     totals = repo.totals()
     build_index(repo)
     stats = repo.du(path="a")
-    report = repo.repack()
+    report = repo.compact(mode="packs")
     kinds = [info.kind for info in repo.ancestry()]
     assert kinds[: len(kinds) - 3] == ["rewrite", "rewrite"]
     assert report.snapshot_id is not None
@@ -195,7 +195,7 @@ def test_what_is_not_merged_yet_is_sound(monkeypatch: pytest.MonkeyPatch) -> Non
     storage = MemoryStorage()
     repo = filled(storage, compacted=True)
     before, totals = head(storage), repo.totals().total
-    repo.repack()
+    repo.compact(mode="packs")
     assert next(iter(repo.ancestry())).message == "repack chunks"
     assert head(storage) == before
     assert repo.totals().total == totals
@@ -214,7 +214,7 @@ def test_tags_and_branches_keep_the_old_packs() -> None:
     repo.create_tag("before")
     tagged = contents(repo.readonly_session("before"))
     size = chunk_bytes(storage)
-    repo.repack()
+    repo.compact(mode="packs")
     collected(repo)
     assert chunk_bytes(storage) == size + 6 * CHUNK
     assert contents(repo.readonly_session("before")) == tagged == head(storage)
@@ -227,10 +227,10 @@ def test_what_it_refuses() -> None:
     repo = zm.create(MemoryStorage())
     for wrong in (0, -1, 1.1, float("nan"), "0.5", None):
         with pytest.raises(InvalidArgumentError, match="min_live"):
-            repo.repack(min_live=wrong)  # type: ignore[arg-type]
+            repo.compact(mode="packs", min_live=wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="no branch 'other'"):
-        repo.repack("other")
-    assert repo.repack().objects == 0
+        repo.compact("other", mode="packs")
+    assert repo.compact(mode="packs").objects == 0
 
 
 def test_memory_is_bounded() -> None:
@@ -251,7 +251,7 @@ def test_memory_is_bounded() -> None:
     before = head(storage)
     storage.reset()
     stages: list[tuple[str, int]] = []
-    report = repo.repack(progress=lambda stage, done: stages.append((stage, done)))
+    report = repo.compact(mode="packs", progress=lambda stage, done: stages.append((stage, done)))
     assert report.chunks == 3 * 40
     assert {stage for stage, _ in stages} == {
         "looking at refs", "reading packs", "writing packs", "committing", "merging refs",
@@ -273,7 +273,7 @@ def test_many_chunks_are_moved_in_rounds(monkeypatch: pytest.MonkeyPatch) -> Non
     storage = MemoryStorage()
     repo = filled(storage)
     before = head(storage)
-    report = repo.repack()
+    report = repo.compact(mode="packs")
     assert (report.chunks, report.packs_written) == (6, 3)
     assert [info.message for info in repo.ancestry()][1:4] == ["repack chunks"] * 3
     assert head(storage) == before
@@ -349,7 +349,7 @@ def test_what_others_write_meanwhile_wins(
     filled(storage)
     other = zm.open(storage, runtime=RUNTIME)
     repo = zm.open(storage, runtime=RUNTIME)
-    report = repo.repack(progress=at_stage(stage, lambda: act(other)))
+    report = repo.compact(mode="packs", progress=at_stage(stage, lambda: act(other)))
     assert head(storage) == head(plain)
     if stage != "looking at refs":
         assert report.chunks_overtaken == overtaken
@@ -357,7 +357,7 @@ def test_what_others_write_meanwhile_wins(
     assert repo.verify().ok
     collected(repo)
     assert head(storage) == head(plain)
-    assert repo.repack().packs == 0
+    assert repo.compact(mode="packs").packs == 0
 
 
 def test_a_pack_that_was_collected_meanwhile_is_not_missed() -> None:
@@ -367,7 +367,7 @@ def test_a_pack_that_was_collected_meanwhile_is_not_missed() -> None:
     other = zm.open(storage, runtime=RUNTIME)
     repo = zm.open(storage, runtime=RUNTIME)
     act = at_stage("reading packs", lambda: rewrite_all_and_collect(other))
-    report = repo.repack(progress=act)
+    report = repo.compact(mode="packs", progress=act)
     assert (report.chunks, report.snapshot_id) == (0, None)
     assert head(storage) == head(plain)
 
@@ -382,7 +382,7 @@ def test_a_writer_that_began_before_commits_after(*, rewritten: bool) -> None:
     put(session, "a/c/9", chunk(7001))
     zarr.open_array(session.store, path="a").attrs["units"] = "m"
     before = head(storage)
-    assert repo.repack().chunks == 6
+    assert repo.compact(mode="packs").chunks == 6
     if rewritten:
         repo.compact(mode="full")
     session.commit("began before")
@@ -399,10 +399,12 @@ def test_behind_the_fence_nothing_lands() -> None:
     other, before = zm.open(storage, runtime=RUNTIME), head(storage)
     at = repo.readonly_session().snapshot_id
     with pytest.raises(FencedError, match="before the repository's fence"):
-        repo.repack(progress=at_stage("committing", lambda: other.garbage_collect(ANY_AGE)))
+        repo.compact(
+            mode="packs", progress=at_stage("committing", lambda: other.garbage_collect(ANY_AGE))
+        )
     assert zm.open(storage).readonly_session().snapshot_id == at
     assert head(storage) == before
-    assert repo.repack().chunks == 6
+    assert repo.compact(mode="packs").chunks == 6
     assert head(storage) == before
 
 
@@ -410,7 +412,9 @@ def test_two_at_once_move_each_chunk_once() -> None:
     storage = MemoryStorage()
     repo = filled(storage)
     other, before = zm.open(storage, runtime=RUNTIME), head(storage)
-    report = repo.repack(progress=at_stage("committing", other.repack))
+    report = repo.compact(
+        mode="packs", progress=at_stage("committing", lambda: other.compact(mode="packs"))
+    )
     assert (report.chunks, report.chunks_overtaken, report.snapshot_id) == (0, 6, None)
     assert head(storage) == before
     assert repo.verify().ok
@@ -432,14 +436,14 @@ def test_a_damaged_chunk_is_named_and_stays() -> None:
     bad = ref_of(repo, "a/c/9")
     flip(storage, bad)
     with pytest.raises(CorruptObjectError, match=r"a chunk of /a .* does not match") as caught:
-        repo.repack()
+        repo.compact(mode="packs")
     assert f"({bad.key}, offset {bad.offset})" in str(caught.value)
     assert ref_of(repo, "a/c/9") == bad
     assert len({ref_of(repo, f"a/c/{i}").key for i in (0, 1, 8, 16, 17)}) == 1  # moved
     collected(repo)
     flip(storage, bad)  # it was all there
     assert head(storage) == before
-    assert repo.repack().chunks == 1
+    assert repo.compact(mode="packs").chunks == 1
     assert head(storage) == before
 
 
@@ -449,7 +453,7 @@ def test_dead_bytes_may_be_damaged() -> None:
     before = head(storage)
     ref = ref_of(repo, "a/c/9")
     flip(storage, ref._replace(offset=ref.offset + CHUNK))
-    assert repo.repack().chunks == 6
+    assert repo.compact(mode="packs").chunks == 6
     assert head(storage) == before
 
 
@@ -462,11 +466,11 @@ def test_a_pack_that_is_short() -> None:
     last = ref_of(repo, "a/c/23")
     storage.put(last.key, storage.get(last.key)[:-1])
     with pytest.raises(CorruptObjectError, match=r"chunk of /a .* does not match"):
-        repo.repack(min_live=1.0)
+        repo.compact(mode="packs", min_live=1.0)
     assert ref_of(repo, "a/c/23") == last
     storage.delete_many([last.key])
-    repo.repack(
-        min_live=1.0
+    repo.compact(
+        mode="packs", min_live=1.0
     )  # of what is not there it is not known how large it is: `verify` tells
 
 
@@ -476,7 +480,7 @@ KINDS: tuple[FaultKind, ...] = ("crash_before", "crash_after", "lose_answer")
 
 
 def repack_in(storage: Storage) -> object:
-    return zm.open(storage, runtime=RUNTIME).repack()
+    return zm.open(storage, runtime=RUNTIME).compact(mode="packs")
 
 
 def check(storage: Storage, snapshots: dict[str, Contents], where: object) -> bool:
@@ -486,8 +490,8 @@ def check(storage: Storage, snapshots: dict[str, Contents], where: object) -> bo
         assert contents(repo.readonly_session(snapshot_id)) == expected, where
     expected = next(reversed(snapshots.values()))
     assert head(storage) == expected, where
-    landed = repo.repack().chunks == 0
-    repo.repack()
+    landed = repo.compact(mode="packs").chunks == 0
+    repo.compact(mode="packs")
     assert head(storage) == expected, where
     collected(repo)
     assert head(storage) == expected, where
@@ -575,7 +579,7 @@ def test_any_writes_and_repackings(seed: int) -> None:
                 if session.has_uncommitted_changes:
                     session.commit(f"step {step}")
             case "repack":
-                repo.repack(min_live=rng.choice([0.3, 0.7, 1.0]))
+                repo.compact(mode="packs", min_live=rng.choice([0.3, 0.7, 1.0]))
             case "compact":
                 repo.compact(mode=rng.choice(["minor", "major", "full"]))
             case "collect":
@@ -583,7 +587,7 @@ def test_any_writes_and_repackings(seed: int) -> None:
             case "tag":
                 repo.create_tag(f"tag{step}")
         assert head(storage) == expected, step
-    repo.repack(min_live=1.0)
+    repo.compact(mode="packs", min_live=1.0)
     for tag in repo.list_tags():
         repo.delete_tag(tag)
     repo.compact(mode="full")
@@ -597,6 +601,6 @@ def test_any_writes_and_repackings(seed: int) -> None:
 def test_values_as_arrays_see_them() -> None:
     repo = filled(MemoryStorage())
     before = zarr.open_array(repo.readonly_session().store, path="a", mode="r")[:]
-    repo.repack(min_live=1)
+    repo.compact(mode="packs", min_live=1)
     after = zarr.open_array(repo.readonly_session().store, path="a", mode="r")[:]
     assert np.array_equal(before, after)

@@ -163,7 +163,7 @@ def test_repacked_chunks_keep_their_entries(leaves: bool) -> None:
     if leaves:
         repository.compact(mode="full")
     wrote(repository, 0, 5, 2, record=False)
-    assert repository.repack(min_live=0.9).chunks == 3
+    assert repository.compact(mode="packs", min_live=0.9).chunks == 3
     assert numbers(counting(repository)) == [5, 6, 7]
     assert repository.verify().problems == ()
 

@@ -77,7 +77,9 @@ def run(
     if packs:
         live = 0.5 if min_live is None else min_live
         with progress("repacking") as told:
-            repacked = repo.repack(branch, live, dry_run=dry_run, progress=told)
+            repacked = repo.compact(
+                branch, mode="packs", min_live=live, dry_run=dry_run, progress=told
+            )
         print_json(repacked) if as_json else _show_repacking(repacked)
     elif statistics:
         with progress("measuring") as told:

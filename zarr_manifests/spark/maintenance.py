@@ -149,7 +149,7 @@ def repack(
 ) -> RepackReport:
     """Move chunks out of packs that are mostly dead; tasks copy the chunks.
 
-    As `Repository.repack`.
+    As `Repository.compact` with `mode="packs"`.
 
     Examples
     --------
@@ -160,7 +160,9 @@ def repack(
     """
     repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
-    return repository.repack(branch, min_live, dry_run=dry_run, progress=progress, run=run)
+    return repository.compact(
+        branch, mode="packs", min_live=min_live, dry_run=dry_run, progress=progress, run=run
+    )
 
 
 def rewrite_chunks(

@@ -99,7 +99,9 @@ class Repacker:
         branch, judge = branch_for(process), process.judge
         disturbed, before = process.wire.disturbed, _shut_out(judge)
         try:
-            report = process.repository().repack(branch, process.rng.choice(_MIN_LIVE))
+            report = process.repository().compact(
+                branch, mode="packs", min_live=process.rng.choice(_MIN_LIVE)
+            )
         except ManifestsError as error:
             fenced = (FencedError,) if _shut_out(judge) != before else ()
             process.expect(error, disturbed, (*gone(branch), ConflictError, *fenced))
