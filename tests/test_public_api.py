@@ -14,8 +14,11 @@ from types import ModuleType
 from typing import Any, TypeAliasType
 
 import pytest
+from typer.main import get_group
 
 import zarr_manifests
+from zarr_manifests import Repository, Session
+from zarr_manifests.cli.app import app
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import Disk
 from zarr_manifests.storage.protocol import ReadsInto
@@ -189,3 +192,13 @@ def test_public_classes_stand_alone() -> None:
         ours = [base for base in kind.__bases__ if base.__module__.startswith("zarr_manifests")]
         found |= {(name, base.__name__) for base in ours if base is not WrappedStorage}
     assert found == set()
+
+
+def test_there_are_no_more_names_than_one_can_look_through() -> None:
+    """The numbers may only fall."""
+    classes = {kind: sum(1 for _ in own_members(kind)) for kind in (Repository, Session)}
+    assert classes[Repository] <= 40
+    assert classes[Session] <= 27
+    assert len(zarr_manifests.__all__) <= 20
+    assert sum(len(importlib.import_module(name).__all__) for name in PUBLIC) <= 118
+    assert len(get_group(app).commands) <= 25
