@@ -368,7 +368,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 try:
     print(session.commit("mine"))
-except zm.errors.FencedError:
+except zm.errors.SessionClosedError:
     print("fenced")
 """
 

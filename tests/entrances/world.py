@@ -179,7 +179,7 @@ class World:
             held = contents(repository.readonly_session(newest))
             assert spec.contents(history[newest]) == held, f"{name} reads otherwise"
         for branch in repository.list_branches():
-            assert [*repository.ancestry(branch)]  # a tag may have its name
+            assert [*repository.ancestry(f"refs/heads/{branch}")]  # a tag may have its name
         assert [*repository.ops_log()]
         for snapshot_id, held in self.template.snapshots.items():
             try:

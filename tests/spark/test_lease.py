@@ -291,7 +291,7 @@ import atexit, sys
 
 atexit.register(lambda: print("at exit:", len(lease._held)))  # runs after those registered later
 
-from zarr_manifests import Repository
+import zarr_manifests as zm
 from zarr_manifests.spark import lease
 
 repo = zm.open(sys.argv[1])
