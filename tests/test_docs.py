@@ -146,15 +146,37 @@ def test_the_commands_of_a_page_print_what_it_says(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", [p for p in PAGES if uses_spark(p)], ids=name_of)
-def test_the_code_of_a_page_runs_with_spark(page: Path, tmp_path: Path) -> None:
-    """In a process of its own: a page stops the session it starts."""
-    file = tmp_path / f"{page.stem}.py"
-    file.write_text(script(page), encoding="utf-8")
+def test_the_code_of_pages_runs_with_spark(tmp_path: Path) -> None:
+    """In a process of their own, since pages stop the session they start.
+
+    In one folder, which is emptied between them: there Spark's workers look for relative paths.
+    """
+    pages = [p for p in PAGES if uses_spark(p)]
+    for page in pages:
+        (tmp_path / f"{page.stem}.py").write_text(script(page), encoding="utf-8")
+    (tmp_path / "here").mkdir()
     done = subprocess.run(
-        [sys.executable, file.name], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _ONE_BY_ONE],
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("runs page ") == len(pages)
+
+
+_ONE_BY_ONE = """
+import runpy
+import shutil
+from pathlib import Path
+
+for page in sorted(Path.cwd().parent.glob("*.py")):
+    print("runs page", page.stem, flush=True)
+    runpy.run_path(str(page), run_name="__main__")
+    for made in Path.cwd().iterdir():
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+"""
 
 
 def test_a_block_that_is_not_run_says_why() -> None:
