@@ -19,7 +19,8 @@ from effort import examples
 from zarr_manifests import Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
 

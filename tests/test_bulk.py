@@ -32,7 +32,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
 from zarr_manifests.session import preload_report
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 

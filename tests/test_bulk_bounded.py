@@ -25,6 +25,7 @@ from zarr_manifests.bulk import use_bulk
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.ids import crc32c
+from zarr_manifests.storage.memory import MemoryStorage
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
@@ -94,7 +95,7 @@ def shard(*parts: bytes) -> bytes:
 
 def with_chunk(data: bytes, **options: Any) -> zm.Repository:
     """A repository with an array `a` whose first chunk has these bytes."""
-    repo = zm.create(zm.storage.MemoryStorage())
+    repo = zm.create(MemoryStorage())
     key = "a/0" if options.get("zarr_format") == 2 else "a/c/0"
     with repo.transaction(message="chunk") as store:
         made = {"shape": (CELLS,), "chunks": (PART,), "dtype": "f4"} | options
@@ -208,7 +209,7 @@ def test_parts_of_a_shard_that_overlap_are_not_copied() -> None:
 def test_of_a_shard_without_its_index_nothing_is_planned() -> None:
     side = 1024
     options = {"shape": (side, side), "chunks": (1, 1), "shards": (side, side), "dtype": "u1"}
-    repo = zm.create(zm.storage.MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message="chunk") as store:
         zarr.create_array(store, name="a", compressors=None, **options)
         store.set_sync("a/c/0/0", Buffer.from_bytes(b"short"))
@@ -254,7 +255,7 @@ def test_codecs_may_add_to_what_they_cannot_compress(
     filters: Any, compressors: Any, cells: int
 ) -> None:
     values = np.random.default_rng(3).integers(-(2**31), 2**31, 2 * cells, "i4")
-    repo = zm.create(zm.storage.MemoryStorage())
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message="chunks") as store:
         for name, shards in (("a", None), ("b", (2 * cells,))):
             zarr.create_array(
@@ -277,7 +278,7 @@ def test_codecs_may_add_to_what_they_cannot_compress(
 
 
 def test_text_may_be_of_any_length() -> None:
-    repo = zm.create(zm.storage.MemoryStorage())
+    repo = zm.create(MemoryStorage())
     values = np.array(["a" * 100_000, "b"], "T")
     with repo.transaction(message="text") as store:
         array = zarr.create_array(store, name="a", shape=(2,), dtype="string")

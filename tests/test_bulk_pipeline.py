@@ -31,7 +31,8 @@ from zarr.testing import strategies as zarr_strategies
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests.bulk import BulkCodecPipeline, chunk_locks, here, reading, use_bulk, writing
+from zarr_manifests.bulk import chunk_locks, here, reading, use_bulk, writing
+from zarr_manifests.bulk.pipeline import BulkCodecPipeline
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import (
@@ -40,7 +41,8 @@ from zarr_manifests.errors import (
     SessionClosedError,
     SnapshotExpiredError,
 )
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 

@@ -24,7 +24,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, NotF
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.upkeep.change_records import node_path
 from zarr_manifests.reports import Change, Operation
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

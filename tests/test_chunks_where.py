@@ -28,7 +28,7 @@ from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.planning.zones.where import Comparison, Moment
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 from zoned import OPS

@@ -7,7 +7,7 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 def test_a_commit_may_be_empty_if_asked() -> None:

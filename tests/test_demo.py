@@ -29,7 +29,8 @@ from zarr_manifests.demo.place import MARKER
 from zarr_manifests.demo.steps import FIRST_MONTHS, FIRST_TAG, compare_means
 from zarr_manifests.error_cases import JavaNotFoundError
 from zarr_manifests.errors import AlreadyExistsError, StorageError
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
 # --- the sample ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 @pytest.fixture

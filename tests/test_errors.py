@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from zarr_manifests import error_cases, errors
+from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
-    Conflict,
     ConflictError,
-    ConflictKind,
     CorruptObjectError,
     ManifestsError,
     MissingChunkError,

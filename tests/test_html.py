@@ -18,11 +18,11 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests import reports
-from zarr_manifests.errors import Conflict
+from zarr_manifests.conflicts import Conflict
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.markup import cell, folded, page, size_text, table
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 EVIL = "<script>alert('&\")</script>\x1b[2J\u202e\n</style></details>"
 TAGS = {

@@ -17,13 +17,14 @@ from zarr.abc.store import Store
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
+from zarr_manifests.store import ManifestStore
 
 PAGE = Path(__file__).parents[1] / "docs/guide/moving-in.md"
 SECTION = PAGE.read_text("utf-8").partition("\n## icechunk's names\n")[2]
 ABBREVIATED = {
     "repo": zm.Repository,
     "session": zm.Session,
-    "store": zm.ManifestStore,
+    "store": ManifestStore,
     "fork": zm.Fork,
     "zm": zm,
 }

@@ -33,7 +33,7 @@ from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory
 from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -33,8 +33,10 @@ from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import SessionClosedError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.locks import exclusive
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import LatencyStorage
 
 type Place = tuple[CodeType, int]

@@ -26,8 +26,10 @@ import zarr_manifests as zm
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.here import write_here
 from zarr_manifests.errors import SessionClosedError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import Call, InterruptingStorage, LatencyStorage, WrappedStorage
 
 PACKAGE = str(Path(zm.__file__).parent)
@@ -205,7 +207,7 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
 
 
 SEVEN = default_buffer_prototype().buffer.from_bytes(np.full(2, 7, "i4").tobytes())
-WRITES: dict[str, Callable[[zm.ManifestStore, Any], object]] = {
+WRITES: dict[str, Callable[[ManifestStore, Any], object]] = {
     "set": lambda store, _: store.set_sync("a/c/0", SEVEN),
     "delete": lambda store, _: store.delete_sync("a/c/0"),
     "in bulk": lambda _, array: write_here(array, (slice(0, 2),), np.full(2, 7, "i4")),
@@ -214,7 +216,7 @@ WRITES: dict[str, Callable[[zm.ManifestStore, Any], object]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_an_interrupt_in_a_write_closes_its_session_and_no_other(
-    write: Callable[[zm.ManifestStore, Any], object],
+    write: Callable[[ManifestStore, Any], object],
 ) -> None:
     closed = []
     for number in itertools.count(1, 4):

@@ -11,16 +11,16 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests import Repository, merges
+from zarr_manifests.conflicts import Conflict
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
-    Conflict,
     ConflictError,
     InvalidArgumentError,
     NotFoundError,
     SnapshotExpiredError,
 )
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

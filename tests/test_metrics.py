@@ -27,7 +27,8 @@ from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.metrics import Meter, Metrics, process_totals
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered, unmetered
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage

@@ -26,7 +26,7 @@ from zarr_manifests.picturing.lanes import GraphRow, lanes, lines, width_of
 from zarr_manifests.repository import graph_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import chunk_map_of
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

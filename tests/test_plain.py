@@ -15,10 +15,10 @@ import zarr_manifests as zm
 from zarr_manifests import errors
 from zarr_manifests.cli import app
 from zarr_manifests.config.yaml_text import dump_yaml, load_yaml
+from zarr_manifests.conflicts import Conflict
 from zarr_manifests.error_cases import ConfigError, NotARepositoryError
 from zarr_manifests.errors import (
     AlreadyExistsError,
-    Conflict,
     ConflictError,
     ManifestsError,
     NotFoundError,

@@ -14,7 +14,7 @@ import zarr
 import zarr_manifests as zm
 from hearing import Hearing
 from zarr_manifests.progress import counted, expect, ignore
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 COMMITS = 70
 """More than are loaded at once."""

@@ -19,17 +19,12 @@ from zarr.core.buffer import cpu
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, Session
-from zarr_manifests.errors import (
-    Conflict,
-    ConflictError,
-    ConflictKind,
-    CorruptObjectError,
-    InvalidArgumentError,
-)
+from zarr_manifests.conflicts import Conflict, ConflictKind
+from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
 from zarr_manifests.planning.conflict import decide as rules
 from zarr_manifests.planning.conflict.components import Component
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

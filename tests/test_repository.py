@@ -37,7 +37,9 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import WrappedStorage
 

@@ -20,7 +20,7 @@ from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.root import METADATA
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 ABOUT = {"title": "reanalysis", "contacts": ["a@example.org"], "grid": {"lat": 0.25, "n": None}}

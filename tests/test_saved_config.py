@@ -25,7 +25,7 @@ from zarr_manifests.config import (
 )
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.format.envelope import ObjectKind, decode
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
 

@@ -18,7 +18,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from inside import context_of, root_of
-from zarr_manifests import Fork, ManifestStore, Repository, Session
+from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.error_cases import FencedError, UnmergedForksError
 from zarr_manifests.errors import (
     ConflictError,
@@ -29,8 +29,9 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage, MemoryStorage
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.testing import Fault, FaultyStorage
 
 BIG = b"x" * 1000  # more than is kept inline

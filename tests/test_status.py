@@ -17,7 +17,7 @@ import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.session import Session
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 def made(name: str, **options: Any) -> Callable[[Session], object]:

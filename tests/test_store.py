@@ -23,10 +23,11 @@ from zarr.testing.strategies import arrays
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import ManifestStore
 from zarr_manifests.errors import InvalidArgumentError, ReadOnlyError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.testing import LatencyStorage
 
 _MACHINES = settings(

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 import zarr_manifests as zm
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.texts import near_names
 
 NAMES = [f"hindcasts/{i:06d}-{sha256(b'%d' % i).hexdigest()}" for i in range(15_000)]

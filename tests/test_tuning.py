@@ -13,7 +13,7 @@ import zarr
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 import zarr_manifests as zm
-from zarr_manifests.bulk import BulkCodecPipeline
+from zarr_manifests.bulk.pipeline import BulkCodecPipeline
 from zarr_manifests.errors import InvalidArgumentError
 
 

@@ -17,7 +17,7 @@ from inside import change_root
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot, short_ids
 
 _DAY_MS = 86_400_000

@@ -15,10 +15,12 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 FORMATS = [2, 3]

@@ -12,36 +12,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from zarr_manifests import bulk as bulk
-    from zarr_manifests import config as config
-    from zarr_manifests import errors
+    from zarr_manifests import errors as errors
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
-    from zarr_manifests.config import Config
+    from zarr_manifests.config.repository_config import Config
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
-    from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
     from zarr_manifests.repositories import create, exists, open, recover  # noqa: A004
     from zarr_manifests.repository import Repository
     from zarr_manifests.rewriting import rewrite_chunks
     from zarr_manifests.session import Fork, Session
-    from zarr_manifests.store import ManifestStore
     from zarr_manifests.tuning import tune_zarr
     from zarr_manifests.virtual.containers import VirtualContainer
     from zarr_manifests.xarray import to_session, write
     from zarr_manifests.xarray.ingest_files import ingest
 
 __all__ = [
-    "ChunkKind",
     "Config",
     "Fork",
-    "ManifestStore",
     "Repository",
     "Session",
     "Txn",
     "VirtualContainer",
     "clone",
     "create",
-    "errors",
     "exists",
     "export",
     "ingest",
@@ -55,13 +49,11 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-_MODULES: Final = ("bulk", "config", "errors", "storage", "virtual")
+_MODULES: Final = ("bulk", "errors", "storage", "virtual")
 _HOMES: Final = {
-    "ChunkKind": "planning.tables.resolved_chunks",
     "Fork": "session",
-    "ManifestStore": "store",
     "Repository": "repository",
-    "Config": "config",
+    "Config": "config.repository_config",
     "Session": "session",
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",

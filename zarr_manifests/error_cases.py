@@ -26,6 +26,7 @@ __all__ = [
     "LeaseError",
     "NotARepositoryError",
     "ObjectNotFoundError",
+    "PickledStoreWarning",
     "StorageFullError",
     "UnmergedForksError",
     "UnsupportedStorageError",
@@ -89,6 +90,10 @@ class WhereError(InvalidArgumentError):
 
 class UnmergedForksError(InvalidArgumentError, RuntimeError):
     """Writable copies of the session's store were pickled, and none was merged back."""
+
+
+class PickledStoreWarning(UserWarning):
+    """A writable store was pickled: its writes are not committed unless it is merged."""
 
 
 class HistoryExpiredError(SnapshotExpiredError):

@@ -20,23 +20,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 
+from zarr_manifests.conflicts import Conflict
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "AlreadyExistsError",
     "CommitOutcomeUnknownError",
-    "Conflict",
     "ConflictError",
-    "ConflictKind",
     "CorruptObjectError",
     "InvalidArgumentError",
     "ManifestsError",
     "MissingChunkError",
     "NotFoundError",
-    "PickledStoreWarning",
     "ReadOnlyError",
     "SessionClosedError",
     "SnapshotExpiredError",
@@ -103,62 +99,6 @@ class VirtualContainerError(ManifestsError, PermissionError):
 # --- resolve, then commit again --------------------------------------------------------------
 
 
-class ConflictKind(StrEnum):
-    """What collided, as a word for programs."""
-
-    CHUNK = "chunk"
-    """Both sides wrote the same chunk."""
-    SHAPE = "shape"
-    """One side resized an array that the other wrote to or resized."""
-    APPEND = "append"
-    """Both sides appended along one dimension."""
-    ATTRIBUTE = "attribute"
-    """Both sides gave one attribute a value."""
-    STRUCTURE = "structure"
-    """One side changed how an array is encoded."""
-    METADATA = "metadata"
-    """The documents of a node, or its place, are not what the change was made on."""
-    CREATE = "create"
-    """Both sides created something at one path, or one below the array of the other."""
-    DELETE = "delete"
-    """One side deleted or moved what the other changed or created."""
-    READ = "read"
-    """The other side changed what this one had read."""
-    MARK = "mark"
-    """The last version that an application has committed is not the one expected."""
-    HISTORY = "history"
-    """The branch was moved or reset, or its history has expired."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """One place where changes of two writers conflict.
-
-    Parameters
-    ----------
-    kind : ConflictKind
-        What collided, as a word for programs.
-    path : str
-        Absolute path of the node, such as `/air/temperature`.
-    component : str
-        What this side changed: `"chunks"`, `"metadata"`, `"history"`, ...
-    reason : str
-        What the other side did.
-    chunks : tuple of tuple of int
-        The chunk coordinates in conflict, at most 20; empty if not about chunks.
-    """
-
-    kind: ConflictKind
-    path: str
-    component: str
-    reason: str
-    chunks: tuple[tuple[int, ...], ...] = ()
-
-    def __str__(self) -> str:
-        where = f" {list(self.chunks)}" if self.chunks else ""
-        return plain_text(f"{self.path}: {self.component}{where}: {self.reason}")
-
-
 class ConflictError(ManifestsError, RuntimeError):
     """The commit conflicts with commits of others; nothing was committed.
 
@@ -178,10 +118,6 @@ class ConflictError(ManifestsError, RuntimeError):
 
     def __reduce__(self) -> tuple[type[ConflictError], tuple[str, tuple[Conflict, ...]]]:
         return ConflictError, (self.message, self.conflicts)
-
-
-class PickledStoreWarning(UserWarning):
-    """A writable store was pickled: its writes are not committed unless it is merged."""
 
 
 # --- open a new session ----------------------------------------------------------------------
@@ -298,6 +234,3 @@ class UnsupportedFormatError(ManifestsError, ValueError):
 
 class StorageError(ManifestsError, OSError):
     """The storage failed; the operation may be retried."""
-
-
-# --- install something -----------------------------------------------------------------------

@@ -94,7 +94,7 @@ def import_zarr(
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> plain = MemoryStorage("plain-zarr")
     >>> plain.put("zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
     >>> repo = zm.create("memory://import-example")

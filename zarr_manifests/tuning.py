@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import zarr
 
-from zarr_manifests.bulk import BulkCodecPipeline
+from zarr_manifests.bulk.pipeline import BulkCodecPipeline
 from zarr_manifests.errors import InvalidArgumentError
 
 __all__ = ["tune_zarr"]

@@ -30,7 +30,8 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

@@ -34,7 +34,7 @@ from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.sets import ManifestPlan, explain, plan_manifests
 from zarr_manifests.planning.layout.splitting import cut, layout_of
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
 

@@ -37,7 +37,7 @@ from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.layout.sets import plan_manifests
 from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Record
 

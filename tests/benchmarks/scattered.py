@@ -22,7 +22,7 @@ import zarr_manifests as zm
 from zarr_manifests import Session
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

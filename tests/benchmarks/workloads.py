@@ -33,7 +33,7 @@ from distant import served
 from runner import Case, Figure, Watch
 
 import zarr_manifests as zm
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
 _SEED = 7

@@ -20,6 +20,7 @@ from zarr_manifests.cli import app
 from zarr_manifests.cli.as_json import json_line
 from zarr_manifests.cli.log import snapshot_record
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.storage.checking import StorageReport
 from zarr_manifests.versions import RefName
 
 SILENT = {
@@ -68,7 +69,7 @@ def names(report: type) -> set[str]:
 def test_reports_are_objects_with_the_names_of_their_attributes(url: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     for words, report in (
-        (("check", tmp_path / "here"), zm.storage.StorageReport),
+        (("check", tmp_path / "here"), StorageReport),
         (("verify", url), reports.VerifyReport),
         (("compact", url, "--dry-run"), reports.CompactionReport),
         (("compact", url), reports.CompactionReport),

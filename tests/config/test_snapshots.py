@@ -12,7 +12,7 @@ from zarr_manifests import Config, Repository
 from zarr_manifests.config import Snapshots
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import zarr
 import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Fault, FaultyStorage
 
 CONFIG = {"compaction": {"mode": "async", "max-delta-count": 3, "async-threads": 1}}

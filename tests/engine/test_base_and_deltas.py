@@ -14,7 +14,7 @@ import zarr
 import zarr_manifests as zm
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -18,13 +18,13 @@ from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.node_pages import PageLimits
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'

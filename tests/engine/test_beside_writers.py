@@ -18,7 +18,8 @@ from zarr_manifests import Repository
 from zarr_manifests.engine.upkeep import verify
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.planning.upkeep import collection
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage

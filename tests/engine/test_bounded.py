@@ -26,8 +26,9 @@ from zarr_manifests.format.envelope import (
 )
 from zarr_manifests.format.root import ROOT_KEY, archive_key
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Tagged
-from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES, Tagged
 from zarr_manifests.testing.wrapped import WrappedStorage
 
 TIB = 1 << 40

@@ -17,7 +17,9 @@ from zarr_manifests import Session
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import preload_report
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 

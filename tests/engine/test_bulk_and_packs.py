@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -19,15 +19,16 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests import ManifestStore, Repository
+from zarr_manifests import Repository
 from zarr_manifests.engine.objects import bytes_ahead
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError, StorageError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.planning.tables import byte_ranges
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Capabilities, MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 AT_ONCE = replace(SYSTEM, background=lambda call: call())

@@ -37,7 +37,8 @@ from zarr_manifests.grid import Box
 from zarr_manifests.metrics import Meter
 from zarr_manifests.planning.tables.merge import Layer, merge_layers
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
 
 _SESSION = f"{1:012d}-{'ab' * 12}"

@@ -17,8 +17,8 @@ import zarr
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import Call, LatencyStorage, WrappedStorage
 
 PROTOTYPE = default_buffer_prototype()
@@ -159,7 +159,7 @@ def test_a_read_or_listing_that_is_cancelled_hinders_no_other() -> None:
     for steps in range(STEPS):
         store = zm.open(repository.storage).readonly_session().store
 
-        async def read(store: zm.ManifestStore = store, steps: int = steps) -> None:
+        async def read(store: ManifestStore = store, steps: int = steps) -> None:
             gets = [asyncio.ensure_future(store.get(f"a/c/{i}", PROTOTYPE)) for i in range(14)]
             listing = asyncio.ensure_future(_listed(store))
             for _ in range(steps):
@@ -179,7 +179,7 @@ def test_a_read_or_listing_that_is_cancelled_hinders_no_other() -> None:
         asyncio.run(read())
 
 
-async def _listed(store: zm.ManifestStore) -> list[str]:
+async def _listed(store: ManifestStore) -> list[str]:
     return [key async for key in store.list()]
 
 

@@ -24,7 +24,7 @@ from zarr_manifests.format.root import FEATURES
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import in_order
 from zoned import counting, numbers, write

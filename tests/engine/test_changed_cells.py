@@ -22,7 +22,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.reports import ArrayShape, CellChanges, Operation
 from zarr_manifests.repository import changed_cells
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
 type Cells = set[Coords]

@@ -12,7 +12,7 @@ import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
 CHUNK = bytes(range(256)) * 4

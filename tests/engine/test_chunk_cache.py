@@ -24,7 +24,9 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 

@@ -12,14 +12,15 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 import zarr_manifests as zm
-from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit import overlay
 from zarr_manifests.engine.edit import workspace as workspaces
 from zarr_manifests.engine.edit.overlay import SessionView, Unread
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot import view as views
-from zarr_manifests.storage import MemoryStorage, Storage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 SIZE = 100

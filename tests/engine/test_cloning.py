@@ -32,7 +32,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import CLONING_KEY
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import (
     Fault,
     FaultyStorage,

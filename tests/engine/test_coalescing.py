@@ -21,7 +21,9 @@ from zarr_manifests.errors import (
     MissingChunkError,
     StorageError,
 )
-from zarr_manifests.storage import Capabilities, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.testing import Call, CountingStorage, LatencyStorage, WrappedStorage
 

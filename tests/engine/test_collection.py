@@ -39,7 +39,9 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import commits_of
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, freeze_store, workspace_of
 from zarr_manifests.testing import (
     Fault,

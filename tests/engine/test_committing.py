@@ -21,8 +21,9 @@ from zarr_manifests.engine.compact import outcomes
 from zarr_manifests.errors import ConflictError, SessionClosedError, StorageError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 
 BIG = b"x" * 1000  # more than is kept inline

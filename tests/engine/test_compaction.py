@@ -31,7 +31,7 @@ from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.upkeep.compaction_triggers import MOST_RUNS, CompactionMode
 from zarr_manifests.runtime import SYSTEM, Run
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

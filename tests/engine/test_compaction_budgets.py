@@ -16,7 +16,7 @@ import pytest
 
 import zarr_manifests as zm
 from zarr_manifests import Session
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 

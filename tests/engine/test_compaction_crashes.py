@@ -25,7 +25,9 @@ from effort import chosen, some_or_all
 from zarr_manifests import Session
 from zarr_manifests.engine.compact import merge_leaves as repack
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import (
     CrashDisk,

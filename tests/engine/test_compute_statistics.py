@@ -22,7 +22,7 @@ from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.root import ZONE_MAPS
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, in_order
 from zoned import CHUNK, counting, created, grow, make, numbers, pages_of, write

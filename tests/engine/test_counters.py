@@ -19,7 +19,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.counts import Count, Counted
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 16}
 type Wrong = Callable[[Count], Count]

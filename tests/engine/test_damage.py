@@ -30,7 +30,8 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.history_pages import History
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -41,7 +41,8 @@ from zarr_manifests.format.detached import Detached, claim_key
 from zarr_manifests.format.envelope import Fields, ObjectKind
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import Fault, FaultyStorage, SimulatedCrash
 from zoned import counting, make, numbers, write

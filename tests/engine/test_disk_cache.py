@@ -30,8 +30,9 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -17,7 +17,8 @@ from zarr_manifests.engine.root.epochs import claim_compaction
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import ConflictError, NotFoundError
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, in_order
 

@@ -30,7 +30,7 @@ from zarr_manifests.format.root import Lease
 from zarr_manifests.ids import new_session_id
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, copy_of, in_order
 

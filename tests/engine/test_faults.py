@@ -43,7 +43,10 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import Root
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Capabilities, LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import (
     Call,

@@ -17,7 +17,7 @@ import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Fork, Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
 MOST = 8

@@ -26,7 +26,7 @@ from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, VirtualRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import in_box, in_c_order
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, CrashDisk
 from zarr_manifests.xarray.array_target import ArrayTarget

@@ -19,7 +19,8 @@ from zarr_manifests.engine.history import follow as following
 from zarr_manifests.error_cases import FencedError, ObjectNotFoundError
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 

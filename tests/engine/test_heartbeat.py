@@ -19,7 +19,7 @@ from zarr_manifests.engine.history import leases
 from zarr_manifests.error_cases import FencedError, LeaseError
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, StorageError
 from zarr_manifests.format.root import Lease
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 

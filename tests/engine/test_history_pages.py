@@ -27,7 +27,7 @@ from zarr_manifests.format.history_pages import History, HistoryPage
 from zarr_manifests.format.root import HISTORY_PAGES
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.reports import SnapshotInfo
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of, in_order
 
 QUIET = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}

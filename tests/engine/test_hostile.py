@@ -40,7 +40,7 @@ from zarr_manifests.format.root import LogEntry
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.tables.merge import Overlay, fold
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

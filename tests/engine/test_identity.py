@@ -18,7 +18,7 @@ from zarr_manifests.errors import CommitOutcomeUnknownError, CorruptObjectError
 from zarr_manifests.format.root import LOG_TAIL, ROOT_KEY, LogEntry, archive_key
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
 

@@ -20,7 +20,7 @@ from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -28,7 +28,7 @@ from effort import examples
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import ConflictError, SnapshotExpiredError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 
 PATHS = ("a", "g/b", "time")

@@ -15,7 +15,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Call, WrappedStorage
 
 PROTOTYPE = default_buffer_prototype()

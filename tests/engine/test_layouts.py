@@ -22,7 +22,7 @@ from zarr_manifests.engine.compact import merge_leaves as repack_module
 from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.reports import ReadCost, ReadCosts
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

@@ -20,7 +20,7 @@ import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, in_order
 
 HOLDERS, TIMEOUT_S, COMMITS, SWAP_MS = 100, 120, 60, 3_000

@@ -18,7 +18,8 @@ import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 

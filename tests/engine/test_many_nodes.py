@@ -16,10 +16,10 @@ from zarr.core.sync import sync
 
 import zarr_manifests
 import zarr_manifests as zm
-from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.snapshot.path_index import PathIndex
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 
 PACKAGE: Final = str(Path(zarr_manifests.__file__).parent)
 TOOL: Final = 4

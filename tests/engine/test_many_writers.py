@@ -33,8 +33,10 @@ import zarr_manifests as zm
 from effort import swept
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Access, Transaction, check_isolation
 
 CLIENTS, COMMITS = 8, 50

@@ -31,7 +31,8 @@ from zarr_manifests.format.marks import MOST_IN_SNAPSHOT
 from zarr_manifests.format.root import MARKS_PAGE
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Fault, FaultyStorage, in_order
 
 CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}

@@ -9,10 +9,11 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import Fork, ManifestStore, Session
+from zarr_manifests import Fork, Session
 from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore
 
 
 def put(target: Session | Fork, key: str, value: bytes) -> None:

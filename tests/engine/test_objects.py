@@ -18,7 +18,9 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 

@@ -19,7 +19,7 @@ from zarr_manifests import Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.ids import session_of
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

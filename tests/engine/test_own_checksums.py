@@ -14,7 +14,7 @@ from zarr.codecs import Crc32cCodec
 import zarr_manifests as zm
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.errors import ConflictError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 type Values = npt.NDArray[np.int32]
 

@@ -24,8 +24,9 @@ from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
 from zarr_manifests.engine.edit.packs import Pack, StagedRef
 from zarr_manifests.errors import StorageError
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import LocalStorage, MemoryStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 
 SIZE = 1000

@@ -17,13 +17,15 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 import zarr_manifests as zm
-from zarr_manifests import Fork, ManifestStore, Repository, Session
+from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.edit.packs import StagedRef
 from zarr_manifests.errors import ConflictError, CorruptObjectError, StorageError
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import session_of
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
 
 SIZE = 1000

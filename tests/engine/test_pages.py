@@ -23,7 +23,7 @@ from zarr_manifests.format.root import LOG_TAIL, Lease, LogEntry, Root
 from zarr_manifests.ids import new_session_id, snapshot_id_of
 from zarr_manifests.planning.upkeep.paging import PAGES_MOST, ROOT_BYTES
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 

@@ -25,7 +25,8 @@ from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, Vi
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, WrappedStorage
 

@@ -28,7 +28,7 @@ from zarr_manifests.errors import CorruptObjectError, SessionClosedError
 from zarr_manifests.planning.layout.leaves import ArrayFacts, NodeFacts
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import preload_report
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage

@@ -19,7 +19,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import in_order
 
 LAST = datetime.fromtimestamp(MAX_MS / 1000, UTC)

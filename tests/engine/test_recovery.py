@@ -19,7 +19,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, Snap
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Fault, FaultyStorage, copy_of, in_order
 

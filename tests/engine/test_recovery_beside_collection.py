@@ -17,7 +17,8 @@ from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.root import WRITE_ID_BYTES, LogEntry, Root, archive_key
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.upkeep.collection import unended_since
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import SimulatedCrash, copy_of, in_order
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 

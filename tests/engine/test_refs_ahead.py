@@ -20,13 +20,13 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import ManifestStore, Repository
+from zarr_manifests import Repository
 from zarr_manifests.engine.snapshot import read_ahead as ahead
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.grid import Box
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import CountingStorage
 
 CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}

@@ -27,7 +27,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import (
     CountingStorage,

@@ -16,7 +16,7 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import ManifestStore, Repository, Session
+from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit import reporting_copies as reports
 from zarr_manifests.error_cases import FencedError, UnsupportedStorageError
 from zarr_manifests.errors import (
@@ -28,8 +28,10 @@ from zarr_manifests.errors import (
     SessionClosedError,
     StorageError,
 )
-from zarr_manifests.storage import LocalStorage, MemoryStorage, Storage
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, WrappedStorage
 from zarr_manifests.testing.wrapped import Call
 

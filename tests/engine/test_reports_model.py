@@ -22,7 +22,7 @@ from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import Fork, ManifestStore
+from zarr_manifests import Fork
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
@@ -31,8 +31,8 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.session import commits_of
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.testing import WrappedStorage
 from zarr_manifests.testing.wrapped import Call
 

@@ -32,7 +32,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 

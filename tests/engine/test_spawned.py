@@ -18,9 +18,10 @@ from zarr.core.buffer import cpu
 import zarr_manifests as zm
 from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import ManifestsError
+from zarr_manifests.store import ManifestStore
 
 N = 12
-PICKLED = pytest.mark.filterwarnings("ignore::zarr_manifests.errors.PickledStoreWarning")
+PICKLED = pytest.mark.filterwarnings("ignore::zarr_manifests.error_cases.PickledStoreWarning")
 """Raised by the thread of the pool that pickles; `tests/engine/test_pickled_stores.py` has it."""
 
 
@@ -49,11 +50,11 @@ def _held(repository: zm.Repository) -> list[int]:
     return zarr.open_array(repository.readonly_session().store, path="a", mode="r")[:].tolist()
 
 
-def _values(store: zm.ManifestStore) -> list[int]:
+def _values(store: ManifestStore) -> list[int]:
     return zarr.open_array(store, path="a", mode="r")[:].tolist()
 
 
-def _fill(store: zm.ManifestStore, at: int) -> zm.ManifestStore:
+def _fill(store: ManifestStore, at: int) -> ManifestStore:
     zarr.open_array(store, path="a")[at] = at + 1
     return store
 

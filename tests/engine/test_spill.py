@@ -16,7 +16,7 @@ import zarr_manifests as zm
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.format.chunk_table import VirtualRef
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, CrashDisk
 

@@ -26,7 +26,7 @@ from zarr_manifests import Fork, Session
 from zarr_manifests.engine.objects.spill import Spilled
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.format.chunk_table import VirtualRef
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

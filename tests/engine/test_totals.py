@@ -25,7 +25,7 @@ from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundE
 from zarr_manifests.keys import ArrayMeta
 from zarr_manifests.reports import Amount, Totals
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

@@ -18,7 +18,8 @@ from inside import context_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
 

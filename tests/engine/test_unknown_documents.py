@@ -16,7 +16,7 @@ from zarr.storage import LocalStore
 import zarr_manifests as zm
 from zarr_manifests import Session
 from zarr_manifests.errors import UnsupportedFormatError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 RECTILINEAR = {"kind": "inline", "chunk_shapes": [[1, 3]]}
 UNKNOWN: dict[str, dict[str, Any]] = {

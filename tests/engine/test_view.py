@@ -29,7 +29,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 

@@ -20,7 +20,7 @@ from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.history.ancestry import ancestors
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 COMMITS = 300

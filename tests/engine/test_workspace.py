@@ -19,7 +19,6 @@ from hypothesis.stateful import (
 
 import zarr_manifests as zm
 from effort import examples
-from zarr_manifests import ManifestStore
 from zarr_manifests.keys import (
     DOCUMENTS,
     V3_DOCUMENT,
@@ -28,8 +27,8 @@ from zarr_manifests.keys import (
     node_documents,
     parse_documents,
 )
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
 
 def array_document(

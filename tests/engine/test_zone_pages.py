@@ -17,7 +17,7 @@ from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.format.root import ZONE_MAPS
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, in_order
 from zoned import counting, created, grow, make, numbers, pages_of, write

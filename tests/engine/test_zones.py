@@ -23,7 +23,7 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, Bounds, Zones
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.entries import taken, valid, zones_of_chunks
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, in_order
 from zoned import counting, grow, make, numbers, write

@@ -10,7 +10,7 @@ import xarray as xr
 import zarr_manifests as zm
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 DS = xr.Dataset({"t": ("x", [1.0, 2.0])})
 ENTRANCES: dict[str, Callable[..., Any]] = {

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from cli_verbs import VERBS
 from zarr_manifests.cli import app
 from zarr_manifests.serving import server
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import copy_of
 
 HERE = Path(__file__).parent

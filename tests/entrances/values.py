@@ -25,7 +25,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr_manifests import config as cf
 from zarr_manifests.grid import Box
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 @dataclass(frozen=True)

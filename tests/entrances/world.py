@@ -22,8 +22,8 @@ import zarr_manifests as zm
 from zarr_manifests.engine.history.leases import HeldLease
 from zarr_manifests.errors import ManifestsError, SnapshotExpiredError
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.testing import copy_of
 
 FILES = "entrance-files"
@@ -221,9 +221,9 @@ def used(result: Any) -> None:
         result = asyncio.run(_collected(result))
     elif hasattr(result, "__next__"):
         result = [one for one, _ in zip(result, range(10_000), strict=False)]
-    elif hasattr(result, "__enter__") and not isinstance(result, zm.Session | zm.ManifestStore):
+    elif hasattr(result, "__enter__") and not isinstance(result, zm.Session | ManifestStore):
         with result as entered:
-            if isinstance(entered, zm.ManifestStore):
+            if isinstance(entered, ManifestStore):
                 entered.set_sync("a/c/2", buffer(b"??"))
             elif isinstance(entered, HeldLease):
                 entered.check()

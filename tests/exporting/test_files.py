@@ -26,7 +26,7 @@ from zarr_manifests.error_cases import (
 )
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.exporting import places
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.exporting import places
 from zarr_manifests.keys import DOCUMENTS
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 @pytest.fixture

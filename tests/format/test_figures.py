@@ -15,7 +15,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, Vi
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.virtual_sources import VirtualSource, VirtualSources
 from zarr_manifests.grid import Box
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 N, FILES = 1_000_000, 1_000
 SESSION = "000000000001-" + "ab" * 12

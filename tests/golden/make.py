@@ -49,8 +49,8 @@ from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.runtime import Runtime, one_by_one
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, workspace_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
@@ -82,7 +82,7 @@ def fixed_runtime(seed: int) -> Runtime:
     )
 
 
-def put(store: zm.ManifestStore, key: str, value: bytes) -> None:
+def put(store: ManifestStore, key: str, value: bytes) -> None:
     store.set_sync(key, default_buffer_prototype().buffer.from_bytes(value))
 
 
@@ -129,7 +129,7 @@ def chunks(folder: Path) -> MemoryStorage:
         (files / name).write_bytes(data)
     repo = create(2, folder, inline_chunk_bytes=20, pack_chunk_bytes=400, max_delta_count=1000)
 
-    def fill(store: zm.ManifestStore, seed: int) -> None:
+    def fill(store: ManifestStore, seed: int) -> None:
         rng = np.random.default_rng(seed)
         sizes = {"inline": (3, 20), "packed": (30, 200), "native": (500, 600)}
         for path, (least, most) in sizes.items():
@@ -454,11 +454,11 @@ def zones(folder: Path) -> MemoryStorage:
     }
     sizes = {"native": 32}
 
-    def write(store: zm.ManifestStore, name: str, data: np.ndarray) -> None:
+    def write(store: ManifestStore, name: str, data: np.ndarray) -> None:
         zarr.open_array(store, path=name)[:] = data
         record(store, name, data)
 
-    def record(store: zm.ManifestStore, name: str, data: np.ndarray) -> None:
+    def record(store: ManifestStore, name: str, data: np.ndarray) -> None:
         array = zarr.open_array(store, path=name)
         contents = workspace_of(store).contents
         meaning = Meaning.of(contents.array_at(name).documents)

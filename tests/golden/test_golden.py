@@ -28,8 +28,8 @@ from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.store import ManifestStore, contents_of
 
 HERE = Path(__file__).parent
 V1 = HERE / "v1"
@@ -242,7 +242,7 @@ def test_the_package_finds_what_is_expected(name: str, copied: Path) -> None:
         assert values_of(store, due) == due["values"]
 
 
-def places(store: zm.ManifestStore) -> Iterator[tuple[str, Any]]:
+def places(store: ManifestStore) -> Iterator[tuple[str, Any]]:
     """Where each chunk is, by key, as the expected listing has it."""
     view = contents_of(store).view
     for path, node in view.nodes.items():
@@ -264,7 +264,7 @@ def places(store: zm.ManifestStore) -> Iterator[tuple[str, Any]]:
                     yield key, [file, offset, length, crc]
 
 
-def values_of(store: zm.ManifestStore, due: dict[str, Any]) -> dict[str, str | None]:
+def values_of(store: ManifestStore, due: dict[str, Any]) -> dict[str, str | None]:
     """Checksum of each value; None where there is no authorisation to read it."""
     prototype = default_buffer_prototype()
 

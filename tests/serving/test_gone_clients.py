@@ -12,6 +12,7 @@ import zarr
 
 import zarr_manifests as zm
 from served import get, serving
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Call, WrappedStorage
 
 GONE = 60
@@ -40,7 +41,7 @@ class Gate(WrappedStorage):
     ("path", "abreast"), [("/slice/main/a", 4), ("/zarr/main/a/c/1", 32)], ids=["slice", "zarr"]
 )
 def test_they_do_not_hold_up_the_next(path: str, abreast: int) -> None:
-    memory = zm.storage.MemoryStorage()
+    memory = MemoryStorage()
     with zm.create(memory).transaction(message="chunks") as store:
         zarr.create_array(
             store, name="a", shape=(CHUNKS * CHUNK,), chunks=(CHUNK,), dtype="u1", compressors=None

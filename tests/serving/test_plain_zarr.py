@@ -27,7 +27,7 @@ from served import Answer, get, serving
 from zarr_manifests.serving import answers, folder_links, values
 from zarr_manifests.serving.http_ranges import RangeError, part_of
 from zarr_manifests.serving.served import Room
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 IMMUTABLE = "max-age=31536000, immutable"
 MIB = 1024**2

@@ -20,7 +20,7 @@ from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import maintenance
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 pytestmark = pytest.mark.spark
 
@@ -39,10 +39,9 @@ ENTRANCES: dict[str, Callable[..., Any]] = {
     ),
     "foreach_batch": lambda _, at, **how: zms.foreach_batch(at, "t", dims=["x"], **how),
     "verify": maintenance.verify,
-    "collect": maintenance.collect,
+    "garbage_collect": maintenance.garbage_collect,
     "compact": maintenance.compact,
     "compute_statistics": maintenance.compute_statistics,
-    "repack": maintenance.repack,
     "rewrite_chunks": lambda spark, at, **how: maintenance.rewrite_chunks(spark, at, "t", **how),
 }
 

@@ -30,7 +30,8 @@ from zarr_manifests.spark.data_source import ManifestsDataSource
 from zarr_manifests.spark.job import Job, Leased
 from zarr_manifests.spark.lease import keep_readable, leave_lease, renew_lease, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing import Fault, FaultyStorage
 
 

@@ -63,13 +63,13 @@ def test_verify_reads_every_chunk_in_tasks(spark: SparkSession, repo: zm.Reposit
 
 def test_repack_and_collect_leave_what_is_needed(spark: SparkSession, repo: zm.Repository) -> None:
     before, packs = values(repo), [*repo.storage.list("chunks/")]
-    report = maintenance.repack(spark, repo, min_live=0.9)
+    report = maintenance.compact(spark, repo, mode="packs", min_live=0.9)
     assert (report.packs, report.chunks, report.packs_written) == (1, 10, 1)
     assert values(repo) == before
     assert zm.open(repo.url).verify().ok
     repo.expire_snapshots(keep_last=1, max_age=timedelta(0))
-    planned = maintenance.collect(spark, repo.url, timedelta(0), dry_run=True)
-    done = maintenance.collect(spark, repo.url, timedelta(0))
+    planned = maintenance.garbage_collect(spark, repo.url, timedelta(0), dry_run=True)
+    done = maintenance.garbage_collect(spark, repo.url, timedelta(0))
     assert done.objects["chunks"] == planned.objects["chunks"] == 2
     assert len([*repo.storage.list("chunks/")]) == len(packs) + 1 - 2
     assert values(repo) == before

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 import zarr_manifests as zm
 from zarr_manifests.errors import StorageError
 from zarr_manifests.spark import read
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 # Workers cannot import this module; what they need of it travels by value.

@@ -37,7 +37,8 @@ from zarr_manifests.session import Session
 from zarr_manifests.spark import read
 from zarr_manifests.spark.schema import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
-from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 # Workers cannot import this module; what they need of it travels by value.

@@ -21,7 +21,8 @@ from grids import DIMS, SCHEMA, found, hours, made, put_file
 from small_store import Answer, Request, SmallStore
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.spark import WriteReport, foreach_batch, register
+from zarr_manifests.spark import foreach_batch, register
+from zarr_manifests.spark.write_plan import WriteReport
 from zarr_manifests.storage import from_url
 
 pytestmark = pytest.mark.spark

@@ -35,7 +35,8 @@ from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.schema import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
-from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing import CountingStorage
 from zarr_manifests.virtual.containers import VirtualContainer
 

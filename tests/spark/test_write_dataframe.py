@@ -21,8 +21,9 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     MissingChunkError,
 )
-from zarr_manifests.spark import WriteReport, read, write_dataframe
+from zarr_manifests.spark import read, write_dataframe
 from zarr_manifests.spark import write_dataframe as module_of_it
+from zarr_manifests.spark.write_plan import WriteReport
 
 pytestmark = pytest.mark.spark
 

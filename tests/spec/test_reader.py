@@ -28,8 +28,8 @@ from zarr_manifests.format.columns import decode_column
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import workspace_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, workspace_of
 
 HERE = Path(__file__).parent
 SPEC = (HERE.parents[1] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def load_reader() -> Any:
 reader = load_reader()
 
 
-def contents(store: zm.ManifestStore) -> dict[str, bytes]:
+def contents(store: ManifestStore) -> dict[str, bytes]:
     """All keys and values, as Zarr sees them."""
 
     async def read() -> dict[str, bytes]:
@@ -59,7 +59,7 @@ def contents(store: zm.ManifestStore) -> dict[str, bytes]:
     return asyncio.run(read())
 
 
-def put(store: zm.ManifestStore, key: str, value: bytes) -> None:
+def put(store: ManifestStore, key: str, value: bytes) -> None:
     store.set_sync(key, default_buffer_prototype().buffer.from_bytes(value))
 
 
@@ -371,7 +371,7 @@ def document(name: str, shape: int, note: str) -> bytes:
     return json.dumps(fields).encode()
 
 
-def step(store: zm.ManifestStore, rng: np.random.Generator) -> None:
+def step(store: ManifestStore, rng: np.random.Generator) -> None:
     """Something at random: coordinates `x`, `y`, `z` and data `x1`, ..., longer and shorter."""
     for _ in range(rng.integers(1, 4)):
         name = rng.choice(["x", "y", "z", "x1", "y1"])

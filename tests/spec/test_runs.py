@@ -17,8 +17,8 @@ from zarr_manifests.engine.history.changes_between import chunks_there
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.reports import ArrayStats
 from zarr_manifests.repository import build_index
-from zarr_manifests.storage import MemoryStorage
-from zarr_manifests.store import contents_of
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.store import ManifestStore, contents_of
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,7 @@ def load(name: str) -> Any:
 reader, by_hand = load("reader"), load("by_hand")
 
 
-def contents(store: zm.ManifestStore) -> dict[str, bytes]:
+def contents(store: ManifestStore) -> dict[str, bytes]:
     async def read() -> dict[str, bytes]:
         prototype = default_buffer_prototype()
         keys = [key async for key in store.list()]

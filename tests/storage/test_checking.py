@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import zarr_manifests as zm
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage, checking, from_fsspec, fsspec_writer
+from zarr_manifests.storage import checking, from_fsspec, fsspec_writer
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Call, WrappedStorage
 
 

@@ -21,17 +21,11 @@ from hypothesis import strategies as st
 from effort import examples
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.storage import (
-    LocalStorage,
-    MemoryStorage,
-    Storage,
-    check_key,
-    from_fsspec,
-    from_obstore,
-    from_url,
-    fsspec_writer,
-)
+from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url, fsspec_writer
 from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.testing import (
     CountingStorage,
     CrashDisk,
@@ -607,7 +601,7 @@ def test_a_memory_storage_is_of_no_use_in_another_process(setup: str) -> None:
     storage = MemoryStorage("mine")
     storage.put("a", b"1")
     script = (
-        f"import pickle; from zarr_manifests.storage import MemoryStorage; {setup}"
+        f"import pickle; from zarr_manifests.storage.memory import MemoryStorage; {setup}"
         f"storage = pickle.loads(bytes.fromhex('{pickle.dumps(storage).hex()}'));"
         "print('unpickled', flush=True); storage.get('a')"
     )
@@ -620,7 +614,8 @@ def test_a_memory_storage_is_of_no_use_in_another_process(setup: str) -> None:
 
 FORKING_PROCESS = """
 import os, pickle, sys, threading
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 storage = pickle.loads(bytes.fromhex(sys.argv[1])) if sys.argv[2] == "0" else MemoryStorage("m")
 storage.create("counter", b"0 start")
 stop = threading.Event()
@@ -664,7 +659,7 @@ def test_forked_children_work_amid_swaps(kind: int, seen: int, tmp_path: Path) -
 
 FORKING_AMID_A_WRITE = """
 import os, signal, threading
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 inside, forking = threading.Event(), threading.Event()
 os.register_at_fork(before=forking.set)  # called before what the storage has registered

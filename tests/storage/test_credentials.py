@@ -28,8 +28,9 @@ import accounts
 import zarr_manifests as zm
 from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.storage import ObjectStorage, from_url
+from zarr_manifests.storage import from_url
 from zarr_manifests.storage.metered import metered, place_of
+from zarr_manifests.storage.object_store import ObjectStorage
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.local import LocalStorage
 
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}
 

@@ -26,7 +26,7 @@ import zarr_manifests as zm
 from inside import open_handles
 from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.local import LocalStorage
 
 CALLS = (
     "open",

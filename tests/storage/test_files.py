@@ -23,7 +23,8 @@ import zarr_manifests as zm
 from inside import open_handles
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import ManifestsError, StorageError
-from zarr_manifests.storage import LocalStorage, Storage, files, from_url, handles
+from zarr_manifests.storage import Storage, files, from_url, handles
+from zarr_manifests.storage.local import LocalStorage
 
 # --- not a regular file ----------------------------------------------------------------------
 
@@ -282,7 +283,7 @@ _FEW = """
 import os, resource, sys
 import numpy as np, zarr
 import zarr_manifests as zm
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.local import LocalStorage
 
 place, raw = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

@@ -12,8 +12,9 @@ import pytest
 
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import StorageError
-from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing import CrashDisk, SimulatedCrash
 
 LATER = 1 << 50  # milliseconds: everything there is was changed before
@@ -232,7 +233,7 @@ def test_a_removed_folder_may_be_back_after_a_crash_with_what_was_in_it(tmp_path
 
 WRITER = """
 import sys
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.disk import PosixDisk
 
 class Disk(PosixDisk):

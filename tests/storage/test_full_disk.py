@@ -22,8 +22,8 @@ import zarr_manifests as zm
 from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import LocalStorage
 from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.reserve import RESERVE_BYTES
 
 BLOCK = 4096

@@ -12,7 +12,8 @@ import pytest
 
 from inside import open_handles
 from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.storage import LocalStorage, handles, local
+from zarr_manifests.storage import handles, local
+from zarr_manifests.storage.local import LocalStorage
 
 type Clock = list[float]
 

@@ -27,9 +27,10 @@ from zarr_manifests.error_cases import (
     UnsupportedStorageError,
 )
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.storage import LocalStorage, Storage, from_url
+from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage import disk as disk_module
 from zarr_manifests.storage.disk import PosixDisk, Temp, filesystem_type, is_remote_filesystem
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing import CrashDisk, SimulatedCrash
 
 
@@ -531,7 +532,7 @@ def test_what_no_key_can_name_is_not_listed(tmp_path: Path) -> None:
 
 HOLDER = """
 import os, pickle, sys, threading, time
-from zarr_manifests.storage import LocalStorage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.disk import PosixDisk
 
 locked = threading.Event()

@@ -34,8 +34,9 @@ from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.format.root import archive_key
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.session import commits_of
-from zarr_manifests.storage import ObjectStorage, from_url, object_clients
+from zarr_manifests.storage import from_url, object_clients
 from zarr_manifests.storage.object_gate import Gate
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
 
 SECRETS = {

@@ -17,10 +17,11 @@ import zarr
 import zarr_manifests as zm
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
-from zarr_manifests.storage import LocalStorage, from_fsspec, from_obstore, fsspec_writer
+from zarr_manifests.storage import from_fsspec, from_obstore, fsspec_writer
 from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.fsspec_proven import Conditions
 from zarr_manifests.storage.fsspec_writer import SingleWriter
+from zarr_manifests.storage.local import LocalStorage
 
 stores = pytest.importorskip("obstore.store")
 fsspec = pytest.importorskip("fsspec")

@@ -32,7 +32,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import MemoryStorage, from_url
+from zarr_manifests.storage import from_url
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.virtual import containers as containers_module
 from zarr_manifests.virtual.containers import Containers, VirtualContainer, container_of

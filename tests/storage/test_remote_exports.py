@@ -17,7 +17,7 @@ import zarr_manifests as zm
 from exported import bytes_in, odd_repository, same_bytes, values_in
 from s3_server import ObjectServer
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, StorageError
-from zarr_manifests.storage import ObjectStorage
+from zarr_manifests.storage.object_store import ObjectStorage
 
 
 @pytest.fixture

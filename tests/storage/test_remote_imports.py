@@ -20,7 +20,7 @@ import zarr_manifests as zm
 from s3_server import ObjectServer
 from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
 from zarr_manifests.errors import InvalidArgumentError, MissingChunkError, NotFoundError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 GOLDEN = Path(__file__).parents[1] / "virtual/icechunk_golden/format-2"
 DATA = np.arange(24, dtype="i4").reshape(4, 6)

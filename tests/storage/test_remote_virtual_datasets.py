@@ -18,7 +18,7 @@ from virtualizarr.parsers import HDFParser, NetCDF3Parser
 import zarr_manifests as zm
 from s3_server import ObjectServer
 from zarr_manifests.error_cases import VirtualSourceChangedError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 PLACES = ["file", "http", "s3"]
 PACKED: dict[str, Any] = {

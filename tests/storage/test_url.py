@@ -10,7 +10,10 @@ import pytest
 import accounts
 from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import LocalStorage, MemoryStorage, ObjectStorage, from_url
+from zarr_manifests.storage import from_url
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import environment_mark, parse_options
 
 

@@ -17,6 +17,7 @@ import zarr.storage
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
+from zarr_manifests.store import ManifestStore
 
 __all__ = ["bytes_in", "odd_repository", "put", "same_bytes", "values_in"]
 
@@ -101,7 +102,7 @@ def odd_repository(folder: Path, location: Any = None) -> zm.Repository:
     return repo
 
 
-def put(store: zm.ManifestStore, key: str, data: bytes) -> None:
+def put(store: ManifestStore, key: str, data: bytes) -> None:
     """Write an object of a store."""
     asyncio.run(store.set(key, cpu.Buffer.from_bytes(data)))
 

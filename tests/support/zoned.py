@@ -18,7 +18,7 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import in_order
 

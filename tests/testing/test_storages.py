@@ -14,7 +14,8 @@ import pytest
 from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import (
     CountingStorage,
     CrashDisk,

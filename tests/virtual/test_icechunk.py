@@ -34,7 +34,7 @@ from zarr_manifests.errors import (
     MissingChunkError,
     NotFoundError,
 )
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage
 from zarr_manifests.virtual.containers import Containers

@@ -24,7 +24,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
     VirtualContainerError,
 )
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
 DATA = np.arange(48, dtype="f4").reshape(6, 8)

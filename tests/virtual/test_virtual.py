@@ -27,7 +27,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.virtual import parquet_columns
 from zarr_manifests.virtual import virtual_files as files

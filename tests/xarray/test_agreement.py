@@ -19,7 +19,7 @@ import zarr_manifests as zm
 from effort import examples
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 def times(*texts: str) -> Any:

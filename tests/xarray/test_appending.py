@@ -30,7 +30,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.planning.conflict.append_labels import AppendPlan
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, InterruptingStorage, in_order
 from zarr_manifests.xarray import stored_group
 from zarr_manifests.xarray.appending import Append

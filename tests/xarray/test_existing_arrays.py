@@ -19,7 +19,7 @@ from zarr.registry import fully_qualified_name, register_pipeline
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.xarray.stored_group import open_array
 
 

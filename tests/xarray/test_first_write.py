@@ -18,7 +18,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
 )
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import Fault, FaultKind, FaultyStorage, SimulatedCrash
 
 CHUNKS = {"t": {"chunks": (2, 4000)}}

@@ -27,7 +27,7 @@ import zarr_manifests as zm
 from effort import examples, swept
 from row_writes import write_table
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 NOLEAP = {"calendar": "noleap", "dtype": "f8"}
 KELVIN = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -32768}

@@ -19,9 +19,10 @@ from tasks_here import Tasks, run_here
 from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, StorageError
+from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
 from zarr_manifests.reports import IngestProgress
 from zarr_manifests.spark import ingest
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.xarray import scan_files
 from zarr_manifests.xarray.ingest_records import FileRecord, add_records
 
@@ -611,7 +612,7 @@ def test_chunks_are_referred_to(tmp_path, kind):
     assert names(report) == {"added": ["2", "3"]}
     xr.testing.assert_equal(head(place), days(*range(4)))
     refs = place.readonly_session().chunk_refs("t")
-    assert {zm.ChunkKind(each).name for each in refs.kind} == {"VIRTUAL"}
+    assert {ChunkKind(each).name for each in refs.kind} == {"VIRTUAL"}
     assert all(url.startswith("virtual://raw/") for url in refs.locations)
     assert place.verify().ok
     os.utime(paths[3] if kind == "netcdf" else next(paths[3].rglob("c/0/0/0")), (1, 1))

@@ -12,6 +12,7 @@ import xarray as xr
 import zarr_manifests as zm
 from raw_files import FIRST, SHAPE, day, days, grib_values, save, save_grib
 from tasks_here import run_here
+from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
 from zarr_manifests.spark import ingest
 
 SPARK: Any = None
@@ -39,7 +40,7 @@ def test_compressed_and_packed_files(tmp_path: Path, kind: str, virtual: bool) -
     assert found.t.encoding["scale_factor"] == 0.5
     refs = repo.readonly_session().chunk_refs("t")
     assert len(refs) == 6 * 2 * 2
-    kinds = {zm.ChunkKind(each).name for each in refs.kind}
+    kinds = {ChunkKind(each).name for each in refs.kind}
     assert (kinds == {"VIRTUAL"}) == virtual
     assert repo.verify().ok
 

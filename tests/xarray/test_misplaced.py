@@ -19,7 +19,8 @@ import zarr_manifests as zm
 from zarr_manifests.cli.app import app
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import AlreadyExistsError
-from zarr_manifests.storage import LocalStorage, MemoryStorage
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 DS = xr.Dataset({"t": ("x", np.arange(3.0))})
 OTHERS = 65534

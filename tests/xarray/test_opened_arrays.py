@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 from zarr_manifests.xarray.opened_arrays import bundle
 

@@ -27,7 +27,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SessionClosedError,
 )
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 
 
 def days(start: int, stop: int, factor: float = 1.0) -> xr.Dataset:

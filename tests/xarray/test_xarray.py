@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     SnapshotExpiredError,
 )
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage
 from zarr_manifests.xarray import ManifestsBackendEntrypoint
 

@@ -21,7 +21,7 @@ from zarr_manifests.engine.snapshot.zones import zones_of
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray import array_target
 

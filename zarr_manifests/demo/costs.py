@@ -75,7 +75,7 @@ def measure(storage: CountingStorage) -> Iterator[Measured]:
     Examples
     --------
     >>> from zarr_manifests.demo.costs import measure
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> from zarr_manifests.testing import CountingStorage
     >>> storage = CountingStorage(MemoryStorage())
     >>> with measure(storage) as measured:
@@ -107,7 +107,7 @@ class JournalStorage(WrappedStorage):
     >>> import pickle, tempfile
     >>> from pathlib import Path
     >>> from zarr_manifests.demo.costs import JournalStorage
-    >>> from zarr_manifests.storage import LocalStorage
+    >>> from zarr_manifests.storage.local import LocalStorage
     >>> with tempfile.TemporaryDirectory() as tmp:
     ...     storage = JournalStorage(LocalStorage(tmp), Path(tmp) / "journal")
     ...     storage.put("a", b"four")

@@ -23,7 +23,8 @@ from zarr_manifests.errors import ManifestsError
 from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.testing import CountingStorage
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.keys import V3_DOCUMENT, absolute, join
 from zarr_manifests.reports import ExportReport
-from zarr_manifests.storage import ObjectStorage
 from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options
 from zarr_manifests.virtual.locations import VirtualLocation
 

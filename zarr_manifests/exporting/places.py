@@ -31,11 +31,13 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import LocalStorage, ObjectStorage, Storage
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.files import open_regular
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.local_errors import translated
 from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.own import own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of

@@ -18,6 +18,5 @@ for _package in ("starlette", "uvicorn", "jinja2"):
         )
 
 from zarr_manifests.serving.application import create_app  # noqa: E402 - after the check above
-from zarr_manifests.serving.server import serve  # noqa: E402
 
-__all__ = ["create_app", "serve"]
+__all__ = ["create_app"]

@@ -22,10 +22,8 @@ from zarr_manifests.spark.spark_session import session  # noqa: E402
 from zarr_manifests.spark.stream_sink import foreach_batch  # noqa: E402
 from zarr_manifests.spark.write_dataframe import write_dataframe  # noqa: E402
 from zarr_manifests.spark.write_dataset import write_dataset  # noqa: E402
-from zarr_manifests.spark.write_plan import WriteReport  # noqa: E402
 
 __all__ = [
-    "WriteReport",
     "changes",
     "create_view",
     "explain_pruning",

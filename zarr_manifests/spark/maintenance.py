@@ -36,7 +36,7 @@ from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
 
-__all__ = ["collect", "compact", "compute_statistics", "repack", "rewrite_chunks", "verify"]
+__all__ = ["compact", "compute_statistics", "garbage_collect", "rewrite_chunks", "verify"]
 
 type Location = str | os.PathLike[str] | Storage | Repository
 
@@ -63,7 +63,7 @@ def verify(
     return repository.verify(progress=progress, run=_tasks(spark, repository))
 
 
-def collect(
+def garbage_collect(
     spark: SparkSession,
     url: Location,
     grace: timedelta = timedelta(hours=24),
@@ -80,7 +80,7 @@ def collect(
     --------
     >>> from zarr_manifests.spark import maintenance, session
     >>> spark = session(master="local[2]")  # doctest: +SKIP
-    >>> maintenance.collect(spark, "winds", dry_run=True).kept  # doctest: +SKIP
+    >>> maintenance.garbage_collect(spark, "winds", dry_run=True).kept  # doctest: +SKIP
     12
     """
     repository = repository_of(url, storage_options)
@@ -94,10 +94,12 @@ def compact(
     branch: str = "main",
     mode: str = "major",
     *,
+    min_live: float = 0.5,
     dry_run: bool = False,
+    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
-) -> CompactionReport:
-    """Bring the deltas of a branch together; tasks merge and write the leaves of the base.
+) -> CompactionReport | RepackReport:
+    """Bring the deltas of a branch together, or its packs; tasks write leaves, or copy chunks.
 
     Commits that land meanwhile stay on top. As `Repository.compact`.
 
@@ -107,9 +109,12 @@ def compact(
     >>> spark = session(master="local[2]")  # doctest: +SKIP
     >>> maintenance.compact(spark, "winds", mode="full").deltas_after  # doctest: +SKIP
     0
+    >>> maintenance.compact(spark, "winds", mode="packs").chunks  # doctest: +SKIP
+    48
     """
     repository = repository_of(url, storage_options)
-    return repository.compact(branch, mode, dry_run=dry_run, run=_tasks(spark, repository))
+    how: Any = {"min_live": min_live, "dry_run": dry_run, "progress": progress}
+    return repository.compact(branch, mode, run=_tasks(spark, repository), **how)
 
 
 def compute_statistics(
@@ -135,34 +140,6 @@ def compute_statistics(
     repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
     return repository.compute_statistics(paths, branch=branch, progress=progress, run=run)
-
-
-def repack(
-    spark: SparkSession,
-    url: Location,
-    branch: str = "main",
-    min_live: float = 0.5,
-    *,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    storage_options: Mapping[str, object] | None = None,
-) -> RepackReport:
-    """Move chunks out of packs that are mostly dead; tasks copy the chunks.
-
-    As `Repository.compact` with `mode="packs"`.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark import maintenance, session
-    >>> spark = session(master="local[2]")  # doctest: +SKIP
-    >>> maintenance.repack(spark, "winds").chunks  # doctest: +SKIP
-    48
-    """
-    repository = repository_of(url, storage_options)
-    run = _tasks(spark, repository)
-    return repository.compact(
-        branch, mode="packs", min_live=min_live, dry_run=dry_run, progress=progress, run=run
-    )
 
 
 def rewrite_chunks(

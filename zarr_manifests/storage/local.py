@@ -112,7 +112,7 @@ class LocalStorage:
     Examples
     --------
     >>> import tempfile
-    >>> from zarr_manifests.storage import LocalStorage
+    >>> from zarr_manifests.storage.local import LocalStorage
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     storage = LocalStorage(folder)
     ...     storage.create("a/b", b"hello"), storage.create("a/b", b"again"), storage.get("a/b")

@@ -70,7 +70,7 @@ class MemoryStorage:
 
     Examples
     --------
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> MemoryStorage("doc-memory").create("greeting", b"hello")
     True
     >>> MemoryStorage("doc-memory").get("greeting", 1, 3)

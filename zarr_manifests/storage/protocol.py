@@ -116,7 +116,7 @@ def check_prefix(prefix: str) -> str:
         return prefix
     raise InvalidArgumentError(
         f"storage prefix {prefix[:80]!r} is refused: no key can start with it; "
-        "see `zarr_manifests.storage.check_key`"
+        "see `zarr_manifests.storage.protocol.check_key`"
     )
 
 

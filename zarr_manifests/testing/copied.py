@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zarr_manifests.storage import MemoryStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 
 __all__ = ["copy_of"]
 
@@ -12,7 +13,7 @@ def copy_of(storage: Storage) -> MemoryStorage:
 
     Examples
     --------
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> from zarr_manifests.testing import copy_of
     >>> made = MemoryStorage()
     >>> copy = copy_of(made)

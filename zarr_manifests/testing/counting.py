@@ -8,7 +8,8 @@ from typing import Any
 
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, asked_at, next_step
-from zarr_manifests.storage import Storage, Token
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import Token
 from zarr_manifests.testing.wrapped import Call, WrappedStorage, received_nbytes
 
 __all__ = ["CountingStorage", "Record"]
@@ -67,7 +68,7 @@ class CountingStorage(WrappedStorage):
 
     Examples
     --------
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> from zarr_manifests.testing import CountingStorage
     >>> storage = CountingStorage(MemoryStorage())
     >>> storage.put("a", b"four")

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, cast, get_args
 
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import Storage, Tagged, Token, check_key
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import Tagged, Token, check_key
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 __all__ = ["Fault", "FaultKind", "FaultyStorage", "SimulatedCrash"]
@@ -128,7 +129,7 @@ class FaultyStorage(WrappedStorage):
 
     Examples
     --------
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> from zarr_manifests.testing import Fault, FaultyStorage
     >>> storage = FaultyStorage(MemoryStorage(), [Fault("lose_answer", op="create")])
     >>> storage.create("a", b"mine"), storage.get("a")

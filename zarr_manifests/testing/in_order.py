@@ -24,7 +24,7 @@ def in_order(**given: Any) -> Runtime:
     Examples
     --------
     >>> import zarr_manifests as zm
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> from zarr_manifests.testing import in_order
     >>> runtime = in_order(now_ms=lambda: 1_700_000_000_000)
     >>> repo = zm.create(MemoryStorage(), runtime=runtime)

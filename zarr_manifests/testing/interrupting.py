@@ -29,7 +29,7 @@ class InterruptingStorage(WrappedStorage):
 
     Examples
     --------
-    >>> from zarr_manifests.storage import MemoryStorage
+    >>> from zarr_manifests.storage.memory import MemoryStorage
     >>> from zarr_manifests.testing import InterruptingStorage
     >>> below = MemoryStorage()
     >>> storage = InterruptingStorage(below, lambda: below.create("a", b"theirs"), at=2)

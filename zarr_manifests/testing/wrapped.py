@@ -11,8 +11,16 @@ from typing import Any
 
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import Capabilities, ObjectInfo, Storage, Tagged, Token
-from zarr_manifests.storage.protocol import KeepsTemporaryFiles, TakesTurns, Turn
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import (
+    Capabilities,
+    KeepsTemporaryFiles,
+    ObjectInfo,
+    Tagged,
+    TakesTurns,
+    Token,
+    Turn,
+)
 
 __all__ = ["Call", "WrappedStorage", "received_nbytes"]
 

@@ -44,7 +44,7 @@ from zarr_manifests.virtual.locations import (
 )
 
 if TYPE_CHECKING:
-    from zarr_manifests.storage import ObjectStorage
+    from zarr_manifests.storage.object_store import ObjectStorage
 
 __all__ = [
     "Authorized",

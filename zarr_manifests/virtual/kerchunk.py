@@ -45,8 +45,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.keys import is_inside
 from zarr_manifests.progress import Progress, counted, ignore
-from zarr_manifests.storage import ObjectStorage
 from zarr_manifests.storage.files import open_regular
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound

@@ -21,7 +21,7 @@ from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import check_key
+from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.storage.url import refuse_slipped
 
 __all__ = ["REMOTE", "WEB", "VirtualLocation", "location_of", "parse_location", "url_at"]

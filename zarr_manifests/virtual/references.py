@@ -36,8 +36,9 @@ from zarr_manifests.format.columns import Column
 from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
-from zarr_manifests.storage import ObjectStorage, Storage, from_url
+from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.files import open_inside, with_room
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.own import own_storage
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of

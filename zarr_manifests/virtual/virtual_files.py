@@ -41,7 +41,7 @@ from zarr_manifests.virtual.containers import (
 from zarr_manifests.virtual.locations import REMOTE, VirtualLocation
 
 if TYPE_CHECKING:
-    from zarr_manifests.storage import ObjectStorage
+    from zarr_manifests.storage.object_store import ObjectStorage
 
 __all__ = ["VirtualReader", "file_version"]
 

@@ -21,17 +21,12 @@ import numpy.typing as npt
 import xarray as xr
 from xarray.conventions import decode_cf_variable
 
+from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    Conflict,
-    ConflictError,
-    ConflictKind,
-    InvalidArgumentError,
-)
+from zarr_manifests.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import join
 from zarr_manifests.planning.conflict.append_labels import (

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
+from zarr_manifests.errors import ConflictError
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["SameLabels"]

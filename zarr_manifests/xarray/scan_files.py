@@ -16,7 +16,7 @@ from zarr.core.sync import sync
 from zarr_manifests import moving, repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.session import Session
-from zarr_manifests.storage import MemoryStorage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import VirtualContainer
 

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from zarr_manifests.config import Config
+from zarr_manifests.conflicts import ConflictKind
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
-from zarr_manifests.errors import ConflictError, ConflictKind, InvalidArgumentError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repositories import write_into

@@ -26,7 +26,7 @@ from typing import Any, Final
 from simulated.world import World
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import StorageError
-from zarr_manifests.storage import Capabilities, ObjectInfo, Tagged, Token, check_key
+from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Tagged, Token, check_key
 from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["Shelf", "Weather", "Wire", "received_by"]

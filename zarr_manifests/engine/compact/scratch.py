@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.storage import Capabilities, MemoryStorage, ObjectInfo, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities, ObjectInfo
 
 __all__ = ["ScratchStorage"]
 

@@ -24,8 +24,9 @@ from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, Stor
 from zarr_manifests.format.root import ROOT_KEY, Root, archive_key
 from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.metrics import Meter
-from zarr_manifests.storage import Storage, Tagged, Token
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, unmetered
+from zarr_manifests.storage.protocol import Tagged, Token
 
 __all__ = ["Unmade"]
 

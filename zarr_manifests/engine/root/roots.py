@@ -72,9 +72,9 @@ from zarr_manifests.planning.upkeep.paging import (
 )
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import Storage, Token
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Turn
+from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Token, Turn
 
 __all__ = ["RootAt", "RootReader", "Roots"]
 

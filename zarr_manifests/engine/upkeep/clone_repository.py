@@ -58,7 +58,8 @@ from zarr_manifests.progress import Progress
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import LocalStorage, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_copies import copier_within
 

@@ -58,9 +58,9 @@ from zarr_manifests.progress import Progress, counted, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
-from zarr_manifests.storage import ObjectInfo, Storage
+from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.protocol import KeepsTemporaryFiles
+from zarr_manifests.storage.protocol import KeepsTemporaryFiles, ObjectInfo
 
 __all__ = ["collect", "live_snapshots"]
 

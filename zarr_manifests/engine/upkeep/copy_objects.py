@@ -30,7 +30,8 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c
 from zarr_manifests.progress import Progress, counted, expect
 from zarr_manifests.records import dataclass
-from zarr_manifests.storage import ObjectInfo, Storage
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import ObjectInfo
 
 __all__ = ["ObjectCopier"]
 

@@ -52,7 +52,8 @@ from zarr_manifests.planning.upkeep.collection import unended_since
 from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.reports import LoggedOperation, RecoveryReport, RestoreReport
 from zarr_manifests.runtime import Runtime
-from zarr_manifests.storage import Storage, Token
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.protocol import Token
 
 __all__ = [
     "operations",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from zarr_manifests.errors import Conflict, ConflictKind
+from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.planning.conflict.components import Changes, Component, NodeChange
 from zarr_manifests.records import dataclass

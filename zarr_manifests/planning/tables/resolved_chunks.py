@@ -36,7 +36,7 @@ class ChunkKind(IntEnum):
 
     Examples
     --------
-    >>> from zarr_manifests import ChunkKind
+    >>> from zarr_manifests.planning.tables.resolved_chunks import ChunkKind
     >>> ChunkKind(2).name
     'NATIVE'
     """
@@ -113,7 +113,8 @@ class ResolvedChunks:
     coords : int64[n, ndim]
         Chunk coordinates.
     kind : uint8[n]
-        A `ChunkKind`.
+        1 for an inline chunk (it is in a manifest, or still in memory), 2 for one in an object of
+        the repository, 3 for a virtual one (it is in a file elsewhere).
     source : int64[n]
         Position in `locations` of the object or file; -1 for an inline chunk.
     offset, length : int64[n]
@@ -139,8 +140,8 @@ class ResolvedChunks:
     ...     a = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i2")
     ...     a[4:] = 7
     >>> found = repo.readonly_session().chunk_refs("a")
-    >>> found.coords.tolist(), [zm.ChunkKind(kind).name for kind in found.kind]
-    ([[2], [3]], ['INLINE', 'INLINE'])
+    >>> found.coords.tolist(), found.kind.tolist()
+    ([[2], [3]], [1, 1])
     """
 
     path: str
