@@ -144,11 +144,11 @@ def test_what_a_repository_returns_is_shown() -> None:
     assert "/sea" in status.text
     session.commit("correct it")
     (info, *_) = repo.ancestry()
-    for value in (info, repo.diff("main~1", "main"), repo.totals(), repo.du(), repo.du(path="air")):
+    for value in (info, repo.diff("main~1", "main"), repo.du(), repo.du()["air"]):
         found = shown(value)
         assert type(value).__name__ in found.text
     assert "1: (0,)" in shown(repo.diff("main~1", "main")).text
-    assert "4 chunks" in shown(repo.totals()).text
+    assert "4 chunks" in shown(repo.du()).text
     assert shown(repo.diff("main", "main")).text == "Diffnothing"
     for report in (repo.compact(), repo.verify(), build_index(repo), repo.compute_statistics()):
         assert "details" in shown(report).tags or "table" in shown(report).tags
@@ -195,7 +195,8 @@ def test_what_is_long_is_cut_and_says_so() -> None:
     assert found.tags.count("tr") == 200
     assert "... and 4,800 more" in found.text
     assert "created (5,000)" in found.text
-    usage = reports.Usage((reports.ArrayUsage("/a", 1, 999_999),) * 300, ())
+    one = reports.Amount(1, 999_999)
+    usage = reports.Usage("id", (reports.ArrayUsage("/a", one, one),) * 300, one, one)
     assert "... and 100 more" in shown(usage).text
     assert "x" * 400 not in shown(reports.Status(("x" * 10_000,), (), (), {})).text
 

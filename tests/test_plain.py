@@ -121,7 +121,11 @@ def test_names_are_shown_harmless_by_all_that_shows_them(hostile: zm.Repository)
         for shown in (hostile, session, session.store, fork, pickle.loads(pickle.dumps(fork)))
     ]
     texts += [repr(hostile.storage), repr(session.chunk_refs(NAME)), str(session.status())]
-    texts += [repr(session.status()), repr(next(hostile.ancestry())), repr(hostile.totals())]
+    texts += [
+        repr(session.status()),
+        repr(next(hostile.ancestry())),
+        repr(hostile.du(estimate=True)),
+    ]
     texts += [shown._repr_html_() for shown in (hostile, session, session.store)]
     texts.append(repr(ResolvedChunks.of(HOSTILE, 1, None)))
     assert [text for text in texts if not harmless(text)] == []

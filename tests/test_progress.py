@@ -254,5 +254,3 @@ def test_usage_tells_of_every_array(repo: zm.Repository) -> None:
             zarr.create_array(store, name=name, shape=(2,), chunks=(2,), dtype="i4")
     hearing = heard(lambda told: repo.du(progress=told))
     assert hearing.done == hearing.totals == {"reading refs of arrays": 4}
-    session = repo.readonly_session()
-    assert heard(lambda told: session.du(progress=told)).told == hearing.told

@@ -28,6 +28,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.root import Root
+from zarr_manifests.reports import Amount
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultKind, FaultyStorage
@@ -910,22 +911,19 @@ def test_du_adds_up_by_array_and_by_kind(repository: Repository) -> None:
     session = repository.writable_session()
     big = zarr.open_array(session.store, path="g/inner/big")
     big[:4, :4] = 0  # a chunk that is all fill value is removed
-    usage = {array.path: array for array in session.du()}
-    assert set(usage) == {"/g/x", "/g/inner/big", "/g/notes.txt", "/other"}
-    assert (usage["/g/x"].inline_chunks, usage["/g/x"].inline_bytes) == (4, 32)
-    assert (usage["/g/inner/big"].native_chunks, usage["/g/inner/big"].native_bytes) == (3, 384)
-    assert (usage["/g/notes.txt"].chunks, usage["/g/notes.txt"].nbytes) == (1, 13)
     session.commit("remove a chunk")
     whole = repository.du()
-    assert whole.arrays == session.du()
-    assert (whole.chunks, whole.nbytes) == (10, 32 + 384 + 13 + 16)
-    assert [info.message for info in whole.snapshots] == [
-        "remove a chunk",
-        "fill",
-        "create repository",
-    ]
-    filled = whole.snapshots[1]
-    assert (filled.written["refs-set"], filled.written["chunk-bytes"]) == (11, 32 + 512 + 13 + 16)
+    assert {array.path for array in whole.arrays} == {
+        "/g/x",
+        "/g/inner/big",
+        "/g/notes.txt",
+        "/other",
+    }
+    assert (whole["/g/x"].inline, whole["/g/x"].native) == (Amount(4, 32), Amount(0, 0))
+    assert (whole["/g/inner/big"].native, whole["/g/inner/big"].fraction) == (Amount(3, 384), 0.75)
+    assert (whole["/g/notes.txt"].total, whole["/g/notes.txt"].grid_shape) == (Amount(1, 13), None)
+    assert (whole.total, whole.growth) == (Amount(10, 32 + 384 + 13 + 16), Amount(-1, -128))
+    filled = repository.readonly_session("main~1")
     assert repository.du(filled.snapshot_id).nbytes == 32 + 512 + 13 + 16
     repository.create_tag("filled", filled.snapshot_id)
     assert repository.du("filled").chunks == 11
@@ -944,9 +942,9 @@ def test_du_reads_no_chunk_and_in_few_rounds() -> None:
     cold = zm.open(counting)
     session = cold.readonly_session()
     counting.reset()
-    assert sum(usage.chunks for usage in session.du()) == 20 * 20
-    assert {record.key.partition("/")[0] for record in counting.log} <= {"manifests"}
-    assert len(counting.log) <= 2
+    assert cold.du(session.snapshot_id).chunks == 20 * 20
+    assert {record.key.partition("/")[0] for record in counting.log} == {"manifests", "snapshots"}
+    assert len(counting.log) <= 3
 
 
 def test_html_shows_what_tree_shows(repository: Repository) -> None:

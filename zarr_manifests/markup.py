@@ -108,8 +108,8 @@ def report(value: Any) -> str:
 
     Examples
     --------
-    >>> from zarr_manifests.reports import ArrayStats
-    >>> "2 x 3" in ArrayStats("/a", (2, 3), (1, 1), (2, 3), 1, 8, False)._repr_html_()
+    >>> from zarr_manifests.reports import Amount, ArrayUsage
+    >>> "2 x 3" in ArrayUsage("/a", Amount(1, 8), Amount(1, 8), (2, 3))._repr_html_()
     True
     """
     single: list[tuple[str, str]] = []

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, history, upkeep
+from zarr_manifests.engine.compact.presence_index import counted_usage
+from zarr_manifests.engine.edit.contents import usage_of
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import Pin, SessionWriter
 from zarr_manifests.engine.history.follow import opened
@@ -47,7 +49,6 @@ from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     Ancestry,
-    ArrayStats,
     CellChanges,
     Change,
     CleanReport,
@@ -62,7 +63,6 @@ from zarr_manifests.reports import (
     RepackReport,
     SnapshotInfo,
     StatisticsReport,
-    Totals,
     Usage,
     ValueChanges,
     VerifyReport,
@@ -917,65 +917,20 @@ class Repository:
 
     # --- sizes -------------------------------------------------------------------------------
 
-    def totals(
-        self,
-        version: str | None = None,
-    ) -> Totals:
-        """Chunks and bytes of every array, and how many more than in the snapshot before.
-
-        Take this first: it is free. The snapshot carries the counts, and no manifest is read. A
-        commit makes no lookups to count, so where it may have overwritten or removed something,
-        the number is an upper bound and marked so. A compaction that merges all of an array makes
-        it exact. `SnapshotInfo.totals` has the same sums for every entry of the history. For exact
-        numbers, or by kind of storage, take `du`.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://totals-example")
-        >>> with repo.transaction(message="fill a quarter") as store:
-        ...     array = zarr.create_array(
-        ...         store, name="air", shape=(8,), chunks=(2,), dtype="i2", compressors=None)
-        ...     array[:2] = 7
-        >>> totals = repo.totals()
-        >>> totals["air"].total
-        Amount(refs=1, nbytes=4, refs_exact=True, nbytes_exact=True)
-        >>> totals.delta.refs
-        1
-        """
-        return totals_of(self._refs.view(version))
-
-    @overload
-    def du(
-        self,
-        version: str | None = None,
-        *,
-        path: None = None,
-        progress: Progress | None = None,
-    ) -> Usage: ...
-
-    @overload
-    def du(
-        self,
-        version: str | None = None,
-        *,
-        path: str,
-        progress: Progress | None = None,
-    ) -> ArrayStats: ...
-
     def du(
         self,
         version: str | None = None,
         *,
         path: str | None = None,
+        estimate: bool = False,
         progress: Progress | None = None,
-    ) -> Usage | ArrayStats:
-        """Exact chunks and bytes of every array and commit, or how far one array is filled.
+    ) -> Usage:
+        """Chunks and bytes of every array, and how many more than in the snapshot before.
 
-        Take this where `totals` is only a bound, or to tell inline, native and virtual chunks
-        apart. It reads no chunk. Without a path it reads all manifests of the snapshot and its
-        history. For one array it reads nothing where `totals` is exact, else the index of
-        initialised chunks, else the manifests of that array.
+        No chunk is read. Without a path it reads all manifests of the snapshot, and counts chunks
+        in manifests, in objects and in files elsewhere apart. For one array it reads nothing where
+        the snapshot's own count is exact, else the index of initialised chunks, else the manifests
+        of that array.
 
         Parameters
         ----------
@@ -983,6 +938,11 @@ class Repository:
             As for `readonly_session`; by default the head of `main`.
         path : str, optional
             One array.
+        estimate : bool, default False
+            Take the counts that the snapshot has itself, and read nothing. A commit makes no
+            lookups to count, so where it may have overwritten or removed something, the number is
+            an upper bound and marked so. A compaction that merges all of an array makes it exact.
+            `SnapshotInfo.totals` has the same sums for every entry of the history.
         progress : callable, optional
             Called with what is being done, and with how many arrays; without a path only.
 
@@ -998,24 +958,28 @@ class Repository:
         >>> with repo.transaction(message="fill a quarter") as store:
         ...     array = zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i2")
         ...     array[:2] = 7
-        >>> one = repo.du(path="air")
-        >>> one.initialized_chunks, one.total_chunks, one.fraction
-        (1, 4, 0.25)
-        >>> repo.du().chunks
-        1
+        >>> air = repo.du(path="air")["air"]
+        >>> air.chunks, air.grid_shape, air.fraction
+        (1, (4,), 0.25)
+        >>> print(repo.du().total, "-", repo.du(estimate=True).growth.exact)
+        1 chunk, 13 bytes - True
         """
-        if path is not None:
-            context = self._context
+        if path is None and not estimate:
+            contents = self.readonly_session(version)._contents
+            return usage_of(contents, progress or ignore)
 
-            def count() -> ArrayStats:
-                found = self._refs.resolve(version)
-                view = context.open_branch(found.at)
-                return compact.presence_index.array_stats(context, view, path, found.branch)
+        def count() -> Usage:
+            found = self._refs.resolve(version)
+            view = self._context.open_branch(found.at)
+            if path is not None and not estimate:
+                return counted_usage(self._context, view, path, found.branch)
+            usage = totals_of(view)
+            if path is None:
+                return usage
+            array = usage[path]
+            return Usage(usage.snapshot_id, (array,), array.total, array.growth)
 
-            return opened(count)
-        session = self.readonly_session(version)
-        history = self.ancestry(session.snapshot_id)
-        return Usage(session.du(progress=progress), tuple(history))
+        return opened(count)
 
     def compute_statistics(
         self,

@@ -22,7 +22,7 @@ from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics, chunk_statistics
-from zarr_manifests.engine.edit.contents import status_of, usage_of
+from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
 from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.move_nodes import (
@@ -40,13 +40,11 @@ from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
-from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
-    ArrayUsage,
     ChunkSelection,
     PreloadReport,
     Status,
-    Totals,
+    Usage,
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
@@ -64,6 +62,7 @@ __all__ = [
     "Status",
     "chunk_map_of",
     "commits_of",
+    "estimate_of",
     "merge_own",
     "preload_report",
 ]
@@ -718,35 +717,6 @@ class Session:
 
     # --- contents ----------------------------------------------------------------------------
 
-    def du(self, *, progress: Progress | None = None) -> tuple[ArrayUsage, ...]:
-        """Chunks and bytes of every array, and of every key that belongs to none.
-
-        Counted from the manifests, uncommitted changes included; no chunk is read.
-
-        Parameters
-        ----------
-        progress : callable, optional
-            Called with what is being done, and with how many arrays.
-        """
-        return usage_of(self._contents, progress or ignore)
-
-    def totals(self) -> Totals:
-        """Chunks and bytes of the session's snapshot, as the snapshot records them.
-
-        Uncommitted changes are not counted. Nothing is read for it; see `Repository.totals`.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.create("memory://session-totals-example").writable_session()
-        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
-        >>> array[4:] = 7
-        >>> _ = session.commit("fill half")
-        >>> session.totals()["a"].total.refs
-        2
-        """
-        return totals_of(self._contents.view)
-
     def initialized_chunks(
         self, path: str, region: Sequence[Bounds] | Box | None = None
     ) -> IndexArray:
@@ -1082,6 +1052,11 @@ def commits_of(session: Session) -> SessionCommits:
         If the session is read-only.
     """
     return session._writable()
+
+
+def estimate_of(session: Session) -> Usage:
+    """What `Repository.du` estimates for the snapshot of a session, for the rest of the package."""
+    return totals_of(session._contents.view)
 
 
 def preload_report(session: Session, wait_s: float = 0.0) -> PreloadReport:

@@ -41,7 +41,7 @@ def loaded(code: str, *names: str) -> list[str]:
     [
         ("import zarr_manifests", []),
         ("import zarr_manifests as zm; zm.errors.ManifestsError, dir(zm)", []),
-        ("import zarr_manifests as zm; zm.storage.MemoryStorage; zm.Repository", ["numpy", "zarr"]),
+        ("import zarr_manifests as zm; zm.storage.Storage; zm.Repository", ["numpy", "zarr"]),
         ("from zarr_manifests import write", ["numpy", "xarray", "zarr"]),
         (_CALL.format("--version"), []),
         (_CALL.format("--help"), ["typer"]),

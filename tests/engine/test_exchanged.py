@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -150,8 +151,8 @@ class Ways:
             "other branch": lambda r: contents(r.readonly_session("b1")),
             "tag": lambda r: contents(r.readonly_session("t0")),
             "tag of a page": lambda r: contents(r.readonly_session(tag)),
-            "totals": lambda r: r.totals(),
-            "totals of a tag": lambda r: r.totals("t1"),
+            "estimate": lambda r: r.du(estimate=True),
+            "estimate of a tag": lambda r: r.du("t1", estimate=True),
             "diff": lambda r: r.diff(middle.snapshot_id, newest.snapshot_id),
             "ancestry": lambda r: r.ancestry(),
             "ancestry of a tag": lambda r: r.ancestry("t0"),
@@ -160,7 +161,7 @@ class Ways:
             "du": lambda r: r.du(),
             "branches": lambda r: r.list_branches(),
             "tags": lambda r: r.list_tags(),
-            "du of one": lambda r: r.du(path="a").initialized_chunks,
+            "du of one": lambda r: r.du(path="a").chunks,
             "initialized": lambda r: r.readonly_session().initialized_chunks("a"),
             "bulk": lambda r: sorted(
                 (tuple(map(int, coords)), data)
@@ -174,7 +175,8 @@ class Ways:
             reads[f"id {info.message}"] = lambda r, i=info.snapshot_id: contents(
                 r.readonly_session(i)
             )
-            reads[f"totals of {info.message}"] = lambda r, i=info.snapshot_id: r.totals(i)
+            one = partial(Repository.du, version=info.snapshot_id, estimate=True)
+            reads[f"estimate of {info.message}"] = one
         at = infos[len(infos) // 3].written_at
         reads["as of"] = lambda r: contents(r.readonly_session(f"main@{at}"))
         self.reads = reads
@@ -398,7 +400,7 @@ def test_another_repositorys_root_is_refused_by_who_knows_this_one(
     for use in (
         lambda: session.commit("mine"),
         lambda: [*repository.ancestry()],
-        repository.totals,
+        repository.du,
         lambda: repository.create_tag("new"),
         lambda: repository.expire_snapshots(keep_last=1),
         lambda: repository.garbage_collect(NEVER),

@@ -169,7 +169,7 @@ def test_a_merge_reads_nothing_and_a_commit_refers_to_what_forks_have_written(
     assert requests(storage).count("create") == len(referred(repository)) - len(written) <= 1
     head = repository.readonly_session()
     assert [version_of(head, at) for at in range(0, CHUNKS, 37)] == [1] * len(range(0, CHUNKS, 37))
-    assert repository.totals().total.refs == CHUNKS
+    assert repository.du(estimate=True).total.chunks == CHUNKS
     assert repository.verify().ok
 
 
@@ -219,7 +219,7 @@ def test_small_forks_become_one_table(storage: CountingStorage, repository: Repo
     session.commit("all")
     (entry,) = contents_of(repository.readonly_session().store).view.snapshot.deltas[-1:]
     assert len([*entry.parts()]) <= 3
-    assert repository.totals().total.refs == CHUNKS
+    assert repository.du(estimate=True).total.chunks == CHUNKS
 
 
 @pytest.mark.parametrize("many", [300, 900])
@@ -237,7 +237,7 @@ def test_forks_that_differ_are_refused_and_nothing_is_merged(
     with pytest.raises(ConflictError):
         session.merge(two)
     session.commit("the first")
-    assert repository.totals().total.refs == many
+    assert repository.du(estimate=True).total.chunks == many
 
 
 @pytest.mark.parametrize("many", [300, 900])
@@ -245,7 +245,7 @@ def test_attempts_that_wrote_the_same_agree(repository: Repository, many: int) -
     session = repository.writable_session()
     session.merge(worked(session, 0, many), worked(session, 0, many))
     session.commit("once")
-    assert repository.totals().total.refs == many
+    assert repository.du(estimate=True).total.chunks == many
     assert repository.verify().ok
 
 
@@ -264,7 +264,7 @@ def test_what_the_session_wrote_since_conflicts_and_what_it_wrote_before_does_no
     session.merge(other, late)  # what was merged before is not merged again
     assert version_of(session, 150) == 3
     session.commit("both")
-    assert repository.totals().total.refs == max(350, 100 + many) + 10
+    assert repository.du(estimate=True).total.chunks == max(350, 100 + many) + 10
     again = repository.writable_session()
     fork = worked(again, 0, many, version=4)
     refer(again, 7, 8, version=5)
@@ -318,7 +318,7 @@ def test_what_tasks_wrote_is_durable_before_it_is_merged(tmp_path: Path) -> None
     found = zarr.open_array(reader.readonly_session().store, path="a")[0, 0, :]
     assert np.array_equal(found, np.arange(20) % 251 + 1)
     assert reader.verify().ok
-    assert reader.totals().total.refs == 1_800
+    assert reader.du(estimate=True).total.chunks == 1_800
 
 
 def test_what_an_abandoned_fork_has_written_is_collected(
@@ -337,7 +337,7 @@ def test_what_an_abandoned_fork_has_written_is_collected(
     assert len(gone) == 1
     assert referred(repository).isdisjoint(gone)
     assert repository.verify().ok
-    assert repository.totals().total.refs == 900
+    assert repository.du(estimate=True).total.chunks == 900
 
 
 def test_statistics_of_many_forks_are_written_few_at_a_time(

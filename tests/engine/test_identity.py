@@ -44,7 +44,7 @@ def anew(repo: Repository) -> Repository:
 
 BY_ID: dict[str, Callable[[Repository, str, str], Any]] = {
     "readonly_session": lambda repo, one, _: repo.readonly_session(one),
-    "totals": lambda repo, one, _: repo.totals(one),
+    "totals": lambda repo, one, _: repo.du(one, estimate=True),
     "diff": lambda repo, one, two: repo.diff(one, two),
     "ancestry": lambda repo, one, _: list(repo.ancestry(one)),
     "create_branch": lambda repo, one, _: repo.create_branch("new", one),

@@ -193,7 +193,7 @@ AT_ONCE: Final[dict[str, Callable[[Many], object]]] = {
     "commit after another": commit_after_another,
     "refer": refer,
     "status": lambda of: of.session.status(),
-    "sizes": lambda of: of.session.du(),
+    "sizes": lambda of: of.repository.du(of.session.snapshot_id),
 }
 """What may be done to all of them."""
 

@@ -175,7 +175,7 @@ def test_nothing_else_is_changed() -> None:
     """History, totals and what readers of changes see."""
     repo = filled(MemoryStorage())
     old = repo.readonly_session().snapshot_id
-    totals = repo.totals()
+    totals = repo.du(estimate=True)
     build_index(repo)
     stats = repo.du(path="a")
     report = repo.compact(mode="packs")
@@ -184,10 +184,10 @@ def test_nothing_else_is_changed() -> None:
     assert report.snapshot_id is not None
     assert list(repo.changes(old, report.snapshot_id)) == []
     assert repo.diff(old, report.snapshot_id).chunks == {}
-    assert repo.totals().total == totals.total
+    assert repo.du(estimate=True).total == totals.total
     assert totals.total.exact
-    assert all(one.delta.refs == one.delta.nbytes == 0 for one in repo.totals().arrays)
-    assert repo.du(path="a").initialized_chunks == stats.initialized_chunks
+    assert all(one.growth.chunks == one.growth.nbytes == 0 for one in repo.du(estimate=True).arrays)
+    assert repo.du(path="a").chunks == stats.chunks
     assert repo.verify().ok
 
 
@@ -196,11 +196,11 @@ def test_what_is_not_merged_yet_is_sound(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(repacking, "_merged", lambda *args: None)
     storage = MemoryStorage()
     repo = filled(storage, compacted=True)
-    before, totals = head(storage), repo.totals().total
+    before, totals = head(storage), repo.du(estimate=True).total
     repo.compact(mode="packs")
     assert next(iter(repo.ancestry())).message == "repack chunks"
     assert head(storage) == before
-    assert repo.totals().total == totals
+    assert repo.du(estimate=True).total == totals
     assert repo.verify().ok
     collected(repo)
     assert chunk_bytes(storage) == (32 + 18 + 6) * CHUNK + 250

@@ -1,4 +1,4 @@
-"""Totals: what snapshots say of how much there is, without a manifest, and never a wrong number.
+"""Usage: what snapshots say of how much there is, without a manifest, and never a wrong number.
 
 What there really is is counted from the manifests of the snapshot and of its parent. A number that
 is called exact must be that; any other must not be less.
@@ -23,7 +23,7 @@ from zarr_manifests.engine.commit import landing as commit
 from zarr_manifests.engine.snapshot import totals as totals_module
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.keys import ArrayMeta
-from zarr_manifests.reports import Amount, Totals
+from zarr_manifests.reports import Amount, Usage
 from zarr_manifests.repository import build_index
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
@@ -56,31 +56,31 @@ def fill(session: Session, path: str, *coords: int, nbytes: int = 8) -> None:
 
 
 def exactly(refs: int, nbytes: int) -> Amount:
-    return Amount(refs, nbytes, refs_exact=True, nbytes_exact=True)
+    return Amount(refs, nbytes, chunks_exact=True, nbytes_exact=True)
 
 
 def at_most(refs: int, nbytes: int) -> Amount:
-    return Amount(refs, nbytes, refs_exact=False, nbytes_exact=False)
+    return Amount(refs, nbytes, chunks_exact=False, nbytes_exact=False)
 
 
 def sure(found: Amount, refs: int, nbytes: int) -> None:
     """What is exact is right, and what is not is not too small."""
-    assert found.refs == refs if found.refs_exact else found.refs >= refs
+    assert found.chunks == refs if found.chunks_exact else found.chunks >= refs
     if found.nbytes_exact:
         assert found.nbytes == nbytes
     else:
         assert found.nbytes is None or found.nbytes >= nbytes
 
 
-def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
+def check(storage: MemoryStorage, snapshot_id: str) -> Usage:
     """The totals of a snapshot, compared with what is in its manifests and in its parent's."""
     repository = zm.open(storage)
     (info, *older) = repository.ancestry(snapshot_id)
-    totals = repository.totals(snapshot_id)
-    now = {u.path: u for u in repository.readonly_session(snapshot_id).du()}
+    totals = repository.du(snapshot_id, estimate=True)
+    now = {u.path: u for u in repository.du(snapshot_id).arrays}
     before = {}
     if older:
-        before = {u.path: u for u in repository.readonly_session(info.parent_id).du()}
+        before = {u.path: u for u in repository.du(info.parent_id).arrays}
     assert [array.path for array in totals.arrays] == sorted(now)
     nodes = contents_of(repository.readonly_session(snapshot_id).store).nodes()
     was = repository.readonly_session(info.parent_id or snapshot_id)
@@ -92,11 +92,11 @@ def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
         usage, old = now[array.path], before.get(paths.get(ids[array.path], ""))
         chunks, nbytes = (old.chunks, old.nbytes) if old else (0, 0)
         sure(array.total, usage.chunks, usage.nbytes)
-        sure(array.delta, usage.chunks - chunks, usage.nbytes - nbytes)
+        sure(array.growth, usage.chunks - chunks, usage.nbytes - nbytes)
     chunks, nbytes = (sum(getattr(u, name) for u in now.values()) for name in ("chunks", "nbytes"))
     sure(totals.total, chunks, nbytes)
     gone = (sum(getattr(u, name) for u in before.values()) for name in ("chunks", "nbytes"))
-    sure(totals.delta, *(a - b for a, b in zip((chunks, nbytes), gone, strict=True)))
+    sure(totals.growth, *(a - b for a, b in zip((chunks, nbytes), gone, strict=True)))
     if older:
         check_sums(info.totals, totals)
         arrays = [n for n in nodes.values() if n.array is not None]
@@ -104,11 +104,11 @@ def check(storage: MemoryStorage, snapshot_id: str) -> Totals:
     return totals
 
 
-def check_sums(sums: Any, totals: Totals) -> None:
+def check_sums(sums: Any, totals: Usage) -> None:
     """What the snapshot carries says the same of all together."""
     total = totals.total
-    assert sums.get("chunks") == (total.refs if total.refs_exact else None)
-    assert sums.get("chunks-at-most") == (None if total.refs_exact else total.refs)
+    assert sums.get("chunks") == (total.chunks if total.chunks_exact else None)
+    assert sums.get("chunks-at-most") == (None if total.chunks_exact else total.chunks)
     assert sums.get("chunk-bytes") == (total.nbytes if total.nbytes_exact else None)
     assert sums.get("chunk-bytes-at-most") == (None if total.nbytes_exact else total.nbytes)
 
@@ -230,7 +230,7 @@ def test_what_comes_back_after_a_run_was_merged_is_counted_as_new() -> None:
     session.commit("another")
     assert repository.compact(mode="minor").refs_merged == 0
     totals = check(storage, repository.revert(gone, "main"))
-    assert totals["line"].total == totals["line"].delta == exactly(1, 8)
+    assert totals["line"].total == totals["line"].growth == exactly(1, 8)
 
 
 # --- what is known for nothing ---------------------------------------------------------------
@@ -257,7 +257,7 @@ def cold(storage: MemoryStorage) -> Session:
     return zm.open(storage).writable_session()
 
 
-def totals_after(storage: MemoryStorage, session: Session) -> Totals:
+def totals_after(storage: MemoryStorage, session: Session) -> Usage:
     return check(storage, session.commit("change"))
 
 
@@ -268,12 +268,12 @@ def test_what_was_made_and_appended_is_known(storage: MemoryStorage) -> None:
     fill(session, "other", 0, 3, nbytes=40)
     totals = totals_after(storage, session)
     assert totals["line"].total == exactly(10, 80)
-    assert totals["/line"].delta == exactly(2, 16)
-    assert totals["other"].total == totals["other"].delta == exactly(2, 80)
+    assert totals["/line"].growth == exactly(2, 16)
+    assert totals["other"].total == totals["other"].growth == exactly(2, 80)
     assert totals["plane"].total == exactly(4, 32)
-    assert totals["plane"].delta == exactly(0, 0)
+    assert totals["plane"].growth == exactly(0, 0)
     assert totals.total == exactly(16, 192)
-    assert totals.delta == exactly(4, 96)
+    assert totals.growth == exactly(4, 96)
     with pytest.raises(NotFoundError, match=r"there is no array '/nowhere' in .*; there are: /"):
         totals["nowhere"]
 
@@ -283,18 +283,18 @@ def test_an_overwrite_is_a_bound_until_a_compaction(storage: MemoryStorage) -> N
     fill(session, "line", 0, 5, nbytes=40)
     totals = totals_after(storage, session)
     assert totals["line"].total == at_most(10, 144)
-    assert totals["line"].delta == at_most(2, 80)
-    assert totals["plane"].exact
+    assert totals["line"].growth == at_most(2, 80)
+    assert totals["plane"].total.exact
     assert not totals.exact
     session = cold(storage)
     fill(session, "line", 11)
     totals = totals_after(storage, session)
-    assert totals["line"].delta == exactly(1, 8)
+    assert totals["line"].growth == exactly(1, 8)
     assert totals["line"].total == at_most(11, 152)
     zm.open(storage).compact(mode="full")
     totals = check(storage, zm.open(storage).list_branches()["main"])
     assert totals["line"].total == exactly(9, 136)
-    assert totals.delta == exactly(0, 0)
+    assert totals.growth == exactly(0, 0)
 
 
 def test_an_overwrite_is_known_where_its_manifest_is_at_hand(storage: MemoryStorage) -> None:
@@ -309,8 +309,8 @@ def test_overwriting_a_full_array_changes_no_number_of_chunks(storage: MemorySto
     session = cold(storage)
     put(session, "plane/c/1/0", 40)
     found = totals_after(storage, session)["plane"]
-    assert found.total == Amount(4, 72, refs_exact=True, nbytes_exact=False)
-    assert found.delta == Amount(0, 40, refs_exact=True, nbytes_exact=False)
+    assert found.total == Amount(4, 72, chunks_exact=True, nbytes_exact=False)
+    assert found.growth == Amount(0, 40, chunks_exact=True, nbytes_exact=False)
 
 
 def test_there_are_no_more_than_the_grid_has(storage: MemoryStorage) -> None:
@@ -357,9 +357,9 @@ def test_what_is_deleted_and_brought_back_is_known(storage: MemoryStorage) -> No
     snapshot_id = session.commit("delete")
     totals = check(storage, snapshot_id)
     assert [array.path for array in totals.arrays] == ["/plane"]
-    assert (totals.total, totals.delta) == (exactly(4, 32), exactly(-8, -64))
+    assert (totals.total, totals.growth) == (exactly(4, 32), exactly(-8, -64))
     back = check(storage, zm.open(storage).revert(snapshot_id))
-    assert back["line"].total == back["line"].delta == exactly(8, 64)
+    assert back["line"].total == back["line"].growth == exactly(8, 64)
 
 
 def test_a_moved_array_has_what_it_had(storage: MemoryStorage) -> None:
@@ -367,7 +367,7 @@ def test_a_moved_array_has_what_it_had(storage: MemoryStorage) -> None:
     session.move("line", "moved")
     totals = totals_after(storage, session)
     assert totals["moved"].total == exactly(8, 64)
-    assert totals["moved"].delta == exactly(0, 0)
+    assert totals["moved"].growth == exactly(0, 0)
 
 
 def test_a_commit_on_top_of_another_counts_on_from_there(storage: MemoryStorage) -> None:
@@ -377,7 +377,7 @@ def test_a_commit_on_top_of_another_counts_on_from_there(storage: MemoryStorage)
     first.commit("first")
     totals = totals_after(storage, second)
     assert totals["line"].total == exactly(11, 88)
-    assert totals["line"].delta == exactly(2, 16)
+    assert totals["line"].growth == exactly(2, 16)
 
 
 def test_what_is_merged_in_part_is_counted_once() -> None:
@@ -429,7 +429,7 @@ def test_what_a_policy_leaves_out_is_not_counted(storage: MemoryStorage, chunks:
     first.commit("first")
     totals = check(storage, second.commit("second", rebase="theirs"))
     assert totals["line"].total == exactly(11, 120)
-    assert totals["line"].delta == exactly(1, 40)
+    assert totals["line"].growth == exactly(1, 40)
     assert totals["other"].total == exactly(chunks, 40 * chunks - 32)
 
 
@@ -442,12 +442,11 @@ def test_no_manifest_is_read_for_totals(storage: MemoryStorage) -> None:
     session.commit("overwrite")
     counting = CountingStorage(storage)
     repository = zm.open(counting)
-    totals = repository.totals()
-    assert totals["line"].total.refs == 9
+    totals = repository.du(estimate=True)
+    assert totals["line"].total.chunks == 9
     assert not [r.key for r in counting.log if r.key.startswith(("manifests/", "chunks/"))]
     before = len(counting.log)
-    assert repository.readonly_session(totals.snapshot_id).totals() == totals
-    repository.readonly_session().totals()
+    assert repository.du(totals.snapshot_id, estimate=True) == totals
     assert not [r for r in counting.log[before:] if r.key.startswith("manifests/")]
 
 
@@ -478,7 +477,7 @@ def test_a_commit_counts_what_it_touches_only() -> None:
         session = zm.open(storage).writable_session()
         fill(session, "a000", 1)
         snapshot_id = session.commit("one more")
-        assert zm.open(storage).totals().total.refs == arrays + 1
+        assert zm.open(storage).du(estimate=True).total.chunks == arrays + 1
         of, _, number = snapshot_id.rpartition("-")
         sizes.append(storage.head(f"snapshots/{of}/{number}").nbytes)
     assert sizes[1] - sizes[0] < 32
@@ -492,13 +491,13 @@ def test_what_there_is_is_found_out_once_for_a_commit(
 ) -> None:
     session = cold(storage)
     fill(session, "line", 3, 4)
-    asked, true = [], totals_module.tallies_of
+    asked, true = [], totals_module.amounts_of
 
     def noted(view: Any, **given: Any) -> Any:
         asked.append(view)
         return true(view, **given)
 
-    monkeypatch.setattr(totals_module, "tallies_of", noted)
+    monkeypatch.setattr(totals_module, "amounts_of", noted)
     session.commit("two chunks")
     assert len(asked) == 1
 
@@ -557,32 +556,32 @@ def test_of_many_arrays_a_commit_asks_only_those_it_touches(
         return true(self, path)
 
     bases: list[Any] = []
-    tallies = totals_module.base_tallies
+    amounts = totals_module.base_amounts
 
-    def base_tallies(*args: Any) -> Any:
+    def base_amounts(*args: Any) -> Any:
         bases.append(args)
-        return tallies(*args)
+        return amounts(*args)
 
     repository = zm.open(storage)
     session = repository.writable_session()
     monkeypatch.setattr(ArrayMeta, "is_coordinate", is_coordinate)
-    monkeypatch.setattr(totals_module, "base_tallies", base_tallies)
+    monkeypatch.setattr(totals_module, "base_amounts", base_amounts)
     for i in range(3):
         session = repository.writable_session() if i == 2 else session
         fill(session, "array7", i + 1)
         session.commit("one chunk")
     assert set(asked) <= {"array7"}
     assert len(bases) == 1
-    check_sums(contents_of(session.store).view.snapshot.sums, repository.totals())
+    check_sums(contents_of(session.store).view.snapshot.sums, repository.du(estimate=True))
 
 
 @pytest.mark.parametrize(
     ("one", "text"),
     [
-        (Amount(1, 1, refs_exact=True, nbytes_exact=True), "1 chunk, 1 byte"),
-        (Amount(2000, 1, refs_exact=False, nbytes_exact=True), "at most 2,000 chunks, 1 byte"),
-        (Amount(1, 20, refs_exact=True, nbytes_exact=False), "1 chunk, at most 20 bytes"),
-        (Amount(0, None, refs_exact=True, nbytes_exact=True), "0 chunks"),
+        (Amount(1, 1, chunks_exact=True, nbytes_exact=True), "1 chunk, 1 byte"),
+        (Amount(2000, 1, chunks_exact=False, nbytes_exact=True), "at most 2,000 chunks, 1 byte"),
+        (Amount(1, 20, chunks_exact=True, nbytes_exact=False), "1 chunk, at most 20 bytes"),
+        (Amount(0, None, chunks_exact=True, nbytes_exact=True), "0 chunks"),
     ],
 )
 def test_an_amount_says_one_chunk_and_two_chunks(one: Amount, text: str) -> None:

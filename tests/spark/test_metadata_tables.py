@@ -111,10 +111,10 @@ def test_arrays_have_their_metadata_and_totals(spark: SparkSession, repo: Reposi
     assert (air.attributes, air.grid_chunks) == ('{"units": "K"}', 10)
     assert (found["/sharded"].chunk_shape, found["/sharded"].shard_shape) == ([1, 2], [2, 4])
     assert found["/sharded"].grid_chunks == 6
-    for array in repo.totals().arrays:
+    for array in repo.du(estimate=True).arrays:
         row = found[array.path]
-        assert (row.chunks, row.chunk_bytes) == (array.total.refs, array.total.nbytes)
-        exact = array.total.refs_exact, array.total.nbytes_exact
+        assert (row.chunks, row.chunk_bytes) == (array.total.chunks, array.total.nbytes)
+        exact = array.total.chunks_exact, array.total.nbytes_exact
         assert (row.chunks_exact, row.chunk_bytes_exact) == exact
 
 

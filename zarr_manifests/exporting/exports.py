@@ -47,6 +47,6 @@ def export(contents: SessionView, dest: Any, request: ExportRequest) -> ExportRe
     if request.progress is not None:
         within = {absolute(node.path) for node in source.nodes}
         arrays = totals_of(contents.view).arrays
-        total = sum(array.total.refs for array in arrays if array.path in within)
+        total = sum(array.chunks for array in arrays if array.path in within)
         expect(request.progress, "chunks", total)
     return _FORMATS[name](source, dest, request)

@@ -5,17 +5,14 @@ All are immutable and hold no connection to the repository.
 
 from __future__ import annotations
 
+from zarr_manifests.planning.tables.sums import Amount
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape, CellChanges
 from zarr_manifests.planning.upkeep.change_records import Change, Operation
 from zarr_manifests.reports.array_reports import (
-    Amount,
     ArrayStatistics,
-    ArrayStats,
-    ArrayTotals,
     ArrayUsage,
     ChunkSelection,
     StatisticsReport,
-    Totals,
     Usage,
 )
 from zarr_manifests.reports.ingest_reports import (
@@ -67,8 +64,6 @@ __all__ = [
     "ArrayPlace",
     "ArrayShape",
     "ArrayStatistics",
-    "ArrayStats",
-    "ArrayTotals",
     "ArrayUsage",
     "CellChanges",
     "Change",
@@ -104,7 +99,6 @@ __all__ = [
     "SnapshotInfo",
     "StatisticsReport",
     "Status",
-    "Totals",
     "Usage",
     "ValueChanges",
     "VerifyReport",

@@ -12,69 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
-from zarr_manifests.markup import cell, facts, folded, page, report, table
+from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
-from zarr_manifests.planning.tables.sums import Tally
+from zarr_manifests.planning.tables.sums import Amount
 from zarr_manifests.records import dataclass
-from zarr_manifests.reports.version_reports import SnapshotInfo
-from zarr_manifests.texts import count_text
 
 __all__ = [
-    "Amount",
     "ArrayStatistics",
-    "ArrayStats",
-    "ArrayTotals",
     "ArrayUsage",
     "ChunkSelection",
     "StatisticsReport",
-    "Totals",
     "Usage",
 ]
 
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 _COLORS = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayStats:
-    """How far an array is filled.
-
-    Parameters
-    ----------
-    path : str
-        Absolute path.
-    shape, chunk_shape, grid_shape : tuple of int
-        Elements of the array and of a chunk, and chunks of the array, along each axis.
-    initialized_chunks : int
-        Chunks that are there; all others read as the fill value.
-    stored_bytes : int or None
-        Bytes of these, as stored; None if the index does not tell: `du` without a path counts them.
-    counted : bool
-        Whether manifests were read, because the index lacked the answer.
-    """
-
-    path: str
-    shape: Coords
-    chunk_shape: Coords
-    grid_shape: Coords
-    initialized_chunks: int
-    stored_bytes: int | None
-    counted: bool
-
-    @property
-    def total_chunks(self) -> int:
-        """Chunks of the whole grid."""
-        return math.prod(self.grid_shape)
-
-    @property
-    def fraction(self) -> float:
-        """How much of the grid is there, from 0 to 1; 1 for an empty grid."""
-        return self.initialized_chunks / self.total_chunks if self.total_chunks else 1.0
-
-    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,93 +195,6 @@ class ChunkSelection:
 
 @dataclass(frozen=True, slots=True)
 class ArrayUsage:
-    """What an array refers to.
-
-    Parameters
-    ----------
-    path : str
-        Absolute path.
-    inline_chunks, inline_bytes : int
-        Chunks that are in manifests.
-    native_chunks, native_bytes : int
-        Chunks in objects of the repository.
-    virtual_chunks, virtual_bytes : int
-        Chunks in files elsewhere.
-    """
-
-    path: str
-    inline_chunks: int = 0
-    inline_bytes: int = 0
-    native_chunks: int = 0
-    native_bytes: int = 0
-    virtual_chunks: int = 0
-    virtual_bytes: int = 0
-
-    @property
-    def chunks(self) -> int:
-        """All chunks that are there."""
-        return self.inline_chunks + self.native_chunks + self.virtual_chunks
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return self.inline_bytes + self.native_bytes + self.virtual_bytes
-
-    @classmethod
-    def of(cls, path: str, table: ChunkTable | None) -> ArrayUsage:
-        """What the chunk table refers to; it may be None, for no chunks."""
-        if table is None:
-            return cls(path)
-        counts = []
-        for kind in (RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL):
-            rows = table.kind == kind
-            counts += [int(rows.sum()), int(table.length[rows].sum())]
-        return cls(path, *counts)
-
-    _repr_html_ = report
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """A number of chunks and of their bytes, each exact or an upper bound.
-
-    Parameters
-    ----------
-    refs : int
-        Chunks that are there, wherever their bytes are.
-    nbytes : int or None
-        Bytes of all of them; None if nothing is known of these.
-    refs_exact, nbytes_exact : bool
-        Whether the number is exact; else it is an upper bound.
-    """
-
-    refs: int
-    nbytes: int | None
-    refs_exact: bool
-    nbytes_exact: bool
-
-    @property
-    def exact(self) -> bool:
-        """Whether both numbers are."""
-        return self.refs_exact and self.nbytes_exact
-
-    def __str__(self) -> str:
-        chunks = ("" if self.refs_exact else "at most ") + count_text(self.refs, "chunk")
-        if self.nbytes is None:
-            return chunks
-        most = "" if self.nbytes_exact else "at most "
-        return f"{chunks}, {most}{count_text(self.nbytes, 'byte')}"
-
-    @classmethod
-    def of(cls, tally: Tally) -> Amount:
-        """The amount that the tally says."""
-        return cls(tally.chunks, tally.nbytes, tally.chunks_exact, tally.nbytes_exact)
-
-    _repr_html_ = report
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayTotals:
     """Chunks and bytes of one array, or of one key that is not part of an array.
 
     Parameters
@@ -336,44 +203,64 @@ class ArrayTotals:
         Its absolute path.
     total : Amount
         Chunks and bytes in the snapshot.
-    delta : Amount
+    growth : Amount
         The difference to the snapshot before; negative if there is less now.
+    grid_shape : tuple of int or None
+        Chunks of the whole array along each axis; None for a key that is no array.
+    inline, native, virtual : Amount or None
+        Those in manifests, in objects of the repository, and in files elsewhere; None if they were
+        not counted apart.
     """
 
     path: str
     total: Amount
-    delta: Amount
+    growth: Amount
+    grid_shape: Coords | None = None
+    inline: Amount | None = None
+    native: Amount | None = None
+    virtual: Amount | None = None
 
     @property
-    def exact(self) -> bool:
-        """Whether all numbers are."""
-        return self.total.exact and self.delta.exact
+    def chunks(self) -> int:
+        """Chunks that are there; all others read as the fill value."""
+        return self.total.chunks
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of all of them; None if unknown."""
+        return self.total.nbytes
+
+    @property
+    def fraction(self) -> float:
+        """How much of the grid is there, from 0 to 1; 1 for an empty grid."""
+        size = math.prod(self.grid_shape or ())
+        return self.chunks / size if size else 1.0
 
     _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Chunks and bytes of every array of a snapshot, as the snapshot counts them.
+class Usage:
+    """Chunks and bytes of the arrays of a snapshot.
 
     Parameters
     ----------
     snapshot_id : str
         The snapshot.
-    arrays : tuple of ArrayTotals
-        By path, of every array and of every key that is not part of one.
+    arrays : tuple of ArrayUsage
+        By path, of every array and of every key that belongs to none.
     total : Amount
         All of them together.
-    delta : Amount
+    growth : Amount
         The difference to the snapshot before, deleted arrays included.
     """
 
     snapshot_id: str
-    arrays: tuple[ArrayTotals, ...]
+    arrays: tuple[ArrayUsage, ...]
     total: Amount
-    delta: Amount
+    growth: Amount
 
-    def __getitem__(self, path: str) -> ArrayTotals:
+    def __getitem__(self, path: str) -> ArrayUsage:
         """Of the array at that path, with or without a leading slash."""
         for array in self.arrays:
             if array.path.strip("/") == path.strip("/"):
@@ -382,57 +269,21 @@ class Totals:
         raise no_array(path, arrays, f" in snapshot {self.snapshot_id}")
 
     @property
-    def exact(self) -> bool:
-        """Whether all numbers are."""
-        return self.total.exact and self.delta.exact
-
-    _repr_html_ = report
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Exact chunks and bytes of every array of a snapshot, and what each commit before it wrote.
-
-    Parameters
-    ----------
-    arrays : tuple of ArrayUsage
-        By path, of every array and of every key that belongs to none.
-    snapshots : tuple of SnapshotInfo
-        The history, newest first. `written` of each says how many chunks its commit set and
-        removed (`refs-set`, `refs-unset`), and the bytes of those it set (`chunk-bytes`).
-    """
-
-    arrays: tuple[ArrayUsage, ...]
-    snapshots: tuple[SnapshotInfo, ...]
-
-    @property
     def chunks(self) -> int:
         """Chunks of all arrays."""
-        return sum(array.chunks for array in self.arrays)
+        return self.total.chunks
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays' chunks."""
-        return sum(array.nbytes for array in self.arrays)
+    def nbytes(self) -> int | None:
+        """Bytes of all of them; None if unknown."""
+        return self.total.nbytes
 
-    def _repr_html_(self) -> str:
-        from zarr_manifests.picturing.graph import graph_html
-        from zarr_manifests.picturing.lanes import lanes
+    @property
+    def exact(self) -> bool:
+        """Whether all numbers are."""
+        return self.total.exact and self.growth.exact
 
-        sums = facts([("chunks", f"{self.chunks:,}"), ("bytes", cell("nbytes", self.nbytes))])
-        lines = []
-        for one in self.arrays:
-            kinds = one.inline_chunks, one.native_chunks, one.virtual_chunks
-            counts = [f"{count:,}" for count in (one.chunks, *kinds)]
-            lines.append((one.path, cell("nbytes", one.nbytes), *counts))
-        arrays = table(lines, ("", "bytes", "chunks", "inline", "native", "virtual"))
-        history = lanes([self.snapshots] if self.snapshots else [], {})
-        return page(
-            "Usage",
-            sums,
-            folded(f"arrays ({len(self.arrays):,})", arrays, is_open=True),
-            folded(f"snapshots ({len(self.snapshots):,})", graph_html(history)),
-        )
+    _repr_html_ = report
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_GROUP, ArrayMeta, check_inside, directory
 from zarr_manifests.markup import html_text
 from zarr_manifests.serving.served import OpenSnapshot
+from zarr_manifests.session import estimate_of
 
 __all__ = ["folder", "folder_page"]
 
@@ -63,7 +64,7 @@ def _names(opened: OpenSnapshot, contents: SessionView, path: str, prefix: str) 
 def _chunk_names(opened: OpenSnapshot, node: Node, meta: ArrayMeta, rest: str) -> set[str]:
     """The names in a folder of chunks, which is `rest` below the array's path."""
     at, ndim, lead = rest.split("/")[:-1], len(meta.shape), meta.chunk_keys.kind == "default"
-    refs = opened.session.totals()[node.path].total.refs
+    refs = estimate_of(opened.session)[node.path].chunks
     if not refs:
         return set()
     if meta.chunk_keys.separator == "." or not ndim:

@@ -28,14 +28,14 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute, check_inside, split
 from zarr_manifests.picturing.chunk_map import ChunkMap
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import Diff, SnapshotInfo, Totals, moved_tops
+from zarr_manifests.reports import Diff, SnapshotInfo, Usage, moved_tops
 from zarr_manifests.repository import Repository, graph_of
 from zarr_manifests.serving.answers import status_of
 from zarr_manifests.serving.chunk_cells import cell_table, chunk_json, side_for
 from zarr_manifests.serving.history_graph import HistoryGraph
 from zarr_manifests.serving.served import OpenSnapshot, Served
 from zarr_manifests.serving.slices import fill_values
-from zarr_manifests.session import chunk_map_of
+from zarr_manifests.session import chunk_map_of, estimate_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, totals_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
@@ -207,7 +207,7 @@ class Pages:
             raise NotFoundError(f"there is no group {absolute(group)}")
         below = {p: n for p, n in nodes.items() if not group or f"{p}/".startswith(f"{group}/")}
         rows = list(islice(hierarchy(below), _NODES + 1))
-        totals = self._repo.totals(opened.snapshot_id)
+        usage = estimate_of(opened.session)
         return self._render(
             request,
             "tree.html",
@@ -215,9 +215,9 @@ class Pages:
             group=group,
             rows=rows[:_NODES],
             is_cut=len(rows) > _NODES,
-            sizes=_sizes(totals),
-            most=max((array.total.nbytes or 0 for array in totals.arrays), default=0),
-            totals=totals,
+            sizes=_sizes(usage),
+            most=max((array.total.nbytes or 0 for array in usage.arrays), default=0),
+            usage=usage,
         )
 
     # --- arrays ------------------------------------------------------------------------------
@@ -375,8 +375,8 @@ def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:
     return min(max(int(text), least), most)
 
 
-def _sizes(totals: Totals) -> dict[str, Any]:
-    return {array.path.strip("/"): array for array in totals.arrays}
+def _sizes(usage: Usage) -> dict[str, Any]:
+    return {array.path.strip("/"): array for array in usage.arrays}
 
 
 def _rank(node: Node) -> int:

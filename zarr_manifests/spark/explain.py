@@ -18,6 +18,7 @@ from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
+from zarr_manifests.session import estimate_of
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import PlannedRead, ReadOptions, SparkFacts, plan
 from zarr_manifests.storage import Storage
@@ -107,7 +108,7 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
     said += [f"{dim} in {given!r}" for dim, given in (ranges or {}).items()]
     where = " AND ".join(said) or "TRUE"
     path = source.group.rstrip("/")
-    known = {array.path: array.total for array in planned.session.totals().arrays}
+    known = {array.path: array.total for array in estimate_of(planned.session).arrays}
     totals = {name: known[f"{path}/{name}"] for name in names}
     nbytes: int | None = 0
     for total in totals.values():
@@ -127,8 +128,8 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
     # Nothing is absent of a full array.
     full = any(
         len(source.encoded(name).dims) == len(dims)
-        and totals[name].refs_exact
-        and totals[name].refs == _grid_of(planned, name).size
+        and totals[name].chunks_exact
+        and totals[name].chunks == _grid_of(planned, name).size
         for name in compared
     )
     split = bool(compared and left_out and not full)

@@ -31,7 +31,7 @@ from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedCh
 from zarr_manifests.records import dataclass
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import ChunkStatistics, Session
+from zarr_manifests.session import ChunkStatistics, Session, estimate_of
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.job import Leased
 from zarr_manifests.spark.lease import keep_readable, renew_lease
@@ -285,7 +285,7 @@ def _manifests(spark: SparkSession, place: _Subject) -> DataFrame:
 
 
 def _arrays(spark: SparkSession, place: _Subject) -> DataFrame:
-    totals = {array.path: array.total for array in place.session.totals().arrays}
+    totals = {array.path: array.total for array in estimate_of(place.session).arrays}
     rows = []
     for path, array in place.arrays().items():
         total = totals[path]
@@ -300,8 +300,8 @@ def _arrays(spark: SparkSession, place: _Subject) -> DataFrame:
                 "shard_shape": array.shards,
                 "attributes": _as_json(array.attrs.asdict()),
                 "grid_chunks": math.prod(_grid(array)),
-                "chunks": total.refs,
-                "chunks_exact": total.refs_exact,
+                "chunks": total.chunks,
+                "chunks_exact": total.chunks_exact,
                 "chunk_bytes": total.nbytes,
                 "chunk_bytes_exact": total.nbytes_exact,
             }
@@ -364,7 +364,7 @@ class _ChunkJob:
 def _by_tasks(table: str, spark: SparkSession, place: _Subject) -> DataFrame:
     repository, session = place.repository, place.session
     check_shared(repository.storage)
-    totals = {array.path: array.total.refs for array in session.totals().arrays}
+    totals = {array.path: array.chunks for array in estimate_of(session).arrays}
     scans = []
     for path, array in place.arrays().items():
         grid = _grid(array)

@@ -377,7 +377,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {
             array.path
             for snapshot_id in snapshots
-            for array in self._repository.totals(snapshot_id).arrays
+            for array in self._repository.du(snapshot_id, estimate=True).arrays
         }
         group = self._options.group.strip("/")
         paths = (f"/{group}/{name}" if group else f"/{name}" for name in self._names)

@@ -195,7 +195,7 @@ class _Measuring:
         """Tell how many chunks these arrays have; those known already are taken off later."""
         paths = {f"/{node.path}" for node in nodes if not isinstance(_MeasuredArray.of(node), str)}
         arrays = totals_of(view).arrays
-        self.expected = sum(array.total.refs for array in arrays if array.path in paths)
+        self.expected = sum(array.chunks for array in arrays if array.path in paths)
         expect(self.progress, "measuring", self.expected)
 
     def do(self, node: Node) -> ArrayStatistics:

@@ -35,7 +35,7 @@ from zarr_manifests.engine.snapshot.index_directory import (
     index_directory,
     index_pointer,
 )
-from zarr_manifests.engine.snapshot.totals import tallies_of
+from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import NotFoundError
@@ -53,12 +53,12 @@ from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.records import dataclass
-from zarr_manifests.reports import ArrayStats, IndexReport
+from zarr_manifests.reports import Amount, ArrayUsage, IndexReport, Usage
 
 __all__ = [
     "Presence",
-    "array_stats",
     "build_index",
+    "counted_usage",
     "index_leaves",
     "initialized_coords",
     "leaf_names",
@@ -280,10 +280,8 @@ def initialized_coords(
     return laid_over(coords, changed, box)
 
 
-def array_stats(
-    context: ReadContext, view: SnapshotView, path: str, branch: str | None
-) -> ArrayStats:
-    """Count the chunks and bytes of an array, with the help of the branch's index.
+def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: str | None) -> Usage:
+    """Exact chunks and bytes of one array, with the help of the branch's index.
 
     Raises
     ------
@@ -294,19 +292,12 @@ def array_stats(
     if node is None or node.array is None:
         raise no_array(path, (p for p, n in view.nodes.items() if n.array is not None))
     presence = Presence(context, view, branch)
-    total = tallies_of(view).get(node.node_id, NOTHING)
+    total = amounts_of(view).get(node.node_id, NOTHING)
     chunks = total.chunks if total.chunks_exact else presence.count(node.node_id)
     nbytes = total.nbytes if total.nbytes_exact else presence.stored_bytes(node.node_id)
-    meta = node.array
-    return ArrayStats(
-        f"/{node.path}",
-        meta.shape,
-        meta.chunk_shape,
-        meta.grid.shape,
-        chunks,
-        nbytes,
-        presence.counted,
-    )
+    growth = changes_of(view).get(node.node_id, NOTHING).within(chunks)
+    found = ArrayUsage(f"/{node.path}", Amount(chunks, nbytes), growth, node.array.grid.shape)
+    return Usage(view.snapshot_id, (found,), found.total, growth)
 
 
 def leaf_names(ref: ManifestRef) -> list[LeafName]:

@@ -10,12 +10,15 @@ import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.snapshot.totals import grid_of, totals_of
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import changed_nodes
+from zarr_manifests.planning.tables.sums import NOTHING, sum_of
 from zarr_manifests.progress import Progress, counted, ignore
-from zarr_manifests.reports import ArrayUsage, Status
+from zarr_manifests.reports import Amount, ArrayUsage, Status, Usage
 
 __all__ = ["status_of", "summary", "usage_of"]
 
@@ -76,15 +79,30 @@ def summary(contents: SessionView) -> str:
     return f"change {', '.join(found[:_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def usage_of(contents: SessionView, progress: Progress = ignore) -> tuple[ArrayUsage, ...]:
-    """Chunks and bytes of every array and opaque entry, by path; no chunk is read.
+def usage_of(contents: SessionView, progress: Progress = ignore) -> Usage:
+    """Exact chunks and bytes of every array and opaque entry, and by where they are; by path.
 
-    `progress` is told of how many of these.
+    No chunk is read. `progress` is told of how many of these.
     """
     nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
     calls = (partial(contents.chunks, node) for node in nodes)
     tables = chain.from_iterable(map(contents.context.runtime.parallel, batched(calls, _AT_ONCE)))
     told = counted(progress, "reading refs of arrays", tables, len(nodes))
-    both = zip(nodes, told, strict=True)
-    found = [ArrayUsage.of(absolute(node.path), table) for node, table in both]
-    return tuple(sorted(found, key=lambda usage: usage.path))
+    known = totals_of(contents.view)
+    growth = {array.path: array.growth for array in known.arrays}
+    arrays = []
+    for node, table in zip(nodes, told, strict=True):
+        path = absolute(node.path)
+        kinds = [_amount(table, kind) for kind in (RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL)]
+        grown = growth.get(path, NOTHING)
+        arrays.append(ArrayUsage(path, sum_of(kinds), grown, grid_of(node), *kinds))
+    arrays.sort(key=lambda array: array.path)
+    total = sum_of(array.total for array in arrays)
+    return Usage(contents.view.snapshot_id, tuple(arrays), total, known.growth)
+
+
+def _amount(table: ChunkTable | None, kind: RefKind) -> Amount:
+    if table is None:
+        return NOTHING
+    rows = table.kind == kind
+    return Amount(int(rows.sum()), int(table.length[rows].sum()))

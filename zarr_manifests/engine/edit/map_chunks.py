@@ -20,7 +20,7 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.ancestry import ancestors, is_missing
 from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.snapshot.totals import tallies_of
+from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import CommitKind
@@ -69,7 +69,7 @@ def _slabs(contents: SessionView, node: Node, grid: Box) -> Iterator[Box]:
     if not grid.ndim or not grid.size:
         yield grid
         return
-    count = tallies_of(contents.view).get(node.node_id, NOTHING).chunks
+    count = amounts_of(contents.view).get(node.node_id, NOTHING).chunks
     length, axis = max((n, axis) for axis, n in enumerate(grid.hi))
     step = max(1, length // (1 + count // _SLAB_CHUNKS))
     for first in range(0, length, step):

@@ -39,9 +39,9 @@ from zarr_manifests.planning.tables.merge import inside
 from zarr_manifests.planning.tables.presence import kinds_at, within
 from zarr_manifests.planning.tables.sums import (
     NOTHING,
-    Tally,
-    alive_tallies,
-    base_tallies,
+    Amount,
+    alive_amounts,
+    base_amounts,
     changed_sums,
     difference,
     lay_over,
@@ -49,53 +49,53 @@ from zarr_manifests.planning.tables.sums import (
     sums_of,
 )
 from zarr_manifests.records import dataclass
-from zarr_manifests.reports import Amount, ArrayTotals, Totals
+from zarr_manifests.reports import ArrayUsage, Usage
 
 __all__ = [
     "Effect",
+    "amounts_of",
     "changes_of",
     "counts_of_base",
     "effect_of",
     "ref_counts",
     "sums_after",
-    "tallies_of",
     "totals_of",
 ]
 
 _LOOKED_THROUGH: Final = 16_384
 """Rows of deltas that are merged to look up a few chunks; more for more chunks."""
 _UNKNOWN: Final = -1
-_UNSURE: Final = Tally(chunks_exact=False, nbytes_exact=False)
+_UNSURE: Final = Amount(chunks_exact=False, nbytes_exact=False)
 _NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # readers get the error of damage
 
 
-class _BaseTallies(dict[bytes, Tally]):
-    """A base's tallies by node; kept, since there may be thousands and each commit needs them."""
+class _BaseAmounts(dict[bytes, Amount]):
+    """A base's amounts by node; kept, since there may be thousands and each commit needs them."""
 
 
-def tallies_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Tally]:
-    """The tallies of all nodes, by the base and the read list; fetches nothing.
+def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Amount]:
+    """The amounts of all nodes, by the base and the read list; fetches nothing.
 
     With `stop`, only up to the entry at that position of the read list, exclusive.
     """
     entries, counts = view.snapshot.deltas[:stop], view.counts
     if counts is None:
         return _tallies_over(view, counts, view.manifests, view.base_sequence, entries)
-    base = view.of_base(_BaseTallies, lambda: _BaseTallies(base_tallies(counts, ())))
+    base = view.of_base(_BaseAmounts, lambda: _BaseAmounts(base_amounts(counts, ())))
     return _laid_over(view, dict(base), view.base_sequence, entries)
 
 
-def changes_of(view: SnapshotView) -> dict[bytes, Tally]:
-    """How much each node's tally grows from the snapshot before; fetches nothing."""
+def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
+    """How much each node's amount grows from the snapshot before; fetches nothing."""
     snapshot = view.snapshot
     if not snapshot.deltas or snapshot.deltas[-1].log.key != snapshot.log.key:
         return {}  # it has changed no data
     own = snapshot.deltas[-1]
     if own.counts is None:
-        found: dict[bytes, Tally] = {}
+        found: dict[bytes, Amount] = {}
         lay_over(found, own, view.touched())
         return found
-    before, after = tallies_of(view, stop=-1), tallies_of(view)
+    before, after = amounts_of(view, stop=-1), amounts_of(view)
     return {
         count.node_id: difference(
             before.get(count.node_id, NOTHING), after.get(count.node_id, NOTHING), count
@@ -110,22 +110,22 @@ def _tallies_over(
     manifests: Iterable[ManifestRef],
     base_sequence: int,
     entries: Sequence[DeltaEntry],
-) -> dict[bytes, Tally]:
+) -> dict[bytes, Amount]:
     """The same for another base and read list of the snapshot."""
     parts: list[Part] = []
     if counts is None:  # what it has not counted may also be in what is older
         parts += [part for ref in manifests for part in ref.parts]
         older = [entry for entry in entries if entry.first <= base_sequence]
         parts += [part for entry in older for part in entry.parts()]
-    return _laid_over(view, base_tallies(counts, parts), base_sequence, entries)
+    return _laid_over(view, base_amounts(counts, parts), base_sequence, entries)
 
 
 def _laid_over(
     view: SnapshotView,
-    found: dict[bytes, Tally],
+    found: dict[bytes, Amount],
     base_sequence: int,
     entries: Sequence[DeltaEntry],
-) -> dict[bytes, Tally]:
+) -> dict[bytes, Amount]:
     for entry in entries:
         if entry.last > base_sequence:
             lay_over(found, entry, () if entry.counts is not None else view.touched())
@@ -139,15 +139,15 @@ def ref_counts(
 
     `pending` has the number of rows that live deltas have for a node.
     """
-    tallies, refs, bounds = tallies_of(view), dict[bytes, int](), set[bytes]()
+    amounts, refs, bounds = amounts_of(view), dict[bytes, int](), set[bytes]()
     for node in view.nodes.values():
         if node.kind is NodeKind.GROUP:
             continue
-        tally = tallies.get(node.node_id, NOTHING)
-        refs[node.node_id] = tally.chunks
-        if not tally.chunks_exact:
+        amount = amounts.get(node.node_id, NOTHING)
+        refs[node.node_id] = amount.chunks
+        if not amount.chunks_exact:
             most = base.refs(node.node_id) + pending.get(node.node_id, 0)
-            refs[node.node_id] = min(tally.chunks, most)
+            refs[node.node_id] = min(amount.chunks, most)
             bounds.add(node.node_id)
     return refs, bounds
 
@@ -165,20 +165,20 @@ def counts_of_base(
         Bytes of the chunks of leaves, where known.
     """
     found = []
-    tallies = tallies_of(view)
+    amounts = amounts_of(view)
     for node in view.nodes.values():
-        tally = tallies.get(node.node_id, NOTHING)
+        amount = amounts.get(node.node_id, NOTHING)
         if node.node_id in settled:
             leaves = [_name(leaf) for leaf in base.placed(node.node_id)]
             if not leaves:
                 continue  # as of most arrays when many were just made
             if all(name in stored for name in leaves):
-                tally = Tally(nbytes=sum(stored[name] for name in leaves))
-            tally = replace(tally, chunks=base.refs(node.node_id), chunks_exact=True)
-        if tally.nbytes is None:
+                amount = Amount(nbytes=sum(stored[name] for name in leaves))
+            amount = replace(amount, chunks=base.refs(node.node_id), chunks_exact=True)
+        if amount.nbytes is None:
             return None
-        if tally != NOTHING:
-            found.append(tally.count(node.node_id))
+        if amount != NOTHING:
+            found.append(amount.count(node.node_id))
     return tuple(found)
 
 
@@ -198,29 +198,29 @@ class Effect:
         between have not touched the same chunks, nor any node.
     view : SnapshotView
         The snapshot it was computed on.
-    before : mapping of bytes to Tally
-        The tally on that snapshot of each node, or of those that the commit touches.
+    before : mapping of bytes to Amount
+        The amount on that snapshot of each node, or of those that the commit touches.
     paths : collection of str
         The paths on that snapshot of the nodes that the commit touches.
     """
 
     counts: tuple[Count, ...]
     view: SnapshotView
-    before: Mapping[bytes, Tally]
+    before: Mapping[bytes, Amount]
     paths: Collection[str] = ()
 
     def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
         """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
         known = parent.snapshot.sums
         if parent.pages is None or "arrays" not in known:
-            tallies = dict(self.before) if parent is self.view else tallies_of(parent)
-            lay_over(tallies, entry)
-            return sums_of(tallies, _nodes_after(parent, delta).values())
+            amounts = dict(self.before) if parent is self.view else amounts_of(parent)
+            lay_over(amounts, entry)
+            return sums_of(amounts, _nodes_after(parent, delta).values())
         touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
-        tallies = _tallies_among(parent, touched)
-        before = sums_of(tallies, touched.before.values())
-        lay_over(tallies, entry)
-        return changed_sums(known, before, sums_of(tallies, touched.after.values()))
+        amounts = _amounts_among(parent, touched)
+        before = sums_of(amounts, touched.before.values())
+        lay_over(amounts, entry)
+        return changed_sums(known, before, sums_of(amounts, touched.after.values()))
 
 
 class _Touched(NamedTuple):
@@ -248,17 +248,17 @@ def _touched(
     return _Touched(before, after | {node.path: node for node in delta.nodes})
 
 
-def _tallies_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Tally]:
-    """The tallies of all nodes, or with pages of the touched ones; loads no other page."""
+def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]:
+    """The amounts of all nodes, or with pages of the touched ones; loads no other page."""
     before = [node.node_id for node in touched.before.values()] if view.pages else []
     counts = view.counts_among(before)
     if view.pages is None or counts is None:
-        return tallies_of(view)
+        return amounts_of(view)
     found = _laid_over(
-        view, dict(base_tallies(counts, ())), view.base_sequence, view.snapshot.deltas
+        view, dict(base_amounts(counts, ())), view.base_sequence, view.snapshot.deltas
     )
     ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
-    return {node_id: tally for node_id, tally in found.items() if node_id in ids}
+    return {node_id: amount for node_id, amount in found.items() if node_id in ids}
 
 
 def effect_of(
@@ -272,11 +272,11 @@ def effect_of(
     `tables` are the delta's; `fetch` returns those that are not in memory.
     """
     touched = _touched(view, delta, {*tables, *delta.truncated})
-    tallies = _tallies_among(view, touched)
+    amounts = _amounts_among(view, touched)
     nodes = {n.node_id: n for n in touched.before.values()} if view.pages else view.by_id
-    counts = _Counter(view, nodes, tallies, fetch).counts(delta, tables, touched.after.values())
+    counts = _Counter(view, nodes, amounts, fetch).counts(delta, tables, touched.after.values())
     paths = () if view.pages is None else touched.before.keys()
-    return Effect(counts, view, tallies, paths)
+    return Effect(counts, view, amounts, paths)
 
 
 def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
@@ -302,14 +302,14 @@ class _Counter:
         self,
         view: SnapshotView,
         nodes: Mapping[bytes, Node],
-        tallies: Mapping[bytes, Tally],
+        amounts: Mapping[bytes, Amount],
         fetch: Callable[[Rows], ChunkTable],
     ) -> None:
         self._view = view
         self._nodes = nodes
         self._fetch = fetch
         self._at_hand = view.at_hand()
-        self._tallies = tallies
+        self._amounts = amounts
         self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
 
     def counts(
@@ -324,7 +324,7 @@ class _Counter:
         """
         touched = dict.fromkeys((*tables, *delta.truncated))
         for node in delta.nodes:
-            if node.node_id not in self._nodes and node.node_id in self._tallies:
+            if node.node_id not in self._nodes and node.node_id in self._amounts:
                 touched[node.node_id] = None  # it was there once, and comes back
         for entry in self._view.snapshot.deltas:
             for part in entry.parts():
@@ -336,7 +336,7 @@ class _Counter:
         }
         if delta.nodes or delta.deleted:
             for node_id in self._nodes.keys() - {node.node_id for node in nodes}:
-                if node_id in self._tallies:
+                if node_id in self._amounts:
                     found[node_id] = Count(node_id, 0, 0, Counted.WHOLE)
         return tuple(c for c in found.values() if c.chunks or c.nbytes or c.counted)
 
@@ -355,13 +355,13 @@ class _Counter:
                 one = _Rows([self._fetch(rows)])
                 change = change.plus(self._laid_over(node_id, cut, one, new=False))
             else:
-                change = change.plus(Tally(len(rows) - rows.unset, rows.nbytes))
+                change = change.plus(Amount(len(rows) - rows.unset, rows.nbytes))
         return change.count(node_id, Counted.WHOLE if whole else Counted.EXACT)
 
-    def _laid_over(self, node_id: bytes, cut: Coords | None, rows: _Rows, *, new: bool) -> Tally:
+    def _laid_over(self, node_id: bytes, cut: Coords | None, rows: _Rows, *, new: bool) -> Amount:
         """How many chunks these rows add; `new` says that there were none before."""
         if new:
-            return Tally(*rows.all_new())
+            return Amount(*rows.all_new())
         return rows.laid_over(*self._before(node_id, rows.coords, cut))
 
     def _cuts_all(self, node_id: bytes, cut: Coords) -> bool:
@@ -371,7 +371,7 @@ class _Counter:
         kept = Box((0,) * len(cut), cut)
         return not any(kept.overlaps(box) for box in self._all_boxes(node_id))
 
-    def _lost(self, node_id: bytes, cut: Coords) -> Tally:
+    def _lost(self, node_id: bytes, cut: Coords) -> Amount:
         """What the truncation removes, as a change."""
         if self._lies_in(node_id, cut):
             return NOTHING
@@ -384,7 +384,7 @@ class _Counter:
             if table is None:
                 return NOTHING
             gone = ~inside(table.coords(), cut)
-            return Tally(-int(gone.sum()), -int(table.length[gone].sum()))
+            return Amount(-int(gone.sum()), -int(table.length[gone].sum()))
         return _UNSURE
 
     def _before(
@@ -428,9 +428,9 @@ class _Counter:
 
     def _is_full(self, node_id: bytes) -> bool:
         """Whether the array has all of its chunks."""
-        tally, meta = self._tallies.get(node_id, NOTHING), self._nodes[node_id].array
+        amount, meta = self._amounts.get(node_id, NOTHING), self._nodes[node_id].array
         grid = Box((), ()) if meta is None else meta.grid
-        if not tally.chunks_exact or tally.chunks != grid.size:
+        if not amount.chunks_exact or amount.chunks != grid.size:
             return False
         return self._lies_in(node_id, grid.hi)  # else some that were counted may not be its own
 
@@ -463,14 +463,14 @@ class _Rows:
         """Chunks and bytes if there was nothing before."""
         return int(self.set.sum()), int(self.length[self.set].sum())
 
-    def laid_over(self, there: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Tally:
+    def laid_over(self, there: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Amount:
         """How many chunks and bytes are added, given what `_before` returned."""
         known = there != _UNKNOWN
         old = int((there == 1).sum())
         chunks = int(self.set.sum()) - old
         told = lengths != _UNKNOWN
         nbytes = int(self.length[self.set].sum()) - int(lengths[told].sum())
-        return Tally(chunks, nbytes, bool(known.all()), bool(told.all()))
+        return Amount(chunks, nbytes, bool(known.all()), bool(told.all()))
 
 
 def _looked_up(
@@ -487,19 +487,24 @@ def _looked_up(
     return there, lengths
 
 
-def totals_of(view: SnapshotView) -> Totals:
-    """Return the chunks and bytes of every array, as the snapshot counts them; fetches nothing."""
-    totals, changes = tallies_of(view), changes_of(view)
-    ids = {path: node.node_id for path, node in view.nodes.items()}
-    alive = alive_tallies(totals, view.nodes.values())
+def totals_of(view: SnapshotView) -> Usage:
+    """The chunks and bytes of every array, as the snapshot counts them; nothing is fetched."""
+    totals, changes = amounts_of(view), changes_of(view)
+    nodes = {node.path: node for node in view.nodes.values()}
+    alive = alive_amounts(totals, view.nodes.values())
     arrays = []
-    for path, total in sorted(alive.items()):
+    for path, total in alive.items():
         # It cannot be more by more than there is.
-        delta = changes.get(ids[path], NOTHING).within(total.chunks)
-        arrays.append(ArrayTotals(absolute(path), Amount.of(total), Amount.of(delta)))
-    return Totals(
+        growth = changes.get(nodes[path].node_id, NOTHING).within(total.chunks)
+        arrays.append(ArrayUsage(absolute(path), total, growth, grid_of(nodes[path])))
+    return Usage(
         view.snapshot_id,
         tuple(sorted(arrays, key=lambda array: array.path)),
-        Amount.of(sum_of(alive.values())),
-        Amount.of(sum_of(changes.values())),
+        sum_of(alive.values()),
+        sum_of(changes.values()),
     )
+
+
+def grid_of(node: Node) -> Coords | None:
+    """The shape of an array's grid of chunks; None for a node that is no array."""
+    return None if node.array is None else node.array.grid.shape

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zarr_manifests.engine.snapshot.totals import tallies_of
+from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.tables.sums import Tally, alive_tallies, sums_of
+from zarr_manifests.planning.tables.sums import Amount, alive_amounts, sums_of
 
 __all__ = ["wrong_counters"]
 
@@ -35,8 +35,8 @@ def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[s
     ManifestsError
         If a table cannot be read.
     """
-    tallies, nodes = tallies_of(view), list(view.nodes.values())
-    told = alive_tallies(tallies, nodes)
+    amounts, nodes = amounts_of(view), list(view.nodes.values())
+    told = alive_amounts(amounts, nodes)
     touched = _touched(view.snapshot, parent)
     wrong = []
     for node in nodes:
@@ -49,7 +49,7 @@ def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[s
             nbytes = int(table.length.sum())
         path = absolute(node.path)
         wrong += [f"{path} has {what}" for what in _against(told[node.path], chunks, nbytes)]
-    due = sums_of(tallies, nodes)
+    due = sums_of(amounts, nodes)
     return wrong + list(_wrong_sums(view.snapshot, due, paged=view.pages is not None))
 
 
@@ -73,7 +73,7 @@ def _read(snapshot: Snapshot) -> list[str]:
     return [base, *(entry.log.key for entry in snapshot.deltas)]
 
 
-def _against(told: Tally, chunks: int, nbytes: int) -> Iterator[str]:
+def _against(told: Amount, chunks: int, nbytes: int) -> Iterator[str]:
     numbers = [("chunks", told.chunks, chunks, told.chunks_exact)]
     if told.nbytes is not None:
         numbers.append(("bytes of chunks", told.nbytes, nbytes, told.nbytes_exact))

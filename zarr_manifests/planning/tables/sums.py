@@ -14,13 +14,15 @@ from zarr_manifests.format.counts import Count, Counted
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.markup import report
 from zarr_manifests.records import dataclass
+from zarr_manifests.texts import count_text
 
 __all__ = [
     "NOTHING",
-    "Tally",
-    "alive_tallies",
-    "base_tallies",
+    "Amount",
+    "alive_amounts",
+    "base_amounts",
     "changed_sums",
     "difference",
     "lay_over",
@@ -31,15 +33,15 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """Numbers of chunks and of their bytes, each exact or an upper bound.
+class Amount:
+    """A number of chunks and of their bytes, each exact or an upper bound.
 
     Parameters
     ----------
     chunks : int
-        Number of chunks.
+        Chunks that are there, wherever their bytes are.
     nbytes : int or None
-        Number of bytes; None if unknown.
+        Bytes of all of them; None if unknown.
     chunks_exact, nbytes_exact : bool
         Whether the number is exact; else it is an upper bound.
     """
@@ -54,25 +56,34 @@ class Tally:
         """Whether both numbers are exact."""
         return self.chunks_exact and self.nbytes_exact
 
-    def plus(self, other: Tally) -> Tally:
+    def __str__(self) -> str:
+        chunks = ("" if self.chunks_exact else "at most ") + count_text(self.chunks, "chunk")
+        if self.nbytes is None:
+            return chunks
+        most = "" if self.nbytes_exact else "at most "
+        return f"{chunks}, {most}{count_text(self.nbytes, 'byte')}"
+
+    _repr_html_ = report
+
+    def plus(self, other: Amount) -> Amount:
         """The sum of both."""
         unknown = self.nbytes is None or other.nbytes is None
-        return Tally(
+        return Amount(
             self.chunks + other.chunks,
             None if unknown else (self.nbytes or 0) + (other.nbytes or 0),
             self.chunks_exact and other.chunks_exact,
             self.nbytes_exact and other.nbytes_exact,
         )
 
-    def within(self, most: int) -> Tally:
-        """The tally with a bound of at most `most` chunks."""
+    def within(self, most: int) -> Amount:
+        """The amount with a bound of at most `most` chunks."""
         if self.chunks_exact or self.chunks <= most:
             return self
-        return Tally(most, self.nbytes, chunks_exact=False, nbytes_exact=self.nbytes_exact)
+        return Amount(most, self.nbytes, chunks_exact=False, nbytes_exact=self.nbytes_exact)
 
     @classmethod
-    def of(cls, count: Count) -> Tally:
-        """The tally of a stored count."""
+    def of(cls, count: Count) -> Amount:
+        """The amount of a stored count."""
         return cls(
             count.chunks,
             count.nbytes,
@@ -81,7 +92,7 @@ class Tally:
         )
 
     def count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
-        """The tally as a stored count of the node; its bytes must be known."""
+        """The amount as a stored count of the node; its bytes must be known."""
         assert self.nbytes is not None
         if not self.chunks_exact:
             counted |= Counted.CHUNKS_AT_MOST
@@ -90,38 +101,38 @@ class Tally:
         return Count(node_id, self.chunks, self.nbytes, counted)
 
 
-NOTHING: Final = Tally()
+NOTHING: Final = Amount()
 
 
-def base_tallies(counts: Sequence[Count] | None, parts: Iterable[Part]) -> dict[bytes, Tally]:
-    """The base's tally of each node; without stored counts, upper bounds from its parts."""
+def base_amounts(counts: Sequence[Count] | None, parts: Iterable[Part]) -> dict[bytes, Amount]:
+    """The base's amount of each node; without stored counts, upper bounds from its parts."""
     if counts is None:
         return _at_most(parts)
-    return {count.node_id: Tally.of(count) for count in counts}
+    return {count.node_id: Amount.of(count) for count in counts}
 
 
-def _at_most(parts: Iterable[Part]) -> dict[bytes, Tally]:
-    found: dict[bytes, Tally] = {}
+def _at_most(parts: Iterable[Part]) -> dict[bytes, Amount]:
+    found: dict[bytes, Amount] = {}
     for part in parts:
-        more = Tally(part.count, None, chunks_exact=False, nbytes_exact=False)
+        more = Amount(part.count, None, chunks_exact=False, nbytes_exact=False)
         found[part.node_id] = found.get(part.node_id, NOTHING).plus(more)
     return found
 
 
-def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes] = ()) -> None:
-    """Update the tallies of each node by one entry of the read list.
+def lay_over(amounts: dict[bytes, Amount], entry: DeltaEntry, cut: Iterable[bytes] = ()) -> None:
+    """Update the amounts of each node by one entry of the read list.
 
     `cut` names the nodes that the entry truncates. It matters only if the entry has no counts.
     """
     if entry.counts is None:
-        cuts = dict.fromkeys(cut, Tally(0, None, chunks_exact=False, nbytes_exact=False))
+        cuts = dict.fromkeys(cut, Amount(0, None, chunks_exact=False, nbytes_exact=False))
         for node_id, more in (cuts | _at_most(entry.parts())).items():
-            tallies[node_id] = tallies.get(node_id, NOTHING).plus(more)
+            amounts[node_id] = amounts.get(node_id, NOTHING).plus(more)
         return
     for count in entry.counts:
         flags = count.counted
-        before = NOTHING if flags & Counted.WHOLE else tallies.get(count.node_id, NOTHING)
-        tallies[count.node_id] = Tally(  # `before.plus(Tally.of(count))`, twice as fast
+        before = NOTHING if flags & Counted.WHOLE else amounts.get(count.node_id, NOTHING)
+        amounts[count.node_id] = Amount(  # `before.plus(Amount.of(count))`, twice as fast
             before.chunks + count.chunks,
             None if before.nbytes is None else before.nbytes + count.nbytes,
             before.chunks_exact and not flags & Counted.CHUNKS_AT_MOST,
@@ -129,15 +140,15 @@ def lay_over(tallies: dict[bytes, Tally], entry: DeltaEntry, cut: Iterable[bytes
         )
 
 
-def difference(before: Tally, after: Tally, count: Count) -> Tally:
-    """How much a commit with this count of a node adds to its tally."""
+def difference(before: Amount, after: Amount, count: Count) -> Amount:
+    """How much a commit with this count of a node adds to its amount."""
     if not count.counted & Counted.WHOLE:
-        return Tally.of(count)
+        return Amount.of(count)
     # Without an exact number before, nothing can be subtracted: all of the new number is the bound.
     chunks = after.chunks - (before.chunks if before.chunks_exact else 0)
     known = before.nbytes_exact and before.nbytes is not None
     nbytes = None if after.nbytes is None else after.nbytes - ((before.nbytes or 0) * known)
-    return Tally(
+    return Amount(
         chunks,
         nbytes,
         after.chunks_exact and before.chunks_exact,
@@ -165,7 +176,7 @@ def merged_counts(
                 found[count.node_id] = count
                 continue
             whole = old.counted & Counted.WHOLE
-            both = Tally.of(old).plus(Tally.of(count))
+            both = Amount.of(old).plus(Amount.of(count))
             found[count.node_id] = both.count(count.node_id, whole)
     return tuple(
         count
@@ -174,30 +185,30 @@ def merged_counts(
     )
 
 
-def alive_tallies(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, Tally]:
-    """The tallies of all arrays and opaque entries among the nodes, by path."""
-    found: dict[str, Tally] = {}
+def alive_amounts(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, Amount]:
+    """The amounts of all arrays and opaque entries among the nodes, by path."""
+    found: dict[str, Amount] = {}
     for node in nodes:
         if node.kind is NodeKind.GROUP:
             continue
-        tally = tallies.get(node.node_id, NOTHING)
-        if not tally.chunks_exact:
-            tally = tally.within(_most(node))
-        found[node.path] = tally
+        amount = amounts.get(node.node_id, NOTHING)
+        if not amount.chunks_exact:
+            amount = amount.within(_most(node))
+        found[node.path] = amount
     return found
 
 
-def sum_of(tallies: Iterable[Tally]) -> Tally:
-    """The sum of the tallies."""
+def sum_of(amounts: Iterable[Amount]) -> Amount:
+    """The sum of the amounts."""
     total = NOTHING
-    for tally in tallies:
-        total = total.plus(tally)
+    for amount in amounts:
+        total = total.plus(amount)
     return total
 
 
-def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, int]:
+def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, int]:
     """The sums that a snapshot stores about its nodes."""
-    # `sum_of(alive_tallies(...))`, in a fifth of the time: each commit does it for all nodes.
+    # `sum_of(alive_amounts(...))`, in a fifth of the time: each commit does it for all nodes.
     arrays = groups = chunks = nbytes = 0
     chunks_exact = nbytes_exact = nbytes_known = True
     for node in nodes:
@@ -207,16 +218,16 @@ def sums_of(tallies: Mapping[bytes, Tally], nodes: Iterable[Node]) -> dict[str, 
             continue
         if kind is NodeKind.ARRAY:
             arrays += 1
-        tally = tallies.get(node.node_id)
-        if tally is None:
+        amount = amounts.get(node.node_id)
+        if amount is None:
             continue
-        if not tally.chunks_exact:
-            tally = tally.within(_most(node))
+        if not amount.chunks_exact:
+            amount = amount.within(_most(node))
             chunks_exact = False
-        chunks += tally.chunks
-        nbytes += tally.nbytes or 0
-        nbytes_exact = nbytes_exact and tally.nbytes_exact
-        nbytes_known = nbytes_known and tally.nbytes is not None
+        chunks += amount.chunks
+        nbytes += amount.nbytes or 0
+        nbytes_exact = nbytes_exact and amount.nbytes_exact
+        nbytes_known = nbytes_known and amount.nbytes is not None
     sums = {"arrays": arrays, "groups": groups}
     sums["chunks" if chunks_exact else "chunks-at-most"] = chunks
     if nbytes_known:
