@@ -93,8 +93,7 @@ def test_two_appends_at_once_both_land(at: str, time_chunk: int) -> None:
     steps = [lambda: append(storage, hours(4, 6)), lambda: append(storage, hours(6, 10))]
     now = [steps[0]] if at == "before the commit" else []
     later = {"before the swap": steps[:1], "before each swap": steps}.get(at, [])
-    session = zm.open(storage, runtime=overtaking(*later)).writable_session()
-    session.relocate_appends(dim="time", relocate=True)
+    session = zm.open(storage, runtime=overtaking(*later)).writable_session(append_dim="time")
     to_store(session, hours(20, 23))
     for other in now:
         other()
@@ -129,9 +128,8 @@ def test_texts_of_any_length() -> None:
             store, name="names", shape=(2,), chunks=(8,), dtype=str, dimension_names=["time"]
         )
         names[:] = ["a", "bb"]
-    sessions = [zm.open(storage).writable_session() for _ in "12"]
+    sessions = [zm.open(storage).writable_session(append_dim="time") for _ in "12"]
     for text, session in zip(("one", "other"), sessions, strict=True):
-        session.relocate_appends("time")
         zarr.open_array(session.store, path="names").append(np.array([text, text * 2], dtype="T"))
         session.commit(text)
     found = zarr.open_array(zm.open(storage).readonly_session().store, path="names")
@@ -177,8 +175,7 @@ def test_whole_chunks_are_not_touched() -> None:
     theirs = data.assign_coords(time=[2, 3])
     other = lambda: zm.write(theirs, storage, message="theirs", append_dim="time")  # noqa: E731
     repository = zm.open(counting, runtime=overtaking(other))
-    session = repository.writable_session()
-    session.relocate_appends("time")
+    session = repository.writable_session(append_dim="time")
     to_store(session, data.assign_coords(time=[4, 5]))
     workspace_of(session.store).flush()
     uploaded = {r.key for r in counting.log if r.op == "create" and r.key.startswith("chunks/")}
@@ -217,10 +214,9 @@ def test_appends_of_any_lengths(
                 dimension_names=["time", "x"][: len(shape)],
             )
             made[:] = np.arange(start) if name == "time" else np.arange(start)[:, None]
-    sessions = [zm.open(storage).writable_session() for _ in lengths]
+    sessions = [zm.open(storage).writable_session(append_dim="time") for _ in lengths]
     expected = list(range(start))
     for number, (session, length) in enumerate(zip(sessions, lengths, strict=True)):
-        session.relocate_appends("time")
         values = np.arange(length) + 100 * (number + 1)
         zarr.open_array(session.store, path="time").append(values)
         zarr.open_array(session.store, path="air").append(np.stack([values, values], axis=1))
@@ -269,8 +265,7 @@ def test_what_was_written_anew_is_durable_before_the_swap() -> None:
         found.append(set(storage.in_doubt))
 
     runtime = overtaking(lambda: append(storage, hours(4, 6)), note)
-    session = zm.open(storage, runtime=runtime).writable_session()
-    session.relocate_appends("time")
+    session = zm.open(storage, runtime=runtime).writable_session(append_dim="time")
     to_store(session, hours(20, 22))
     dropped = set(storage.in_doubt)  # some of it is of no use any more once it has moved
     assert dropped
@@ -282,8 +277,7 @@ def test_what_was_written_anew_is_durable_before_the_swap() -> None:
 
 def test_rebasing_a_session_shifts_what_it_appends() -> None:
     storage = seeded(100)
-    session = zm.open(storage).writable_session()
-    session.relocate_appends("time")
+    session = zm.open(storage).writable_session(append_dim="time")
     to_store(session, hours(20, 22))
     append(storage, hours(4, 6))
     session.rebase()
@@ -299,8 +293,7 @@ def test_rebasing_a_session_shifts_what_it_appends() -> None:
 
 def test_what_else_was_changed_is_rebased_as_ever() -> None:
     storage = seeded(100)
-    session = zm.open(storage).writable_session()
-    session.relocate_appends("time")
+    session = zm.open(storage).writable_session(append_dim="time")
     to_store(session, hours(20, 22))
     zarr.open_array(session.store, path="air").attrs["mine"] = 1
     zarr.open_array(session.store, path="air")[0, 0] = -1
@@ -323,9 +316,8 @@ def test_zarr_v2() -> None:
             consolidated=False,
             encoding={"air": {"chunks": (2, 2)}, "time": {"chunks": (100,)}},
         )
-    sessions = [zm.open(storage).writable_session() for _ in "12"]
+    sessions = [zm.open(storage).writable_session(append_dim="time") for _ in "12"]
     for number, session in enumerate(sessions):
-        session.relocate_appends("time")
         to_store(session, hours(10 * number + 10, 10 * number + 12).drop_vars("note"))
     for session in sessions:
         session.commit("append")
@@ -350,8 +342,7 @@ def test_an_append_whose_answer_is_lost_has_landed_once(kind: FaultKind) -> None
 
 def refused(storage: MemoryStorage, mine: Callable[[Session], None], match: str) -> None:
     """A commit of `mine`, overtaken by an append, is a conflict, and the append stays alone."""
-    session = zm.open(storage).writable_session()
-    session.relocate_appends("time")
+    session = zm.open(storage).writable_session(append_dim="time")
     mine(session)
     append(storage, hours(4, 6))
     before = opened(storage)
@@ -359,7 +350,7 @@ def refused(storage: MemoryStorage, mine: Callable[[Session], None], match: str)
         with pytest.raises(ConflictError, match=match):
             go_on()
     xr.testing.assert_identical(opened(storage), before)
-    assert session.has_uncommitted_changes
+    assert session.status()
 
 
 def test_data_that_would_begin_within_a_chunk_is_a_conflict() -> None:
@@ -367,8 +358,7 @@ def test_data_that_would_begin_within_a_chunk_is_a_conflict() -> None:
         to_store(session, hours(20, 22))
 
     storage = seeded(100, stop=5)
-    session = zm.open(storage).writable_session()
-    session.relocate_appends("time")
+    session = zm.open(storage).writable_session(append_dim="time")
     mine(session)
     append(storage, hours(5, 7))
     with pytest.raises(ConflictError, match=r"/air: growth.*within a chunk of 2"):
@@ -415,19 +405,15 @@ def test_an_array_that_was_made_longer_otherwise_is_a_conflict() -> None:
     refused(seeded(100), uneven, "different lengths")
 
 
-def test_relocate_appends_is_asked_for_and_can_be_taken_back() -> None:
+def test_appends_stay_where_they_are_unless_asked_for() -> None:
     storage = seeded(100)
     session = zm.open(storage).writable_session()
-    session.relocate_appends("time")
-    session.relocate_appends("time", relocate=False)
     to_store(session, hours(20, 22))
     append(storage, hours(4, 6))
     with pytest.raises(ConflictError, match="both commits append along 'time'"):
         session.commit("mine")
-    session.relocate_appends("time")
     with pytest.raises(ConflictError, match="with rebase=False"):
         session.commit("mine", rebase=False)
-    session.commit("mine")
-    assert opened(storage).sizes["time"] == 8
+    assert opened(storage).sizes["time"] == 6
     with pytest.raises(InvalidArgumentError, match="dimension"):
-        session.relocate_appends("")
+        zm.open(storage).writable_session(append_dim="")

@@ -31,7 +31,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.planning.tables.resolved_chunks import ChunkKind, ResolvedChunks
-from zarr_manifests.session import preload_report
+from zarr_manifests.session import initialized_chunks, preload_report
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, Fault, FaultyStorage, LatencyStorage
@@ -149,7 +149,7 @@ class Model:
         put(self.session, "a/zarr.json", document(LENGTH))
 
     def commit(self) -> None:
-        if self.session.has_uncommitted_changes:
+        if self.session.status():
             self.session.commit("changes")
 
     def discard(self) -> None:
@@ -170,7 +170,7 @@ class Model:
             found = session.chunk_refs("a", box)
             assert rows(found) == expected
             assert list(map(tuple, found.coords.tolist())) == sorted(expected)
-            there = session.initialized_chunks("a", box)
+            there = initialized_chunks(session, "a", box)
             assert found.coords.tolist() == there.tolist()
 
 

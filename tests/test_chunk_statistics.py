@@ -37,7 +37,7 @@ def make(name: str) -> Repository:
 
 
 def rows(session: Session, **where: Any) -> dict[int, tuple[float, float, int, int]]:
-    found = session.chunk_statistics("a", **where)
+    found = session.chunk_refs("a", **where, statistics=True)
     assert (found.path, found.coords.shape[1]) == ("/a", 1)
     at = found.coords[:, 0].tolist()
     assert at == sorted(set(at))
@@ -55,7 +55,7 @@ def test_bounds_and_counts_are_those_written() -> None:
     found = rows(session)
     assert {k: found[k] for k in FIRST} == FIRST
     assert found[4][1:] == (5.0, 0, 1)
-    assert session.chunk_statistics("a").bounded.all()
+    assert session.chunk_refs("a", statistics=True).bounded.all()
     assert rows(session, box=[slice(1, 3)]) == {1: FIRST[1]}
     assert rows(session, box=[slice(2, 3)]) == {}
 
@@ -104,6 +104,6 @@ def test_an_array_without_any_has_no_rows() -> None:
     with repo.transaction(message="by Zarr") as store:
         zarr.create_array(store, name="b", shape=(2, 2), chunks=(1, 1), dtype="i2")[:] = 1
         zarr.create_array(store, name="empty", shape=(2,), chunks=(1,), dtype="i2")
-    found = repo.readonly_session().chunk_statistics("b")
+    found = repo.readonly_session().chunk_refs("b", statistics=True)
     assert (len(found), found.coords.shape) == (0, (0, 2))
-    assert len(repo.readonly_session().chunk_statistics("empty")) == 0
+    assert len(repo.readonly_session().chunk_refs("empty", statistics=True)) == 0

@@ -259,7 +259,7 @@ class World:
             record(self.session, name, lo, hi)
 
     def commit(self) -> None:
-        if self.session.has_uncommitted_changes:
+        if self.session.status():
             self.session.commit("a step")
 
 
@@ -478,7 +478,7 @@ def test_a_chunk_that_was_written_again_is_read() -> None:
         assert (found.cells, found.unknown) == (((slice(0, 5),),), 1)
         assert "1 chunks have no statistics" in str(found)
         assert 'repo.compute_statistics(["/depth"])' in str(found)
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit("without statistics")
 
 

@@ -34,6 +34,7 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box
 from zarr_manifests.reports import Amount
 from zarr_manifests.repository import build_index
+from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
@@ -224,11 +225,11 @@ def test_the_index_answers_without_a_manifest(
     assert manifests_read(counting) == []
     assert stats.fraction == pytest.approx(1 / 3)
     session = reader.readonly_session()
-    found = session.initialized_chunks("big", [slice(7_000, 7_003), slice(None)])
+    found = initialized_chunks(session, "big", [slice(7_000, 7_003), slice(None)])
     assert found.tolist() == [[7_000, 1], [7_001, 2], [7_002, 0]]
     assert found.dtype == np.int64
-    assert session.initialized_chunks("big", [slice(0, 0), slice(None)]).shape == (0, 2)
-    assert len(session.initialized_chunks("big")) == 12_000
+    assert initialized_chunks(session, "big", [slice(0, 0), slice(None)]).shape == (0, 2)
+    assert len(initialized_chunks(session, "big")) == 12_000
     assert manifests_read(counting) == []
     assert not any(r.op == "list" for r in counting.log)
     assert counting.requests <= 6
@@ -250,7 +251,7 @@ def test_commits_are_laid_over_the_index(repository: Repository, storage: Memory
     reader = zm.open(counting)
     assert reader.du(path="big").total == Amount(12_000, 95_992)
     assert counts(reader) == {"big": 12_000, "small": 3}
-    last = reader.readonly_session().initialized_chunks("big", [slice(11_998, None), slice(0, 3)])
+    last = initialized_chunks(reader.readonly_session(), "big", [slice(11_998, None), slice(0, 3)])
     assert last.tolist() == [[11_998, 1]]
     assert manifests_read(counting) == []
 
@@ -268,27 +269,27 @@ def test_what_is_cut_off_is_not_counted(repository: Repository) -> None:
     session.commit("remove")
     assert repository.du(path="small").chunks == 3
     assert repository.du(path="small").nbytes == 11
-    assert repository.readonly_session().initialized_chunks("small").tolist() == [[1], [2], [8]]
+    assert initialized_chunks(repository.readonly_session(), "small").tolist() == [[1], [2], [8]]
 
 
 def test_changes_of_a_session_are_laid_over_too(repository: Repository) -> None:
     session = repository.writable_session()
     put(session, "small/c/1", b"other")
     session.store.delete_sync("small/c/0")
-    assert session.initialized_chunks("small").tolist() == [[1], [2], [3], [4]]
+    assert initialized_chunks(session, "small").tolist() == [[1], [2], [3], [4]]
     zarr.open_array(session.store, path="small").resize((3,))
     zarr.open_array(session.store, path="small").resize((9,))
     put(session, "small/c/7")
     make(session, "new", ())
-    assert session.initialized_chunks("small").tolist() == [[1], [2], [7]]
-    assert session.initialized_chunks("new", []).shape == (0, 0)
+    assert initialized_chunks(session, "small").tolist() == [[1], [2], [7]]
+    assert initialized_chunks(session, "new", []).shape == (0, 0)
     put(session, "new/c")
-    assert session.initialized_chunks("new").shape == (1, 0)
+    assert initialized_chunks(session, "new").shape == (1, 0)
     with pytest.raises(NotFoundError):
-        session.initialized_chunks("none")
+        initialized_chunks(session, "none")
     for region in ([slice(None), slice(None)], [slice(0, 5, 2)], []):
         with pytest.raises(InvalidArgumentError, match="region"):
-            session.initialized_chunks("small", region)
+            initialized_chunks(session, "small", region)
     with pytest.raises(NotFoundError):
         repository.du(path="none")
 
@@ -312,7 +313,7 @@ def test_a_lookup_fetches_the_bitmaps_of_its_leaves_only(
     counting = CountingStorage(storage)
     session = zm.open(counting).readonly_session()
     counting.reset()
-    session.initialized_chunks("small")
+    initialized_chunks(session, "small")
     read = [r for r in counting.log if r.op == "get"]
     assert len(read) == 2  # the directory, and the bitmaps of the small array
     assert all(r.key.startswith("indexes/") for r in read)
@@ -337,8 +338,8 @@ def test_building_is_incremental(repository: Repository, storage: MemoryStorage)
 
 def answers(repository: Repository) -> tuple[object, ...]:
     session = repository.readonly_session()
-    region = session.initialized_chunks("big", [slice(5_990, 6_010), slice(0, 2)])
-    every = session.initialized_chunks("big")
+    region = initialized_chunks(session, "big", [slice(5_990, 6_010), slice(0, 2)])
+    every = initialized_chunks(session, "big")
     return counts(repository), region.tolist(), every.tolist()
 
 
@@ -431,7 +432,7 @@ def test_an_index_that_is_behind_is_not_used_for_what_it_does_not_know(
     session.commit("change")
     repository.compact("main", "major")
     reader = zm.open(storage)
-    found = reader.readonly_session().initialized_chunks("big", [slice(4, 7), slice(None)])
+    found = initialized_chunks(reader.readonly_session(), "big", [slice(4, 7), slice(None)])
     assert found.tolist() == [[4, 1], [6, 0]]
     assert counts(reader)["big"] == 12_000
     old = list(reader.ancestry())[-2].snapshot_id
@@ -452,7 +453,7 @@ def test_other_branches_keep_their_entries(repository: Repository, storage: Memo
     counting = CountingStorage(storage)
     session = zm.open(counting).readonly_session("trial")
     counting.reset()
-    assert len(session.initialized_chunks("small")) == 5
+    assert len(initialized_chunks(session, "small")) == 5
     assert manifests_read(counting) == []
     repository.reset_branch("trial", repository.list_branches()["main"], force=True)
     # Only of leaves that the branch had: what a compaction replaced is indexed again.
@@ -496,9 +497,9 @@ def test_a_session_knows_what_is_there(
     make(session, "a", (12, 4))
     session.commit("array")
     for what, i, j in steps:
-        if what == "commit" and session.has_uncommitted_changes:
+        if what == "commit" and session.status():
             session.commit("some")
-        elif what in ("fold", "index") and not session.has_uncommitted_changes:
+        elif what in ("fold", "index") and not session.status():
             if what == "fold":
                 repository.compact("main", "major")
             else:
@@ -516,10 +517,10 @@ def test_a_session_knows_what_is_there(
     table = contents.chunks(node)
     expected = [] if table is None else [tuple(c) for c in table.coords().tolist()]
     expected = [c for c in expected if c in node.array.grid]
-    assert list(map(tuple, session.initialized_chunks("a").tolist())) == sorted(expected)
+    assert list(map(tuple, initialized_chunks(session, "a").tolist())) == sorted(expected)
     hi = (lo[0] + size[0], lo[1] + size[1])
     region = [slice(a, b) for a, b in zip(lo, hi, strict=True)]
-    found = list(map(tuple, session.initialized_chunks("a", region).tolist()))
+    found = list(map(tuple, initialized_chunks(session, "a", region).tolist()))
     assert found == sorted(c for c in expected if c in Box(lo, hi))
     committed = contents.view.chunks(node.node_id)
     presence = Presence(context_of(repository), contents.view)

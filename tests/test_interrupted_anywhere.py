@@ -204,7 +204,7 @@ class GoOn(Scenario):
         session = self.session
         if session is not None and self.landed():
             with contextlib.suppress(SessionClosedError):
-                if session.has_uncommitted_changes:
+                if session.status():
                     session.commit("twice")
         try:
             super().again()

@@ -189,7 +189,7 @@ def test_a_session_goes_on_after_an_interrupt_or_says_that_it_does_not(
         def go_on(session: zm.Session = session) -> bool:
             try:
                 dataset(0, 3).to_zarr(session.store, mode="w", consolidated=False, encoding=CHUNKS)
-                if session.has_uncommitted_changes:
+                if session.status():
                     session.commit("again")
             except SessionClosedError:
                 return False

@@ -52,9 +52,7 @@ def test_the_counts_are_those_of_the_calls() -> None:
             put(store, f"a/c/{i}", bytes(5000))
     assert repository.readonly_session().store.get_sync("a/c/3") is not None
     repository.create_branch("side")
-    assert (
-        not zm.open(counting.storage).readonly_session().has_uncommitted_changes
-    )  # another object's
+    assert not zm.open(counting.storage).readonly_session().status()  # another object's
     metrics = repository.metrics()
     assert metrics.requests == counting.requests
     assert metrics.bytes_read == counting.bytes_read

@@ -668,7 +668,7 @@ def test_a_rebased_session_reads_and_commits_as_a_rebased_commit(row: tuple[Any,
     assert session.rebase() == other.snapshot_id == session.snapshot_id
     keys = contents_of(session.store).keys_below("")
     assert {key: get(session, key) for key in keys} == expected
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("mine", rebase=False)
     assert contents(repository) == expected
 

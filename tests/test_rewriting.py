@@ -68,7 +68,7 @@ def test_the_values_stay_and_all_else_but_the_layout(repo: zm.Repository) -> Non
 
 def test_the_new_chunks_have_statistics(repo: zm.Repository) -> None:
     zm.rewrite_chunks(repo, "t", chunks=(20, 8))
-    found = repo.readonly_session().chunk_statistics("t")
+    found = repo.readonly_session().chunk_refs("t", statistics=True)
     assert len(found) == 2
     selection = repo.readonly_session().chunks_where("t", "t > 200")
     assert selection.boxes.tolist() == [[[1, 0], [2, 1]]]
@@ -127,7 +127,7 @@ def test_what_was_written_before_a_failure_is_used(repo: zm.Repository) -> None:
     assert (len(ran), report.tasks, report.reused_tasks) == (1, 8, 6)
     assert np.array_equal(values(repo), old)
     assert branches(repo) == ["main"]
-    assert len(repo.readonly_session().chunk_statistics("t")) == 8
+    assert len(repo.readonly_session().chunk_refs("t", statistics=True)) == 8
 
 
 def test_a_failure_before_the_last_step_needs_no_task(

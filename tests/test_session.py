@@ -91,7 +91,7 @@ def test_session_goes_on_after_a_commit(repository: Repository) -> None:
     for i in range(5):
         put(session, f"a/c/{i}", bytes([i]))
         ids.append(session.commit(f"{i}"))
-        assert not session.has_uncommitted_changes
+        assert not session.status()
     assert [info.snapshot_id for info in repository.ancestry()][:5] == ids[::-1]
 
 
@@ -167,7 +167,7 @@ def test_what_is_cut_off_is_told(repository: Repository) -> None:
     array = zarr.open_array(session.store, path="long")
     array.resize((3,))
     array.resize((8,))
-    assert session.has_uncommitted_changes
+    assert session.status()
     status = session.status()
     assert status
     assert status.truncated == {"/long": (2,)}
@@ -205,7 +205,7 @@ def test_status_and_discard(repository: Repository) -> None:
     assert "- /a" in str(session.status())
     session.discard_changes()
     assert not session.status()
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     assert get(session, "a/zarr.json") is not None
 
 
@@ -639,7 +639,7 @@ def test_an_array_made_again_does_not_see_old_chunks() -> None:
         for n in range(commits):
             put(session, "a/c/9", bytes([n]))
             session.commit("between")
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit("made again")
         read = zm.open(repository.storage).readonly_session()
         assert [i for i in range(100) if get(read, f"a/c/{i}") is not None] == (
@@ -704,7 +704,7 @@ def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
     with pytest.raises(KeyboardInterrupt):
         session.commit("lands")
     assert next(zm.open(storage).ancestry()).message == "lands"
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     put(session, "a/c/1", b"1")
     session.commit("goes on")
     messages = [info.message for info in zm.open(storage).ancestry()]
@@ -799,7 +799,7 @@ def test_merge_is_all_or_nothing(local: Repository) -> None:
     put(two, "a/c/3", b"two")
     with pytest.raises(ConflictError):
         session.merge(one, two)
-    assert not session.has_uncommitted_changes
+    assert not session.status()
 
 
 def test_overlapping_chunks_with_the_same_bytes_agree(local: Repository) -> None:

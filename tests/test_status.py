@@ -106,7 +106,7 @@ def agree(repo: Repository, steps: list[str]) -> None:
             CHANGES[step](session)
         except (AlreadyExistsError, FileNotFoundError, InvalidArgumentError, NotFoundError):
             continue  # what it would change is gone or moved
-    status, changed = session.status(), session.has_uncommitted_changes
+    status, changed = session.status(), session.status()
     if changed:
         session.commit("try")
     diff = repo.diff(start, "main")

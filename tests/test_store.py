@@ -166,7 +166,7 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
         @invariant()
         def commit_now_and_then(self) -> None:
             self.steps += 1
-            if self.steps % 3 == 0 and self.session.has_uncommitted_changes:
+            if self.steps % 3 == 0 and self.session.status():
                 keys = sorted(contents_of(self.session.store).keys_below(""))
                 self.session.commit("so far")
                 assert sorted(contents_of(self.session.store).keys_below("")) == keys
@@ -263,11 +263,11 @@ def test_threads_write_while_the_session_commits() -> None:
     with ThreadPoolExecutor(4) as pool:
         writing = [pool.submit(write, worker) for worker in range(4)]
         while not all(future.done() for future in writing):
-            if session.has_uncommitted_changes:
+            if session.status():
                 session.commit("so far")
         for future in writing:
             future.result()
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("the rest")
     read = repository.readonly_session("main").store
     for worker in range(4):
@@ -365,7 +365,7 @@ def test_identical_documents_and_unset_of_absent_chunks_are_no_changes() -> None
     session.store.set_sync("a/zarr.json", document)
     session.store.delete_sync("a/c/1")
     session.store.delete_sync("no/such/key")
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     with pytest.raises(InvalidArgumentError, match="nothing to commit"):
         session.commit("nothing")
 
@@ -374,7 +374,7 @@ def test_a_change_that_is_undone_is_no_change() -> None:
     session = zm.create(MemoryStorage()).writable_session("main")
     session.store.set_sync("a", _buffer(b"1"))
     session.store.delete_sync("a")
-    assert not session.has_uncommitted_changes
+    assert not session.status()
 
 
 @pytest.mark.parametrize("key", ["../outside", "a/../../b", "..", "a/./b"])

@@ -157,7 +157,7 @@ def test_there_and_back_is_no_change(repository: Repository) -> None:
     session = repository.writable_session()
     session.move("g", "h")
     session.move("h", "g")
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     session.move("g", "h")
     workspace_of(zarr.open_group(session.store, mode="a").store).delete_below("h/")
     assert session.status().deleted == ("/g", "/g/inner", "/g/inner/big", "/g/notes.txt", "/g/x")
@@ -203,7 +203,7 @@ def test_moves_that_are_refused(
     session = repository.writable_session()
     with pytest.raises(error):
         session.move(old, new)
-    assert not session.has_uncommitted_changes
+    assert not session.status()
 
 
 def test_a_readonly_session_moves_nothing(repository: Repository) -> None:
@@ -272,14 +272,14 @@ def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
     session = repository.writable_session()
     array(session, "a", expected[inside], chunks)
     for _ in range(data.draw(st.integers(1, 3))):
-        if data.draw(st.booleans()) and session.has_uncommitted_changes:
+        if data.draw(st.booleans()) and session.status():
             session.commit("in between")
         offset = data.draw(st.tuples(*[st.integers(-4, 4)] * ndim))
         session.shift_array("a", offset)
         elements = tuple(o * c for o, c in zip(offset, chunks, strict=True))
         expected = shifted(expected, elements)
         np.testing.assert_array_equal(zarr.open_array(session.store, path="a"), expected[inside])
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("shifted")
     repository.compact("main", "full")
     read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
@@ -320,7 +320,7 @@ def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], how: s
             expected[to] = [2 * i, 2 * i + 1]
     read = zarr.open_array(session.store, path="a")
     assert read[:].tolist() == expected.ravel().tolist()
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("reindex")
     read = zarr.open_array(repository.readonly_session().store, path="a", mode="r")
     assert read[:].tolist() == expected.ravel().tolist()
@@ -362,7 +362,7 @@ def test_wrong_shifts_are_refused_and_change_nothing(repository: Repository) -> 
     session.reindex_array("g/x", {})
     session.reindex_array("g/x", {(9,): (0,)})  # there is no such chunk
     session.reindex_array("g/x", np.zeros((0, 2), "i8"))
-    assert not session.has_uncommitted_changes
+    assert not session.status()
 
 
 def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> None:
@@ -391,7 +391,7 @@ def test_what_cannot_be_meant_is_refused_in_words(repository: Repository) -> Non
             call()
     with pytest.raises(NotFoundError, match="list_branches"):
         repository.reset_branch("main", "nowhere")
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     session.shift_array("g/x", (9,))
     with pytest.raises(InvalidArgumentError):  # no chunk is left, and it cannot be meant
         session.reindex_array("g/x", anything)
@@ -520,7 +520,7 @@ def test_revert_is_the_state_before(first: list[Any], second: list[Any], folds: 
     for number, steps in enumerate((first, second)):
         session = repository.writable_session()
         do(session, steps)
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit("steps")
             states.append(at(repository))
         if number in folds:
@@ -574,7 +574,7 @@ def test_cherry_picking_is_doing_the_same(first: list[Any], second: list[Any], f
         session = repository.writable_session("side")
         do(session, steps)
         before = at(repository, "side")
-        if session.has_uncommitted_changes:
+        if session.status():
             snapshot_id = session.commit("steps", {"by": "test"})
             if at(repository, "side") != before:
                 picked.append(snapshot_id)
@@ -599,7 +599,7 @@ def test_amending_is_one_commit_of_both(first: list[Any], second: list[Any], fol
     parent = repository.list_branches()["main"]
     session = repository.writable_session()
     do(session, first)
-    if not session.has_uncommitted_changes:
+    if not session.status():
         return
     session.commit("first", {"n": 1})
     do(session, second)
@@ -859,7 +859,7 @@ def test_amends_that_are_refused(repository: Repository) -> None:
     with pytest.raises(ConflictError, match="not the head"):
         session.amend("late")
     assert repository.list_branches()["main"] == head
-    assert session.has_uncommitted_changes
+    assert session.status()
     session.commit("as a commit of its own")
     repository.compact("main", "full")
     with pytest.raises(InvalidArgumentError, match="a rewrite"):

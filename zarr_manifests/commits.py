@@ -72,12 +72,11 @@ class SessionCommits:
         self.writer, self._serializable = writer, serializable
         self._relocating: Relocating | None = None
 
-    def relocate_appends(self, dim: object, *, relocate: bool) -> None:
-        """Turn on or off that appends along the dimension land behind those of others."""
-        self.writer.check_open()
+    def relocate_appends(self, dim: object) -> None:
+        """From now on, land appends along the dimension behind those of others."""
         if not isinstance(dim, str) or not dim:
             raise InvalidArgumentError(f"{dim!r} is not the name of a dimension")
-        self._relocating = Relocating(dim, rewrite_appends) if relocate else None
+        self._relocating = Relocating(dim, rewrite_appends)
 
     def relocates(self, dim: object) -> bool:
         """Whether appends along the dimension land behind those of others."""
@@ -166,7 +165,7 @@ class SessionCommits:
         detached = Detached.from_bytes(data)
         commits = cls(attach(context, detached), serializable=detached.serializable)
         if detached.append_dim is not None:
-            commits.relocate_appends(detached.append_dim, relocate=True)
+            commits.relocate_appends(detached.append_dim)
         return commits
 
     def amend(
@@ -256,8 +255,11 @@ class SessionCommits:
         workspace, context = writer.workspace, writer.context
         with workspace.lock:
             writer.check_open()
-            if workspace.token is not None:
+            if workspace.token is not None or not workspace.contents.changes:
                 writer.copies.bring_in()
+            if not workspace.contents.changes:
+                writer.refresh()
+                return workspace.contents.view.snapshot_id
             root = context.roots.with_branch(context.roots.read().root, writer.branch)
             tip = root.branches.get(writer.branch)
             if tip is None:

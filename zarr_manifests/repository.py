@@ -318,6 +318,7 @@ class Repository:
         lease: timedelta | float | None = None,
         exclusive: bool = False,
         copies: Literal["merge", "report"] = "merge",
+        append_dim: str | None = None,
     ) -> Session:
         """A session whose changes can be committed to the branch.
 
@@ -346,12 +347,21 @@ class Repository:
             costs
             two more requests and one object for each chunk, and one more request for each in the
             commit.
+        append_dim : str, optional
+            A dimension. Appends along it land behind those that others commit first. An append
+            writes at fixed positions, so of two made at the same time the second conflicts. With
+            this, its positions shift when it is committed, and its values stay the same. A shift
+            by whole chunks touches no chunk. Otherwise arrays of one axis are decoded and written
+            anew, and arrays of more axes are a conflict. Two more things are a conflict: any other
+            change of an array that shifts, and an array along the dimension that only one side
+            appended to. Data that refers to positions (an index, an array of offsets) does not
+            shift.
 
         Raises
         ------
         InvalidArgumentError
-            If there is no such isolation, or no such way with copies; or for copies that report
-            with `"serializable"`, as what they read is not known.
+            If there is no such isolation, or no such way with copies; for copies that report
+            with `"serializable"`, as what they read is not known; or if `append_dim` is no name.
         NotFoundError
             If there is no such branch.
         UnsupportedStorageError
@@ -380,7 +390,10 @@ class Repository:
             epoch=start if exclusive else None,
             reporting=copies == "report",
         )
-        return Session(writer.pin, _commits_of(writer, serializable=isolation == "serializable"))
+        commits = _commits_of(writer, serializable=isolation == "serializable")
+        if append_dim is not None:
+            commits.relocate_appends(append_dim)
+        return Session(writer.pin, commits)
 
     def resume(self, data: bytes) -> Session:
         """The writable session that `Session.detach` has ended, to go on with it here.
@@ -455,7 +468,7 @@ class Repository:
         try:
             step = commits.begin(txn)
             yield session.store
-            if session.has_uncommitted_changes or step is not None or allow_empty:
+            if commits.writer.workspace.contents.changes or step is not None or allow_empty:
                 session.commit(message, metadata, txn=step, allow_empty=allow_empty)
             else:
                 commits.writer.copies.check_merged()

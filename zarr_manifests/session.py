@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ __all__ = [
     "chunk_map_of",
     "commits_of",
     "estimate_of",
+    "initialized_chunks",
     "merge_own",
     "preload_report",
 ]
@@ -209,9 +210,8 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        mode = "read-only" if self.read_only else f"writable on {self.branch!r}"
         url = plain_text(self._contents.context.storage.url)
-        return f"<Session {url} at {self.snapshot_id}, {mode}>"
+        return f"<Session {url} at {self.snapshot_id}, {self._mode()}>"
 
     def _repr_html_(self) -> str:
         view = self._contents.view
@@ -219,9 +219,9 @@ class Session:
             ("at", self._contents.context.storage.url),
             ("snapshot", view.snapshot_id),
             ("message", view.snapshot.message),
-            ("mode", "read-only" if self.read_only else f"writable on branch {self.branch!r}"),
+            ("mode", self._mode()),
         ]
-        if not self.read_only:
+        if self._commits is not None:
             lines = str(self.status()).split("\n")
             names = ["changes", *[""] * (_SHOWN_LINES - 1)]
             facts += zip(names, lines, strict=False)
@@ -229,17 +229,15 @@ class Session:
                 facts.append(("", f"... and {len(lines) - _SHOWN_LINES:,} more"))
         return html_page("Session", facts, self._contents.nodes())
 
+    def _mode(self) -> str:
+        return "read-only" if self._commits is None else f"writable on {self.branch!r}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
             "a session cannot be pickled: pickle session.fork(), or session.store for reading"
         )
 
     # --- properties --------------------------------------------------------------------------
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the session can only read."""
-        return self._commits is None
 
     @property
     def branch(self) -> str | None:
@@ -266,13 +264,8 @@ class Session:
             return ManifestStore(self._contents, read_only=True)
         return ManifestStore(self._commits.writer.workspace, read_only=False)
 
-    @property
-    def has_uncommitted_changes(self) -> bool:
-        """Whether the session has changes to commit."""
-        return bool(self._contents.changes)
-
     def status(self) -> Status:
-        """The uncommitted changes, by path."""
+        """The uncommitted changes, by path; false if there are none."""
         return status_of(self._contents)
 
     # --- committing --------------------------------------------------------------------------
@@ -400,10 +393,11 @@ class Session:
         return self._writable().amend(message, metadata, discard_unmerged=discard_unmerged)
 
     def rebase(self, policy: Policy = "fail") -> str:
-        """Put the changes on top of the branch's head; the id of that snapshot.
+        """Move the session to the branch's head, its changes on top; the id of that snapshot.
 
         Nothing is committed. Afterwards the session reads the others' commits too, with its own
-        changes over them. Forks made before cannot be merged any more.
+        changes over them. Forks made before cannot be merged any more. A session that only reads
+        moves, too, unless it was opened by a tag or an id.
 
         Parameters
         ----------
@@ -417,14 +411,16 @@ class Session:
         Returns
         -------
         str
-            Id of the snapshot that the session's changes are made on now.
+            Id of the snapshot that the session reads, and its changes are made on, now.
 
         Raises
         ------
         ConflictError
             If the changes cannot be put on top of what came first. The session is as it was.
+        NotFoundError
+            If the branch was deleted, and the session has no changes.
         InvalidArgumentError
-            If the policy is unknown.
+            If the policy is unknown, or the session reads a tag or a snapshot by its id.
 
         Examples
         --------
@@ -441,80 +437,14 @@ class Session:
         >>> a[:]
         array([1, 1, 2, 2], dtype=int32)
         """
-        return self._writable().rebase(policy)
-
-    def relocate_appends(self, dim: str, *, relocate: bool = True) -> None:
-        """From now on, land appends along a dimension behind those that others commit first.
-
-        An append writes at fixed positions, so of two made at the same time the second conflicts.
-        With this, its positions shift when it is committed, and its values stay the same. A shift
-        by whole chunks touches no chunk. Otherwise arrays of one axis are decoded and written
-        anew, and arrays of more axes are a conflict. Two more things are a conflict: any other
-        change of an array that shifts, and an array along the dimension that only one side
-        appended to.
-
-        Data that refers to positions (an index, an array of offsets) does not shift.
-
-        Parameters
-        ----------
-        dim : str
-            The dimension, as arrays name it.
-        relocate : bool, default True
-            False turns it off again.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If `dim` is not a name.
-
-        Examples
-        --------
-        >>> import xarray as xr, zarr_manifests as zm
-        >>> repo = zm.create("memory://relocate-appends-example")
-        >>> ds = xr.Dataset({"t": ("time", [1.0, 2.0])}, {"time": [0, 1]})
-        >>> _ = zm.write(ds, repo, message="create")
-        >>> session = repo.writable_session()
-        >>> session.relocate_appends("time", relocate=True)
-        >>> options = dict(append_dim="time", consolidated=False)
-        >>> _ = ds.assign_coords(time=[4, 5]).to_zarr(session.store, **options)
-        >>> more = ds.assign_coords(time=[2, 3])
-        >>> _ = zm.write(more, repo, message="by somebody else", append_dim="time")
-        >>> _ = session.commit("behind it")
-        >>> xr.open_dataset(repo, engine="zarr_manifests").time.values
-        array([0, 1, 2, 3, 4, 5])
-        """
-        self._writable().relocate_appends(dim, relocate=relocate)
+        if self._commits is None:
+            self._pin.refresh()
+            return self.snapshot_id
+        return self._commits.rebase(policy)
 
     def discard_changes(self) -> None:
         """Drop all uncommitted changes."""
         self._writable().writer.discard_changes()
-
-    def refresh(self) -> bool:
-        """Move to the newest snapshot of the branch that the session reads.
-
-        Returns
-        -------
-        bool
-            Whether there was a newer one.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the session reads a tag or a snapshot by its id, or has changes.
-        NotFoundError
-            If the branch was deleted.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://refresh-example")
-        >>> reader = repo.readonly_session("main")
-        >>> with repo.transaction(message="make air") as store:
-        ...     _ = zarr.create_group(store, path="air")
-        >>> reader.refresh(), list(zarr.open_group(reader.store, mode="r"))
-        (True, ['air'])
-        """
-        return (self._pin if self._commits is None else self._commits.writer).refresh()
 
     def close(self) -> None:
         """Refuse further changes, stop background fetches and give up the lease.
@@ -717,44 +647,25 @@ class Session:
 
     # --- contents ----------------------------------------------------------------------------
 
-    def initialized_chunks(
-        self, path: str, region: Sequence[Bounds] | Box | None = None
-    ) -> IndexArray:
-        """Coordinates (int64[n, ndim]) of an array's initialized chunks, in C order.
+    @overload
+    def chunk_refs(
+        self,
+        path: str,
+        box: Sequence[Bounds] | Box | None = None,
+        *,
+        cells: Sequence[Bounds] | None = None,
+        statistics: Literal[False] = False,
+    ) -> ResolvedChunks: ...
 
-        Uncommitted changes are included. Nothing is listed and no chunk is read. Where the index of
-        initialized chunks is up to date, no manifest of the base is
-        read either.
-
-        Parameters
-        ----------
-        path : str
-            The array.
-        region : sequence, optional
-            Chunk coordinates on each axis, as a slice without step or as (start, stop); all if none
-            are given.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-        InvalidArgumentError
-            If the region has other axes than the array, or a step.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> session = zm.create("memory://present-example").writable_session()
-        >>> array = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
-        >>> array[4:] = 7
-        >>> session.initialized_chunks("a").tolist()
-        [[2], [3]]
-        >>> session.initialized_chunks("a", [slice(0, 3)]).tolist()
-        [[2]]
-        """
-        return compact.presence_index.initialized_coords(
-            self._contents, path, region, branch=self._pin.branch
-        )
+    @overload
+    def chunk_refs(
+        self,
+        path: str,
+        box: Sequence[Bounds] | Box | None = None,
+        *,
+        cells: Sequence[Bounds] | None = None,
+        statistics: Literal[True],
+    ) -> ChunkStatistics: ...
 
     def chunk_refs(
         self,
@@ -762,8 +673,9 @@ class Session:
         box: Sequence[Bounds] | Box | None = None,
         *,
         cells: Sequence[Bounds] | None = None,
-    ) -> ResolvedChunks:
-        """References to an array's initialized chunks, as columns.
+        statistics: bool = False,
+    ) -> ResolvedChunks | ChunkStatistics:
+        """Where an array's initialized chunks are, or bounds of their values, as columns.
 
         Uncommitted changes are included; chunks that still wait in memory for their pack count as
         inline. No chunk is read, nor any manifest without refs in the box. Of a sharded array,
@@ -778,10 +690,14 @@ class Session:
             if none are given.
         cells : sequence, optional
             Instead of a box: cells on each axis, likewise. The chunks that hold any of them.
+        statistics : bool, default False
+            Give bounds and counts of the values instead, from zone maps, which writers make. Chunks
+            that were written without them have no row. Values are those that are stored: packed
+            ones are not unpacked.
 
         Returns
         -------
-        ResolvedChunks
+        ResolvedChunks or ChunkStatistics
             A row for each initialized chunk, in C order.
 
         Raises
@@ -806,41 +722,11 @@ class Session:
         >>> len(repo.readonly_session().chunk_refs("a", cells=[(0, 4), (10, 20)]))
         1
         """
+        if statistics:
+            return chunk_statistics(self._contents, path, box, cells, self._pin.branch)
         node, table = find_chunks(self._contents, path, box, cells)
         assert node.array is not None
         return ResolvedChunks.of(f"/{node.path}", len(node.array.shape), table)
-
-    def chunk_statistics(
-        self, path: str, box: Sequence[Bounds] | Box | None = None
-    ) -> ChunkStatistics:
-        """Bounds and counts of the values in an array's chunks, as far as they are known.
-
-        They come from zone maps, which writers make. Chunks that were written without them have no
-        row. No chunk is read. Values are those that are stored: packed ones are not unpacked.
-
-        Parameters
-        ----------
-        path, box
-            As for `chunk_refs`.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-        InvalidArgumentError
-            If the box has other axes than the array, or a step.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://chunk-statistics-example")
-        >>> with repo.transaction(message="written by Zarr, which counts nothing") as store:
-        ...     a = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="f8")
-        ...     a[:] = 7
-        >>> len(repo.readonly_session().chunk_statistics("a"))
-        0
-        """
-        return chunk_statistics(self._contents, path, box, self._pin.branch)
 
     def read_chunks(
         self,
@@ -1052,6 +938,19 @@ def commits_of(session: Session) -> SessionCommits:
         If the session is read-only.
     """
     return session._writable()
+
+
+def initialized_chunks(
+    session: Session, path: str, region: Sequence[Bounds] | Box | None = None
+) -> IndexArray:
+    """Coordinates (int64[n, ndim]) of an array's chunks, in C order, for the rest of the package.
+
+    Uncommitted changes are included. Where the index of initialized chunks is up to date, no
+    manifest of the base is read.
+    """
+    return compact.presence_index.initialized_coords(
+        session._contents, path, region, branch=session._pin.branch
+    )
 
 
 def estimate_of(session: Session) -> Usage:

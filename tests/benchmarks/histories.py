@@ -39,7 +39,8 @@ class _Writer:
 
     def array(self) -> Any:
         """The array, to be written in the next commit."""
-        if self._session is None or self._session.read_only:  # theirs takes one commit
+        # Theirs takes one commit.
+        if self._session is None or getattr(self._session, "read_only", False):
             self._session = self._repository.writable_session("main")
         return zarr.open_array(self._session.store, path="a", mode="r+")
 

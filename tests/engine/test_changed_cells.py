@@ -22,6 +22,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.reports import ArrayShape, CellChanges, Operation
 from zarr_manifests.repository import changed_cells
+from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage
 
@@ -48,7 +49,7 @@ def rows_at(repository: Repository, snapshot_id: str) -> dict[Coords, tuple[int,
             values.append(np.full((40, 40), -1))
             continue
         values.append(array[...])
-        for chunk in session.initialized_chunks(path).tolist():
+        for chunk in initialized_chunks(session, path).tolist():
             sides = (
                 range(k * c, min((k + 1) * c, n))
                 for k, c, n in zip(chunk, array.chunks, array.shape, strict=True)
@@ -120,7 +121,7 @@ def test_cells_are_told_as_reading_both_snapshots_shows(
         for step in steps:
             if step[0] != "fold":
                 do(session, step, value)
-        if session.has_uncommitted_changes:
+        if session.status():
             history.append(session.commit("some"))
         for _, _, mode in (step for step in steps if step[0] == "fold"):
             repository.compact("main", ("minor", "major", "full")[mode])
@@ -269,8 +270,7 @@ def test_appends_put_behind_others_are_added_where_they_are(repository: Reposito
         session.store, name="a", shape=(4,), chunks=(4,), dtype="i4", dimension_names=["t"]
     )[:] = 1
     start = session.commit("start")
-    mine, other = repository.writable_session("main"), repository.writable_session("main")
-    mine.relocate_appends("t")
+    mine, other = repository.writable_session(append_dim="t"), repository.writable_session()
     for each, length in ((mine, 8), (other, 4)):
         zarr.open_array(each.store, path="a").append(np.full(length, length, "i4"))
     theirs = other.commit("theirs")

@@ -647,7 +647,7 @@ def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() 
     with pytest.raises(SnapshotExpiredError, match="has expired"):
         read(session)
     assert read(follower) == [11] * 8
-    assert reader.refresh()
+    assert reader.rebase() == repository.list_branches()["main"]
     assert read(reader) == [11] * 8
 
 

@@ -175,7 +175,7 @@ class World:
         before = self.state.copy()
         for _ in range(int(self.rng.integers(1, 5))):
             self.change(session)
-        if not session.has_uncommitted_changes:
+        if not session.status():
             return
         kind = next(self.repository.ancestry()).kind
         if amend and kind != "rewrite" and self.undo is not None and self.rng.random() < 0.1:

@@ -102,7 +102,7 @@ def test_a_session_that_is_overtaken_cannot_come_back_by_starting_anew() -> None
     others(storage).writable_session(exclusive=True)
     zombie.discard_changes()
     write(others(storage).writable_session(), 4, slice(0, 2)).commit("someone else")
-    assert zombie.refresh()
+    zombie.rebase()
     write(zombie, 5)
     with pytest.raises(FencedError, match="claimed"):
         zombie.commit("with a new start and a lease")

@@ -31,6 +31,7 @@ from zarr_manifests.format.root import Lease
 from zarr_manifests.ids import new_session_id
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
+from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage, copy_of, in_order
@@ -162,7 +163,7 @@ class Ways:
             "branches": lambda r: r.list_branches(),
             "tags": lambda r: r.list_tags(),
             "du of one": lambda r: r.du(path="a").chunks,
-            "initialized": lambda r: r.readonly_session().initialized_chunks("a"),
+            "initialized": lambda r: initialized_chunks(r.readonly_session(), "a"),
             "bulk": lambda r: sorted(
                 (tuple(map(int, coords)), data)
                 for coords, data in r.readonly_session().read_chunks("a")

@@ -191,7 +191,7 @@ def test_merged_in_any_way_they_are_what_one_session_writes(
     for name in ("hands_up", "again", "beside"):
         event(f"{name}: {any(getattr(each, name) for each in plan.all())}")
     assert read(session) == read(single)
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("of many")
         assert read(session) == read(single)
 
@@ -259,7 +259,7 @@ def test_what_a_fork_of_a_fork_has_changed_needs_the_fork() -> None:
     set_key(inner, "new/c/1", b"x")
     with pytest.raises(ConflictError, match="made in a copy that is not merged yet"):
         session.merge(inner)
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     session.merge(inner, fork)  # in any order within a call
     assert get_key(session, "new/c/1") == b"x"
 

@@ -232,7 +232,7 @@ def test_forks_that_differ_are_refused_and_nothing_is_merged(
         session.merge(one, two)
     coords = tuple(int(at) for at in np.unravel_index(many - 1, GRID))
     assert [(c.path, c.chunks) for c in raised.value.conflicts] == [("/a", (coords,))]
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     session.merge(one)
     with pytest.raises(ConflictError):
         session.merge(two)
@@ -361,7 +361,7 @@ def test_statistics_of_many_forks_are_written_few_at_a_time(
     for mode in ("as they are", "major", "full"):
         if mode != "as they are":  # entries go to pages, and from pages to pages
             assert repository.compact(mode=mode, run=map).snapshot_id is not None
-        found = repository.readonly_session().chunk_statistics("a")
+        found = repository.readonly_session().chunk_refs("a", statistics=True)
         assert found.low.tolist() == list(range(0, 60, 2))
         assert found.high.tolist() == list(range(1, 60, 2))
 

@@ -122,7 +122,7 @@ def test_a_head_that_goes_while_a_reader_goes_on_to_it_is_not_told_as_damage(how
             zarr.open_array(store, path="a")[0] = 0
         racing.arm(number)
         if how == "refresh":
-            session.refresh()
+            session.rebase()
         assert np.asarray(zarr.open_array(session.store, path="a", mode="r")).sum() in (7, 8)
         return len(racing.ops)
 

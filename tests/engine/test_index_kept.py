@@ -20,6 +20,7 @@ from zarr_manifests.engine.compact.presence_index import Presence
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
@@ -116,7 +117,7 @@ def test_after_a_hundred_commits_an_answer_costs_few_requests(hundred: MemorySto
     assert len(asked) <= 3
     region = [slice(100, 110), slice(0, 3)]
     found, asked = requests(
-        hundred, lambda repo: repo.readonly_session().initialized_chunks("air", region)
+        hundred, lambda repo: initialized_chunks(repo.readonly_session(), "air", region)
     )
     table = contents_of(repository.readonly_session().store)
     every = table.chunks(table.node("air")).coords()
@@ -173,7 +174,7 @@ def test_what_was_committed_meanwhile_lies_over_the_index() -> None:
     slow = zm.open(storage, runtime=replace(SYSTEM, checkpoint=hook))
     assert slow.compact(mode="full").snapshot_id is not None
     assert indexed(storage) == (1, 1)
-    found = zm.open(storage).readonly_session().initialized_chunks("air")
+    found = initialized_chunks(zm.open(storage).readonly_session(), "air")
     assert found[:, 0].tolist() == [at for at in range(20) if at != 4] + [30]
 
 
@@ -228,7 +229,7 @@ def test_the_index_says_what_manifests_say(data: st.DataObject) -> None:
                 mode = data.draw(st.sampled_from(["minor", "major", "full"]))
                 ratio = {"compaction": {"size-ratio": data.draw(st.sampled_from([0.0, 0.3]))}}
                 zm.open(storage, ratio).compact(mode=mode)
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit("change")
         usage, stats = zm.open(storage).du(), zm.open(storage).du(path="air")
         assert stats.chunks == usage.chunks

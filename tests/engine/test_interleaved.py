@@ -208,7 +208,7 @@ class World:
 
     def commit(self, who: int) -> None:
         writer = self.writers[who]
-        if not writer.session.has_uncommitted_changes:
+        if not writer.session.status():
             return
         began_at = writer.session.snapshot_id
         try:

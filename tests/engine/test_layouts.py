@@ -416,7 +416,7 @@ def test_rewriting_after_each_commit_changes_nothing_but_the_layout(
             session = repository.writable_session()
             for operation in operations:
                 apply(session, operation)
-            if session.has_uncommitted_changes:
+            if session.status():
                 session.commit(str(number))
             found.append(contents(zm.open(repository.storage).readonly_session()))
         assert found[0] == found[1]

@@ -137,7 +137,7 @@ def work(
             "client": str(client),
         }
         note(record)
-        if not writing or not session.has_uncommitted_changes:
+        if not writing or not session.status():
             continue
         try:
             snapshot_id = session.commit(name)

@@ -109,7 +109,7 @@ def test_a_session_ends_with_a_batch_that_was_committed(repository: Repository) 
     session = wrote(repository, 5, 99)
     with pytest.raises(TransactionAlreadyCommitted):
         session.commit("again", txn=("app", 1))
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     assert zarr.open_array(session.store, path="a", mode="r")[5] == 0
     with pytest.raises(SessionClosedError, match="had been committed before"):
         session.commit("and again")
@@ -240,7 +240,7 @@ def test_a_gap_is_an_error_and_the_session_goes_on(repository: Repository) -> No
     session = wrote(repository, 9)
     with pytest.raises(TransactionGapError, match=r"comes after 3, but the last one .* is 1"):
         session.commit("a gap", txn=zm.Txn("app", 4, after=3))
-    assert session.has_uncommitted_changes
+    assert session.status()
     session.commit("no gap", txn=zm.Txn("app", 4, after=1))
     with pytest.raises(TransactionGapError, match="comes after none"):
         wrote(repository, 1).commit("first", txn=zm.Txn("app", 5, after=-1))

@@ -254,7 +254,7 @@ class World:
         self.change(writer)
         self.busy.add(writer)
         session = self.sessions[writer]
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit(f"of {writer}")
         self.busy.discard(writer)
         for key, value in self.pending[writer].items():

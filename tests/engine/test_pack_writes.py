@@ -230,11 +230,11 @@ def test_many_threads_write_while_the_session_commits(tmp_path: Path) -> None:
 
         working = [pool.submit(work, worker) for worker in range(4)]
         while not all(future.done() for future in working):
-            if session.has_uncommitted_changes:
+            if session.status():
                 session.commit("so far")
         for future in working:
             future.result()
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit("the rest")
     check(tmp_path, {i: chunk(i) for i in range(1200)})
 

@@ -321,7 +321,7 @@ def test_a_lost_commit_is_found_and_its_packs_are_done_with() -> None:
     put(session.store, "a/c/0", chunk(0))
     session.commit("lost answer")
     assert staged(session) == 0
-    assert not session.has_uncommitted_changes
+    assert not session.status()
     put(session.store, "a/c/1", chunk(1))
     session.commit("next")
     read = repository.readonly_session("main").store
@@ -367,11 +367,11 @@ def test_eight_threads_fill_packs_while_the_session_commits(remote: bool) -> Non
         working = [pool.submit(work, worker) for worker in range(8)]
         barrier.wait()
         while not all(future.done() for future in working):
-            if session.has_uncommitted_changes:
+            if session.status():
                 session.commit("so far")
         for future in working:
             future.result()
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("the rest")
     read = zm.open(inner).readonly_session("main").store
     assert [i for i in range(1600) if get(read, f"a/c/{i}") != chunk(i)] == []

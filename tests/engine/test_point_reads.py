@@ -25,6 +25,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, Vi
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
@@ -361,7 +362,7 @@ def test_many_chunks_at_once_cost_what_any_of_them_needs(
         assert cold.costs() in ((1 + 6 + 1, 2), (0, 0))
     cold.counting.reset()
     region = slice(0, 9), slice(4_990, None)
-    there = cold.session.initialized_chunks("a", region)
+    there = initialized_chunks(cold.session, "a", region)
     assert len(there) == 9 * 10
     manifests = [r.key for r in cold.counting.log if r.key.startswith("manifests/")]
     assert len(manifests) == 9 - 6, "the base's are known to the index, or here"

@@ -176,7 +176,7 @@ def _leave(session: Session) -> None:
 
 def _go_on(session: Session) -> None:
     session.discard_changes()
-    session.refresh()
+    session.rebase()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

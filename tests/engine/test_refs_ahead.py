@@ -153,7 +153,7 @@ def test_a_reader_that_goes_on_sees_what_is_new() -> None:
         zarr.open_array(store, path="a")[:, 1] = 7
         store.delete_sync(key(7, 5))
     assert read(session.store, key(7, 1)) == values()[7, 1]
-    session.refresh()
+    session.rebase()
     for i in range(SIDE):
         assert read(session.store, key(i, 1)) == 7
     assert read(session.store, key(7, 5)) is None
@@ -319,7 +319,7 @@ def test_a_view_that_a_reader_has_left_is_kept_no_longer() -> None:
     assert any(isinstance(one, tuple) for one in gc.get_referrers(left))
     with repository.transaction(message="overwrite") as store:
         zarr.open_array(store, path="a")[0, 0] = 7
-    session.refresh()
+    session.rebase()
     assert not any(isinstance(one, tuple) for one in gc.get_referrers(left))
 
 

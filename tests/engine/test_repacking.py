@@ -578,7 +578,7 @@ def test_any_writes_and_repackings(seed: int) -> None:
                     else:
                         expected[key] = rng.randbytes(rng.choice([3, 50, 100, 300]))
                         put(session, key, expected[key])
-                if session.has_uncommitted_changes:
+                if session.status():
                     session.commit(f"step {step}")
             case "repack":
                 repo.compact(mode="packs", min_live=rng.choice([0.3, 0.7, 1.0]))

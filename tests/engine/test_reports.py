@@ -504,7 +504,7 @@ def test_a_storage_that_does_not_list_or_delete_is_refused_at_once(
 # --- how sessions end --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["close", "discard", "rebase", "refresh", "amend"])
+@pytest.mark.parametrize("end", ["close", "discard", "rebase", "amend"])
 def test_however_a_session_goes_on_its_copies_are_told(repo: Repository, end: str) -> None:
     session = begin(repo)
     twin = copy.deepcopy(session.store)
@@ -517,15 +517,12 @@ def test_however_a_session_goes_on_its_copies_are_told(repo: Repository, end: st
         session.discard_changes()
     elif end == "rebase":
         session.rebase()
-    elif end == "refresh":
-        with pytest.raises(InvalidArgumentError, match="copies of the session have written"):
-            session.refresh()
     else:
         with pytest.raises(ConflictError):
             session.amend("not the head any more")
     with pytest.raises(SessionClosedError):
         put(twin, 2, 1)
-    if end in ("rebase", "refresh"):
+    if end == "rebase":
         session.commit("what came before")
         assert values(repo)[:3] == [1, 1, 0]
     if end == "discard":

@@ -266,9 +266,8 @@ def test_a_fork_comes_back_as_counts(storage: CountingStorage, repository: Repos
 def test_appends_land_behind_those_of_others(
     storage: CountingStorage, repository: Repository
 ) -> None:
-    sessions = [repository.writable_session() for _ in "12"]
+    sessions = [repository.writable_session(append_dim="time") for _ in "12"]
     for session, many in zip(sessions, (3, 5_000), strict=True):
-        session.relocate_appends("time")
         zarr.open_array(session.store, path="a").resize((10_000 + many,))
         bulk(session, 10_000, 10_000 + many, version=many)
     assert spilled(sessions[1])

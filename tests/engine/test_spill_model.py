@@ -138,7 +138,7 @@ class Side:
             return
         self.one(other, path, at, b"rival")
         self.bulk(other, path, at, 3, 1)
-        if other.has_uncommitted_changes:
+        if other.status():
             other.commit("rival")
 
     def rebase(self, policy: Any) -> None:
@@ -148,7 +148,7 @@ class Side:
         self.session.discard_changes()
 
     def commit(self) -> None:
-        if self.session.has_uncommitted_changes:
+        if self.session.status():
             try:
                 self.session.commit("changes")
             except ConflictError:

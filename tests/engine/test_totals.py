@@ -179,7 +179,7 @@ class World:
             session = self.session()
             for _ in range(draw(st.integers(1, 3))):
                 self.change(session, draw)
-            if session.has_uncommitted_changes:
+            if session.status():
                 try:
                     session.amend("amended") if doing == "amend" else session.commit("changes")
                 except InvalidArgumentError:

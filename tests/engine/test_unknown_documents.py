@@ -62,7 +62,7 @@ def test_a_document_is_refused_when_it_is_written(session: Session, what: str) -
     ):
         with pytest.raises(UnsupportedFormatError, match=f"'/g/a' has {what}: its chunks"):
             write()
-    assert not session.has_uncommitted_changes
+    assert not session.status()
 
 
 def test_an_array_stays_as_it_is_if_its_next_document_is_refused(session: Session) -> None:

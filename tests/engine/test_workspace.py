@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         for key in [key for key in self.model if key.startswith(directory)]:
             del self.model[key]
 
-    @precondition(lambda self: self.session.has_uncommitted_changes)
+    @precondition(lambda self: self.session.status())
     @rule()
     def commit(self) -> None:
         snapshot_id = self.session.commit("so far")
@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
             fresh = zm.open(self.storage)
             for snapshot_id, model in self.history:
                 _check(fresh.readonly_session(snapshot_id).store, model)
-            if not self.session.has_uncommitted_changes:
+            if not self.session.status():
                 assert self.model == self.committed
 
 

@@ -23,6 +23,7 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, Bounds, Zones
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.entries import taken, valid, zones_of_chunks
 from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.session import commits_of
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.testing import CountingStorage, LatencyStorage, in_order
@@ -187,7 +188,7 @@ def test_entries_move_with_relocated_appends() -> None:
     repository = created()
     committed(repository, wrote(0, 8, 1))
     session, other = begun(repository), begun(repository)
-    session.relocate_appends("t")
+    commits_of(session).relocate_appends("t")
     for seed, one in ((2, other), (3, session)):
         first = grow(one, 2)
         write(one, first, first + 2, seed)

@@ -163,7 +163,7 @@ class World:
     def check(self, sessions: list[zm.Session], *, may_expire: bool) -> None:
         """Commit what is left, and look at all there is by every reader."""
         for session in sessions:
-            if not session.read_only and session.has_uncommitted_changes:
+            if session.status():
                 with only_clear_errors():
                     session.commit("what was left", discard_unmerged=True)
         self.close()

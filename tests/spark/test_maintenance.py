@@ -102,7 +102,7 @@ def test_a_compaction_gives_the_same_base(
     assert there.manifests_written == 5
     assert leaves(repo) == leaves(same)
     assert values(repo) == before
-    statistics = repo.readonly_session().chunk_statistics("t")
+    statistics = repo.readonly_session().chunk_refs("t", statistics=True)
     assert statistics.low.tolist() == np.min(before, axis=1).tolist()
     mine, theirs = repo.du(estimate=True), same.du(estimate=True)
     assert mine == replace(theirs, snapshot_id=mine.snapshot_id)
@@ -121,7 +121,7 @@ def test_tasks_measure_what_has_no_statistics(
     assert (report.chunks, report.measured) == (40, 40)
     assert told[-1] == 40
     assert len(told) >= 3  # one for each task
-    statistics = repo.readonly_session().chunk_statistics("t")
+    statistics = repo.readonly_session().chunk_refs("t", statistics=True)
     assert statistics.low.tolist() == np.min(values(repo), axis=1).tolist()
     assert maintenance.compute_statistics(spark, repo.url).measured == 0
     session = repo.readonly_session()
@@ -158,7 +158,7 @@ def test_rewriting_gives_the_same_array(spark: SparkSession, repo: zm.Repository
     assert report.tasks == planned.tasks == 4
     assert values(repo) == before
     assert zarr.open_array(repo.readonly_session().store, path="t").chunks == (20, 50)
-    assert len(repo.readonly_session().chunk_statistics("t")) == 4
+    assert len(repo.readonly_session().chunk_refs("t", statistics=True)) == 4
     assert zm.open(repo.url).verify().ok
 
 

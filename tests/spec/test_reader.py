@@ -397,7 +397,7 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> No
     for i in range(45):
         session = repository.writable_session("main")
         step(session.store, rng)
-        if session.has_uncommitted_changes:
+        if session.status():
             session.commit(f"step {i}")
     found = reader.Reader(storage.get)
     digests, cold = 0, zm.open(storage)

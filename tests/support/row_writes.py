@@ -57,7 +57,7 @@ def write_table(
     with repo.writable_session() as session:
         begun, plan = _planned(session, table, options, parallelism, batch)
         cells = run_tasks(session, plan, table, batch, attempts=attempts)
-        if session.has_uncommitted_changes:
+        if session.status():
             commits_of(session).commit("rows", check_tip=begun.check_tip)
     return cells
 

@@ -72,7 +72,7 @@ def test_several_datasets_are_one_commit(tmp_path: Any, scheduler: str) -> None:
     expected = days(0, 4, 2)
     expected["t"][:2] = days(0, 2, -1).t
     xr.testing.assert_identical(head(repo, "b"), expected)
-    assert len(repo.readonly_session().chunk_statistics("a/t")) == 3
+    assert len(repo.readonly_session().chunk_refs("a/t", statistics=True)) == 3
 
 
 OPERATION = st.one_of(
@@ -127,7 +127,7 @@ def test_one_commit_has_what_as_many_commits_have(
         assert outcomes[0] == outcomes[1]
         if outcomes[0] == "done":
             xr.testing.assert_identical(now(session, group), head(many, group))
-    if session.has_uncommitted_changes:
+    if session.status():
         session.commit("all of it")
 
 
@@ -180,14 +180,13 @@ def test_an_append_after_others_is_a_conflict(repo: zm.Repository) -> None:
     for call in (lambda: session.commit("late"), session.rebase):
         with pytest.raises(ConflictError, match="came first and changed arrays along 'time'"):
             call()
-    assert session.has_uncommitted_changes
+    assert session.status()
 
 
 @pytest.mark.parametrize("rebased", [False, True])
 def test_appends_land_behind_those_of_others(repo: zm.Repository, rebased: bool) -> None:
     zm.write(days(0, 2), repo, message="create", encoding={"t": {"chunks": (1, 3)}})
-    session = repo.writable_session()
-    session.relocate_appends("time")
+    session = repo.writable_session(append_dim="time")
     zm.to_session(days(4, 6), session, append_dim="time")
     zm.write(days(2, 4), repo, message="of others", append_dim="time")
     if rebased:
@@ -208,8 +207,7 @@ def test_labels_that_others_have_written_are_not_written_again(
     """
     own, others = ((5, 6), (2, 3)) if twice else ((3, 5), (4, 6))
     zm.write(days(0, 2), repo, message="create", encoding={"t": {"chunks": (1, 3)}})
-    session = repo.writable_session()
-    session.relocate_appends("time")
+    session = repo.writable_session(append_dim="time")
     zm.to_session(days(*own), session, append_dim="time", on_existing="skip")
     if twice:
         zm.to_session(days(6, 8), session, append_dim="time", on_existing="skip")
@@ -217,7 +215,7 @@ def test_labels_that_others_have_written_are_not_written_again(
     with pytest.raises(ConflictError, match=r"/time: read: .*labels"):
         session.rebase() if rebased else session.commit("late")
     session.discard_changes()
-    session.refresh()
+    session.rebase()
     zarr.create_group(session.store, path="air")
     session.commit("something else")
     assert head(repo).time.values.tolist() == [0, 1, *range(*others)]

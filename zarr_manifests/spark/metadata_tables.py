@@ -151,7 +151,7 @@ def metadata_table(
     `chunks`      chunk that is there: where its bytes are, and their checksum. A sharded array's
                   chunks are its shards. `location` is an object's key or a file's URL, and null for
                   a chunk in a manifest (`inline`)
-    `statistics`  chunk with an entry in a zone map, as in `Session.chunk_statistics`: `low` and
+    `statistics`  chunk with an entry in a zone map, as in `Session.chunk_refs`: `low` and
                   `high` bound the stored values, as text (`CAST(low AS DOUBLE)`), and are null if
                   there are none; `missing`, `nan` and `cells` count
     ============  ================================================================================
@@ -350,7 +350,7 @@ class _ChunkJob:
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
             of_box: ResolvedChunks | ChunkStatistics
             if self.table == "statistics":
-                of_box = session.chunk_statistics(*self[number])
+                of_box = session.chunk_refs(*self[number], statistics=True)
             else:
                 of_box = session.chunk_refs(*self[number])
             for start in range(0, len(of_box), _BATCH_ROWS):

@@ -25,7 +25,7 @@ from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Session
+from zarr_manifests.session import Session, initialized_chunks
 from zarr_manifests.spark.checks import check_counts, check_shared, check_words
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.prune import axis_where, boxes_where, common, empty_rows
@@ -336,7 +336,7 @@ def _boxes_with_rows(
     found = []
     for column in columns:
         path = f"{source.group.rstrip('/')}/{column.name}"
-        chunks = session.initialized_chunks(path)
+        chunks = initialized_chunks(session, path)
         found.append(scan.holding(source.stored_chunk_shape(column.name), chunks))
     return np.unique(np.concatenate(found))
 

@@ -267,7 +267,7 @@ def landed(
             commits_of(session).begin(txn)
             with _own_errors():
                 check, counts = write(session)
-            if txn is None and not session.has_uncommitted_changes:
+            if txn is None and not session.status():
                 return WriteReport(snapshot_id=None)
             snapshot_id = commits_of(session).commit(message, metadata, check_tip=check, txn=txn)
         except TransactionAlreadyCommitted as done:

@@ -26,7 +26,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile
 from zarr_manifests.records import dataclass
-from zarr_manifests.session import Session
+from zarr_manifests.session import Session, initialized_chunks
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.encoding import begin_write, fit_of, units_of_first
@@ -534,7 +534,7 @@ def _refer(
             checksums=refs.checksums,
         )
     virtual = {tuple(at) for at in refs.index.tolist()}
-    others = [at for at in session.initialized_chunks(name).tolist() if tuple(at) not in virtual]
+    others = [at for at in initialized_chunks(session, name).tolist() if tuple(at) not in virtual]
     if others:
         for at, data in session.read_chunks(name, coords=np.array(others, np.int64)):
             place = np.pad(np.array(at, np.int64), (width, 0)) + shift

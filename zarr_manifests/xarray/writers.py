@@ -181,7 +181,7 @@ def write(
             session = repository.writable_session(branch)
             commits_of(session).begin(step)
             if appends:
-                session.relocate_appends(append_dim)  # type: ignore[arg-type]  # checked there
+                commits_of(session).relocate_appends(append_dim)
             due = _prepared(parts, session, check=check)
             if conflict is not None:
                 most = workspace_of(session.store).context.config.commit_attempts
@@ -233,8 +233,8 @@ def to_session(
     session : Session or Fork
         A writable session; or a fork of one, in a worker, which cannot append.
     group, mode, append_dim, region, encoding, on_existing, sort, check, statistics, scheduler
-        As for `write`. Rows are appended behind those that others append in the meantime if
-        `Session.relocate_appends` was called before.
+        As for `write`. Rows are appended behind those that others append in the meantime if the
+        session was opened with this `append_dim`.
 
     Raises
     ------

@@ -277,7 +277,7 @@ class Scribbler:
             process.expect(error, disturbed, gone(branch), session)
             return
         dawdle(process)
-        if not session.has_uncommitted_changes:
+        if not session.status():
             return
         base = process.judge.known[session.snapshot_id]
         amend = rng.random() < 0.1 and not base.rewrite and base.parent is not None

@@ -141,7 +141,7 @@ class Foreman:
         except ManifestsError as error:
             process.expect(error, disturbed, gone(branch), session)
             return
-        if session.has_uncommitted_changes:
+        if session.status():
             process.commit(session, branch, changes, allowed=(ConflictError,))
 
     def _share_out(self, process: Process, session: Session, state: State) -> list[Task]:

@@ -277,7 +277,7 @@ class LeaseWriter:
             except ManifestsError as error:
                 process.expect(error, disturbed, (), session)
                 break
-            if not session.has_uncommitted_changes or not process.commit(
+            if not session.status() or not process.commit(
                 session, branch, changes, allowed=(ConflictError,)
             ):
                 break
@@ -307,7 +307,7 @@ class ExclusiveWriter:
                 process.expect(error, disturbed, (), session)
                 return
             process.wait(process.rng.random())
-            if not session.has_uncommitted_changes or not process.commit(
+            if not session.status() or not process.commit(
                 session, branch, changes, allowed=(ConflictError,)
             ):
                 return

@@ -25,7 +25,7 @@ from simulated.model import Change, Resize, SetAttribute, SetChunk, State
 from simulated.process import Process
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.planning.conflict.decide import Choice
-from zarr_manifests.session import Session
+from zarr_manifests.session import Session, commits_of
 from zarr_manifests.store import workspace_of
 
 __all__ = ["Appender", "Resolver", "Witness"]
@@ -54,7 +54,7 @@ def _once(
         return
     dawdle(process)
     for _ in range(rng.randrange(1, 3)):
-        if not session.has_uncommitted_changes or workspace_of(session.store).closed is not None:
+        if not session.status() or workspace_of(session.store).closed is not None:
             return
         if process.commit(session, branch, changes, terms=terms, allowed=(ConflictError,)):
             return
@@ -122,7 +122,7 @@ class Appender:
     def _append(
         self, process: Process, session: Session, state: State
     ) -> tuple[list[Change], Terms]:
-        session.relocate_appends(STEP)
+        commits_of(session).relocate_appends(STEP)
         start = state.nodes[LOG[0]].length or 0
         many = process.rng.randrange(1, 3)
         changes: list[Change] = []

@@ -64,10 +64,11 @@ def chunk_statistics(
     contents: SessionView,
     path: str,
     box: Sequence[AxisBounds] | Box | None,
+    cells: Sequence[AxisBounds] | None,
     branch: str | None,
 ) -> ChunkStatistics:
-    """The statistics of the chunks in a box, as `Session.chunk_statistics` documents them."""
-    node, table = find_chunks(contents, path, box, None)
+    """The statistics of the chunks in a box, as `Session.chunk_refs` documents them."""
+    node, table = find_chunks(contents, path, box, cells)
     meaning = Meaning.of(node.documents)
     assert node.array is not None
     bounds: list[Bounds] = []

@@ -173,35 +173,19 @@ class SessionWriter:
         if renamed and self.lease is not None:
             self.lease.move(keys.session_id, view.snapshot_id)
 
-    def refresh(self) -> bool:
-        """Move to the head of the branch; whether it was newer.
+    def refresh(self) -> None:
+        """Move a session without changes to the head of its branch.
 
         Raises
         ------
-        InvalidArgumentError
-            If the session or a copy of it has changes.
         NotFoundError
             If the branch was deleted.
         """
-        contents = self.workspace.contents
-        with contents.lock:
-            if contents.changes:
-                raise InvalidArgumentError(
-                    "the session has changes; commit or discard them, then refresh"
-                )
-            self.check_open()
-            # Read first: the session's start must not be newer than the snapshot it reads.
-            start = self.context.roots.read().root.version
-            view = self.pin.head()
-            if view is contents.view:
-                return False
-            self.copies.bring_in()
-            if contents.changes:
-                raise InvalidArgumentError(
-                    "copies of the session have written; commit or discard that, then refresh"
-                )
+        # Read first: the session's start must not be newer than the snapshot it reads.
+        start = self.context.roots.read().root.version
+        view = self.pin.head()
+        if view is not self.workspace.contents.view:
             self.move_to(view, start)
-            return True
 
     def discard_changes(self) -> None:
         """Drop all uncommitted changes."""

@@ -62,7 +62,7 @@ def expired(
     except SnapshotExpiredError:
         return SnapshotExpiredError(
             f"snapshot {snapshot_id} has expired while it was read, and objects of it are gone: "
-            f"{error}. Open a new session, `session.refresh()`, open it with follow=True, or take "
+            f"{error}. Open a new session, `session.rebase()`, open it with follow=True, or take "
             "a lease beforehand (`repo.lease`)"
         )
     return None
