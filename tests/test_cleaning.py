@@ -11,6 +11,7 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.repository import resolved
 
 CHUNK = 10_000
 """Bytes of a chunk, which gets an object of its own."""
@@ -55,9 +56,9 @@ def test_overwritten_chunks_go_in_one_call(repo: zm.Repository) -> None:
     assert len(report.expiry.snapshots) == 7  # one is the compaction's own parent
     assert report.collection.objects["chunks"] == 20
     assert repo.verify().ok
-    head = repo.resolve("main")
+    head = resolved(repo, "main")
     again = repo.clean(keep=1, grace=NOW)
-    assert (again.compacted, again.collection.deleted, repo.resolve("main")) == ((), 0, head)
+    assert (again.compacted, again.collection.deleted, resolved(repo, "main")) == ((), 0, head)
     assert "reaches everything" in str(again)
 
 
@@ -87,9 +88,9 @@ def test_what_was_only_appended_is_not_compacted(tmp_path: Path) -> None:
     for _ in "123":
         with repo.transaction(message="more") as store:
             zarr.open_array(store, path="a").append(np.ones(10, "u1"))
-    head = repo.resolve("main")
+    head = resolved(repo, "main")
     assert repo.clean(keep=1, grace=NOW).compacted == ()
-    assert repo.resolve("main") == head
+    assert resolved(repo, "main") == head
 
 
 def test_small_chunks_are_taken_out_of_packs(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_small_chunks_are_taken_out_of_packs(tmp_path: Path) -> None:
 
 def test_it_says_what_a_tag_and_a_lease_keep(repo: zm.Repository) -> None:
     repo.create_tag("v1", "main~2")
-    with repo.lease(repo.resolve("main~1"), timeout=timedelta(hours=1)):
+    with repo.lease(resolved(repo, "main~1"), timeout=timedelta(hours=1)):
         report = repo.clean(keep=1, grace=NOW)
         found = report.collection
         lease = next(name for name in found.held_by if name.startswith("lease of "))

@@ -7,6 +7,7 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.repository import resolved
 from zarr_manifests.storage.memory import MemoryStorage
 
 
@@ -42,7 +43,7 @@ def test_a_commit_without_a_message_says_what_has_changed() -> None:
 
 def test_the_log_tells_what_was_left() -> None:
     repo = zm.create(MemoryStorage())
-    first = repo.resolve("main")
+    first = resolved(repo, "main")
     session = repo.writable_session()
     zarr.create_group(session.store, path="a")
     made = session.commit("make a")

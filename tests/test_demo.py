@@ -272,7 +272,7 @@ def test_what_the_demo_suggests_works_and_the_readme_serves_the_same(
         raise JavaNotFoundError("there is no Java here; install one")
 
     def serve(repo: zm.Repository, *arguments: object, **options: object) -> None:
-        served.append(repo.url)
+        served.append(repo.storage.url)
 
     served: list[str] = []
     monkeypatch.setattr(zarr_manifests.spark, "session", no_java)

@@ -14,6 +14,7 @@ from zarr.storage import MemoryStore
 import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
+from zarr_manifests.repository import resolved
 from zarr_manifests.storage.memory import MemoryStorage
 
 
@@ -73,7 +74,7 @@ def test_many_chunks_are_shown_in_one_line(repo: Repository) -> None:
 def test_crosswise_merges_leave_only_the_plain_difference(repo: Repository) -> None:
     put(repo, "main", (0, 0), 2)
     put(repo, "side", (3, 5), 3)
-    main, side = repo.resolve("main"), repo.resolve("side")
+    main, side = resolved(repo, "main"), resolved(repo, "side")
     repo.merge(side, "main")
     repo.merge(main, "side")
     with pytest.raises(ConflictError, match="crosswise"):

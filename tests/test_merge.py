@@ -20,6 +20,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.repository import resolved
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.testing import CountingStorage
@@ -39,7 +40,7 @@ def repo() -> Repository:
 def put(repo: Repository, branch: str, at: Any, value: Any, path: str = "a") -> str:
     with repo.transaction(branch, message=f"{branch}: {path}[{at}] = {value}") as store:
         zarr.open_array(store, path=path)[at] = value
-    return repo.resolve(branch)
+    return resolved(repo, branch)
 
 
 def values(repo: Repository, branch: str = "main", path: str = "a") -> list[int]:
@@ -55,7 +56,7 @@ CHUNKS = [slice(2 * i, 2 * i + 2) for i in range(60)]
 
 
 def test_commits_of_both_sides_come_together(repo: Repository) -> None:
-    base = repo.resolve("main")
+    base = resolved(repo, "main")
     put(repo, "side", CHUNKS[0], 2)
     source = put(repo, "side", CHUNKS[1], 3)
     tip = put(repo, "main", CHUNKS[2], 4)
@@ -92,7 +93,7 @@ def test_a_branch_without_commits_of_its_own_is_moved(repo: Repository) -> None:
     assert (told.fast_forward, told.commits, told.snapshot_id) == (True, 1, None)
     report = repo.merge("side")
     assert report.fast_forward
-    assert report.snapshot_id == source == repo.resolve("main")
+    assert report.snapshot_id == source == resolved(repo, "main")
     assert next(repo.ops_log()).operation == "fast-forward branch"
     again = repo.merge("side")
     assert (again.merges, again.commits, again.snapshot_id) == (False, 0, source)
@@ -104,7 +105,7 @@ def test_what_asks_for_a_commit_makes_one(repo: Repository, options: dict[str, A
     source = put(repo, "side", 0, 2)
     report = repo.merge("side", **options)
     assert not report.fast_forward
-    assert repo.resolve("main") == report.snapshot_id != source
+    assert resolved(repo, "main") == report.snapshot_id != source
     assert head(repo).merged == (source, report.base)
     assert values(repo) == values(repo, "side")
     assert not repo.merge("side").merges
@@ -140,7 +141,7 @@ def test_merging_to_and_fro(repo: Repository) -> None:
     put(repo, "side", CHUNKS[1], 4)  # on top of main's own
     put(repo, "main", CHUNKS[2], 5)
     report = repo.merge("side")
-    assert report.base == repo.resolve("main~2")
+    assert report.base == resolved(repo, "main~2")
     assert values(repo)[:6] == [2, 2, 4, 4, 5, 5]
     put(repo, "side", CHUNKS[3], 6)
     repo.merge("side")
@@ -156,7 +157,7 @@ def test_what_came_through_a_third_branch_is_known(repo: Repository) -> None:
         repo.merge("third", branch)
     put(repo, "side", CHUNKS[0], 4)
     report = repo.merge("side")
-    assert report.base == repo.resolve("third")
+    assert report.base == resolved(repo, "third")
     assert values(repo)[:6] == [4, 4, 3, 3, 3, 3]
 
 
@@ -180,7 +181,7 @@ def test_lines_merged_crosswise_are_refused(repo: Repository) -> None:
 def test_conflicts_are_told_whole(repo: Repository) -> None:
     put(repo, "side", slice(0, 120), 2)
     put(repo, "main", slice(0, 120), 3)
-    before = repo.resolve("main")
+    before = resolved(repo, "main")
     told = repo.merge("side", dry_run=True)
     with pytest.raises(ConflictError, match="'side' cannot be merged into branch 'main'") as error:
         repo.merge("side")
@@ -188,7 +189,7 @@ def test_conflicts_are_told_whole(repo: Repository) -> None:
     assert told.conflicts == error.value.conflicts
     assert conflict.chunks == tuple((i,) for i in range(60))
     assert "cannot be merged into main, because of conflicts:\n  /a: chunks" in str(told)
-    assert repo.resolve("main") == before
+    assert resolved(repo, "main") == before
 
 
 def test_policies_take_the_words_of_git(repo: Repository) -> None:
@@ -266,16 +267,16 @@ def test_marks_are_merged_three_ways(repo: Repository) -> None:
     repo.reset_branch("side", "main")
     step("side", "new", 4)
     step("main", "ours", 2)
-    repo.forget_txn("old", expected=1, branch="side")
+    repo.writable_session("side").commit(txn=zm.Txn("old", None, after=1))
     repo.merge("side")
     assert repo.txn_versions() == {"new": 4, "ours": 2}
     step("side", "new", 5)
     step("main", "new", 6)
     (conflict,) = repo.merge("side", dry_run=True).conflicts
-    assert conflict.kind == "mark"
+    assert conflict.kind == "txn"
     with pytest.raises(ConflictError) as error:
         repo.merge("side", policy="theirs")
-    assert [each.kind for each in error.value.conflicts] == ["mark"]
+    assert [each.kind for each in error.value.conflicts] == ["txn"]
 
 
 def test_shapes_groups_and_moves_come_along(repo: Repository) -> None:

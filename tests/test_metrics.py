@@ -26,6 +26,7 @@ from zarr_manifests import metrics as metrics_module
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.metrics import Meter, Metrics, process_totals
+from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
@@ -301,12 +302,12 @@ def test_one_line_for_each_commit_and_compaction(caplog: pytest.LogCaptureFixtur
     assert [record.operation for record in records] == ["commit", "commit", "compaction"]
     ids = [info.snapshot_id for info in repository.ancestry()][::-1]
     assert [record.snapshot_id for record in records] == ids[1:]
-    assert {record.repository_id for record in records} == {repository.repository_id}
+    assert {record.repository_id for record in records} == {context_of(repository).repository_id}
     commit = records[1]
     assert (commit.levelname, commit.branch, commit.kind) == ("INFO", "main", "overwrite")
     assert (commit.refs_set, commit.refs_unset, commit.chunk_bytes) == (3, 0, 3)
     assert commit.duration_ms >= 0
-    assert commit.repository_url == repository.url
+    assert commit.repository_url == repository.storage.url
     assert commit.getMessage().startswith(f"commit {ids[2]} on main in ")
 
 

@@ -23,7 +23,7 @@ from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
 from zarr_manifests.picturing.draw import draw_chunks, draw_diff, draw_history
 from zarr_manifests.picturing.graph import graph_svg
 from zarr_manifests.picturing.lanes import GraphRow, lanes, lines, width_of
-from zarr_manifests.repository import graph_of
+from zarr_manifests.repository import graph_of, resolved
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import chunk_map_of
 from zarr_manifests.storage.memory import MemoryStorage
@@ -338,7 +338,7 @@ def test_ids_are_as_short_in_pictures_and_pages_as_in_the_log() -> None:
         put(repo, "main", "a", at)
     short = [*short_ids(info.id for info in repo.ancestry()).values()]
     assert min(map(len, short)) > 8
-    assert [repo.resolve(each) for each in short] == [info.id for info in repo.ancestry()]
+    assert [resolved(repo, each) for each in short] == [info.id for info in repo.ancestry()]
     told = {text.get_text() for text in repo.ancestry().plot().texts}
     html = repo.ancestry()._repr_html_()
     for each in short:

@@ -645,8 +645,9 @@ def test_a_commit_may_be_told_to_stay_where_it_is() -> None:
     put(one, "a/c/0/0", b"1")
     put(two, "a/c/0/1", b"2")
     one.commit("one")
-    with pytest.raises(ConflictError, match=r"session\.rebase\(\)"):
+    with pytest.raises(ConflictError, match=r"session\.rebase\(\)") as refused:
         two.commit("two", rebase=False)
+    assert (refused.value.base, refused.value.head) == (two.snapshot_id, one.snapshot_id)
     two.rebase()
     two.commit("two", rebase=False)
     found = contents(repository)

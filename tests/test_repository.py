@@ -36,6 +36,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     SnapshotExpiredError,
 )
+from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
@@ -78,9 +79,9 @@ def test_create_and_open_by_any_location(tmp_path: Path, kind: str) -> None:
     assert zm.exists(location)
     opened = zm.open(location)
     assert read_value(opened, "k") == b"v"
-    assert opened.repository_id == repository.repository_id
-    assert len(opened.repository_id) == 32
-    assert opened.url == repository.url
+    assert context_of(opened).repository_id == context_of(repository).repository_id
+    assert len(context_of(opened).repository_id) == 32
+    assert opened.storage.url == repository.storage.url
 
 
 def test_a_new_repository_has_one_empty_snapshot(repository: Repository) -> None:
@@ -164,7 +165,7 @@ def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> 
 def test_open_makes_one_if_asked_to_and_opens_it_afterwards(tmp_path: Path) -> None:
     first = zm.open(tmp_path / "r", {"max-delta-count": 7}, create=True)
     second = zm.open(tmp_path / "r", create=True)
-    assert first.repository_id == second.repository_id
+    assert context_of(first).repository_id == context_of(second).repository_id
     assert second.config.max_delta_count == 7
 
 
@@ -174,19 +175,19 @@ def test_racing_creates_have_one_winner() -> None:
 
     def create() -> None:
         try:
-            outcomes.append(zm.create(storage).repository_id)
+            outcomes.append(context_of(zm.create(storage)).repository_id)
         except AlreadyExistsError as error:
             outcomes.append(error)
 
     SYSTEM.parallel([create] * 8)
     winners = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    assert winners == [zm.open(storage).repository_id]
+    assert winners == [context_of(zm.open(storage)).repository_id]
     assert len(outcomes) == 8
 
 
 def test_racing_processes_that_may_create_all_open_the_same() -> None:
     storage = MemoryStorage()
-    found = SYSTEM.parallel([lambda: zm.open(storage, create=True).repository_id] * 8)
+    found = SYSTEM.parallel([lambda: context_of(zm.open(storage, create=True)).repository_id] * 8)
     assert len(set(found)) == 1
 
 
@@ -211,7 +212,7 @@ def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
     repository = zm.create(tmp_path / "r", {"max-delta-count": 9})
     commit_value(repository, "k", b"v")
     again = pickle.loads(pickle.dumps(repository))
-    assert again.repository_id == repository.repository_id
+    assert context_of(again).repository_id == context_of(repository).repository_id
     assert again.config == repository.config
     assert read_value(again, "k") == b"v"
 

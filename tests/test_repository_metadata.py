@@ -19,7 +19,7 @@ from zarr_manifests import Repository
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.root import METADATA
-from zarr_manifests.repository import build_index
+from zarr_manifests.repository import build_index, resolved
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
@@ -34,23 +34,23 @@ def group(repo: Repository, name: str, **metadata: Any) -> str:
 
 def test_it_is_set_replaced_and_updated() -> None:
     repo = zm.create(MemoryStorage())
-    assert repo.metadata == {}
+    assert repo.metadata() == {}
     assert METADATA not in root_of(repo).features
-    repo.update_metadata({})
+    repo.metadata({})
     assert METADATA not in root_of(repo).features
-    repo.update_metadata(ABOUT, replace=True)
+    repo.metadata(ABOUT, replace=True)
     assert METADATA in root_of(repo).features
-    assert repo.metadata == zm.open(repo.storage).metadata == ABOUT
-    told = repo.metadata
+    assert repo.metadata() == zm.open(repo.storage).metadata() == ABOUT
+    told = repo.metadata()
     told["contacts"].append("nobody")
     told["more"] = 1
-    assert repo.metadata == ABOUT
-    assert repo.update_metadata({"title": "other", "n": np.int64(3)}) == repo.metadata
-    assert repo.metadata == ABOUT | {"title": "other", "n": 3}
-    repo.update_metadata({"n": 4}, replace=True)
-    assert repo.metadata == {"n": 4}
-    repo.update_metadata({}, replace=True)
-    assert repo.metadata == {}
+    assert repo.metadata() == ABOUT
+    assert repo.metadata({"title": "other", "n": np.int64(3)}) == repo.metadata()
+    assert repo.metadata() == ABOUT | {"title": "other", "n": 3}
+    repo.metadata({"n": 4}, replace=True)
+    assert repo.metadata() == {"n": 4}
+    repo.metadata({}, replace=True)
+    assert repo.metadata() == {}
     operations = [one.operation for one in repo.ops_log()]
     assert operations == ["set metadata"] * 5 + ["create"]
     assert [info.message for info in repo.ancestry()] == ["create repository"]
@@ -86,12 +86,12 @@ LATER: dict[str, Callable[[Repository], object]] = {
 def test_it_survives_all_that_is_done_later(what: str) -> None:
     repo = zm.create("memory://metadata-survives-" + what)
     group(repo, "air")
-    repo.update_metadata(ABOUT, replace=True)
+    repo.metadata(ABOUT, replace=True)
     group(repo, "sea")
     found = LATER[what](repo)
-    assert zm.open(repo.storage).metadata == ABOUT
+    assert zm.open(repo.storage).metadata() == ABOUT
     if isinstance(found, Repository):
-        assert found.metadata == ABOUT
+        assert found.metadata() == ABOUT
         assert found.verify().ok
 
 
@@ -100,10 +100,10 @@ def test_a_clone_takes_over_what_is_set_later(tmp_path: Path) -> None:
     zm.clone(repo, tmp_path / "clone")
     clone = zm.open(tmp_path / "clone")
     assert METADATA not in root_of(clone).features
-    clone.update_metadata({"here": 1}, replace=True)
-    repo.update_metadata(ABOUT, replace=True)
+    clone.metadata({"here": 1}, replace=True)
+    repo.metadata(ABOUT, replace=True)
     zm.clone(repo, tmp_path / "clone")
-    assert clone.metadata == {"here": 1, **ABOUT}
+    assert clone.metadata() == {"here": 1, **ABOUT}
     version = root_of(clone).version
     zm.clone(repo, tmp_path / "clone")  # nothing is new
     assert root_of(clone).version == version
@@ -118,20 +118,19 @@ def test_two_updates_at_once_are_both_kept() -> None:
         def _around[R](self, call: Call[R]) -> R:
             if call.op == "cas" and self.others:
                 self.others -= 1
-                zm.open(storage).update_metadata({f"other {self.others}": 1, "both": "o"})
+                zm.open(storage).metadata({f"other {self.others}": 1, "both": "o"})
             return call.run()
 
     zm.create(storage)
-    mine = zm.open(Between(storage)).update_metadata({"mine": 1, "both": "mine"})
+    mine = zm.open(Between(storage)).metadata({"mine": 1, "both": "mine"})
     assert mine == {"other 0": 1, "other 1": 1, "mine": 1, "both": "mine"}
-    assert zm.open(storage).metadata == mine
+    assert zm.open(storage).metadata() == mine
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ([("a", 1)], "repository metadata is a map"),
-        (None, "repository metadata is a map"),
         ({"a": object()}, "repository metadata must be made of"),
         ({1: 2}, "names in repository metadata must be strings"),
         ({"a": "x" * 20_000}, "would take 20,0.. bytes, and 16,384 are allowed"),
@@ -139,24 +138,24 @@ def test_two_updates_at_once_are_both_kept() -> None:
 )
 def test_what_cannot_be_kept_is_refused(metadata: Any, message: str) -> None:
     repo = zm.create(MemoryStorage())
-    repo.update_metadata(ABOUT, replace=True)
-    for change in (partial(repo.update_metadata, replace=True), repo.update_metadata):
+    repo.metadata(ABOUT, replace=True)
+    for change in (partial(repo.metadata, replace=True), repo.metadata):
         with pytest.raises(InvalidArgumentError, match=message):
             change(metadata)
-    assert repo.metadata == ABOUT
+    assert repo.metadata() == ABOUT
 
 
 def test_the_root_has_room_beside_the_largest() -> None:
     """Refs go to pages as without metadata, and no page is made because of it."""
     repo = zm.create(MemoryStorage())
-    repo.update_metadata({"a": "x" * 16_000}, replace=True)
+    repo.metadata({"a": "x" * 16_000}, replace=True)
     group(repo, "air")
     assert not root_of(repo).pages
     for number in range(110):
         repo.create_tag(f"{number:x}{np.random.default_rng(number).bytes(100).hex()}")
     assert root_of(repo).pages
     assert len(repo.list_tags()) == 110
-    assert repo.metadata == {"a": "x" * 16_000}
+    assert repo.metadata() == {"a": "x" * 16_000}
 
 
 # --- what every commit says ----------------------------------------------------------------------
@@ -179,7 +178,7 @@ def test_every_commit_gets_what_is_configured_and_its_own_comes_first() -> None:
     with repo.transaction("side", message="on the side") as store:
         zarr.create_group(store, path="side")
     merged = repo.merge("side").source
-    picked = repo.resolve("main~1")
+    picked = resolved(repo, "main~1")
     found = {info.message: dict(info.metadata) for info in repo.ancestry()}
     assert found["make air"] == found["better words"] == about
     assert found["make sea"] == {"host": "node7", "run": 6, "test": True, "why": "again"}

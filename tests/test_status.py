@@ -16,6 +16,7 @@ from zarr.core.sync import sync
 import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from zarr_manifests.repository import resolved
 from zarr_manifests.session import Session
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -99,7 +100,7 @@ def repo() -> Repository:
 
 
 def agree(repo: Repository, steps: list[str]) -> None:
-    start = repo.resolve("main")
+    start = resolved(repo, "main")
     session = repo.writable_session()
     for step in steps:
         try:

@@ -998,9 +998,8 @@ def test_html_has_no_character_that_turns_text_around() -> None:
 def test_a_fork_shows_itself_without_being_opened(repository: Repository) -> None:
     session = repository.writable_session()
     fork = session.fork()
-    assert (
-        repr(fork) == f"<Fork <ManifestStore {repository.url} at {session.snapshot_id}, writable>>"
-    )
+    at = f"{repository.storage.url} at {session.snapshot_id}"
+    assert repr(fork) == f"<Fork <ManifestStore {at}, writable>>"
     assert "at first use" in fork.store._repr_html_()
 
 

@@ -16,6 +16,7 @@ import zarr_manifests as zm
 from inside import change_root
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
+from zarr_manifests.repository import resolved
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot, short_ids
@@ -29,12 +30,12 @@ def made() -> tuple[Repository, list[str]]:
     today = 0
     runtime = replace(SYSTEM, now_ms=lambda: today * _DAY_MS)
     repo = zm.create(MemoryStorage(), runtime=runtime)
-    ids = [repo.resolve("main")]
+    ids = [resolved(repo, "main")]
     for day in range(1, 5):
         today = day
         with repo.transaction(message=f"day {day}") as store:
             zarr.create_group(store, path=f"day{day}")
-        ids.append(repo.resolve("main"))
+        ids.append(resolved(repo, "main"))
     repo.create_branch("side", ids[2])
     repo.create_tag("v1", ids[1])
     return repo, ids
@@ -69,7 +70,7 @@ def test_every_name_finds_its_snapshot(made: tuple[Repository, list[str]]) -> No
         "side@{1999-12-31}": 2,
     }
     for name, at in due.items():
-        assert repo.resolve(name) == ids[at], name
+        assert resolved(repo, name) == ids[at], name
         assert repo.readonly_session(name).snapshot_id == ids[at], name
         assert next(repo.ancestry(name)).id == ids[at], name
     for day in ("1970-01-03", datetime(1970, 1, 3, tzinfo=UTC)):
@@ -97,7 +98,7 @@ def test_every_call_takes_any_name(made: tuple[Repository, list[str]]) -> None:
     repo.cherry_pick("main~1", "again")
     assert {*zarr.open_group(repo.readonly_session("again").store, mode="r")} == {"day1", "day3"}
     repo.reset_branch("again", "v1", force=True)
-    assert repo.resolve("again") == ids[1]
+    assert resolved(repo, "again") == ids[1]
     repo.revert("HEAD~1")
     names = {*xr.open_datatree(repo, engine="zarr_manifests", version="main").children}
     assert names == {"day1", "day2", "day4"}
@@ -113,7 +114,7 @@ def test_a_commit_that_another_process_has_just_made_is_picked_and_undone(undo: 
     repo.create_branch("side", "main")
     with zm.open(storage).transaction(message="elsewhere") as store:
         zarr.create_group(store, path="new")
-    made = zm.open(storage).resolve("main")
+    made = resolved(zm.open(storage), "main")
     (repo.revert if undo else repo.cherry_pick)(made, branch)
     there = repo.readonly_session(branch).store.get_sync("new/zarr.json")
     assert (there is None) is undo
@@ -123,8 +124,8 @@ def test_a_branch_called_like_a_short_id_comes_first(made: tuple[Repository, lis
     repo, ids = made
     short = random_part(ids[1])[:8]
     repo.create_branch(short, ids[3])
-    assert repo.resolve(short) == ids[3]
-    assert repo.resolve(short + random_part(ids[1])[8]) == ids[1]
+    assert resolved(repo, short) == ids[3]
+    assert resolved(repo, short + random_part(ids[1])[8]) == ids[1]
 
 
 def test_what_is_ambiguous_lists_both(made: tuple[Repository, list[str]]) -> None:
@@ -134,7 +135,7 @@ def test_what_is_ambiguous_lists_both(made: tuple[Repository, list[str]]) -> Non
         with pytest.raises(InvalidArgumentError, match=f"branch 'side' at {ids[2]}.*{ids[0]}"):
             repo.readonly_session(name)
     repo.create_tag("main", ids[1])
-    assert repo.resolve("main") == repo.resolve("HEAD") == ids[4]
+    assert resolved(repo, "main") == resolved(repo, "HEAD") == ids[4]
     assert repo.readonly_session("refs/heads/side").snapshot_id == ids[2]
     assert repo.readonly_session("refs/tags/side").snapshot_id == ids[0]
     assert repo.readonly_session("refs/tags/main").snapshot_id == ids[1]
@@ -151,46 +152,46 @@ def test_a_short_id_of_two_snapshots_lists_both() -> None:
         zarr.create_group(store, path="air")
     newest, first = (info.id for info in repo.ancestry())
     with pytest.raises(InvalidArgumentError, match="ids of 2 snapshots begin so") as error:
-        repo.resolve("ababab")
+        resolved(repo, "ababab")
     assert newest in str(error.value)
     assert first in str(error.value)
-    assert repo.resolve(random_part(newest)) == newest
+    assert resolved(repo, random_part(newest)) == newest
 
 
 def test_what_is_unknown_lists_what_is_near(made: tuple[Repository, list[str]]) -> None:
     repo, ids = made
     with pytest.raises(NotFoundError, match=r"no branch 'mian'.* near it is branch 'main'"):
-        repo.resolve("mian")
+        resolved(repo, "mian")
     with pytest.raises(NotFoundError, match="no branch ''"):
-        repo.resolve("")
+        resolved(repo, "")
     with pytest.raises(NotFoundError, match="there are branch 'main', branch 'side', tag 'v1'"):
-        repo.resolve("zzzzzzz")
+        resolved(repo, "zzzzzzz")
     digits = random_part(ids[4])[:8]
     wrong = digits[:7] + ("0" if digits[7] != "0" else "1")
     with pytest.raises(NotFoundError, match=f"near it (is|are) .*the snapshot {digits}"):
-        repo.resolve(wrong)
+        resolved(repo, wrong)
     with pytest.raises(NotFoundError, match=r"'main~9': only 4 snapshots before it in history$"):
-        repo.resolve("main~9")
+        resolved(repo, "main~9")
     with pytest.raises(NotFoundError, match=r"no snapshot from 1969-12-31[^,]* or before; "):
-        repo.resolve("main@{1969-12-31}")
+        resolved(repo, "main@{1969-12-31}")
     with pytest.raises(SnapshotExpiredError):
-        repo.resolve(ids[0][:-1] + "999")
+        resolved(repo, ids[0][:-1] + "999")
 
 
 REFUSED: dict[str, Callable[[Repository], Any]] = {
-    "only a branch has a time": lambda repo: repo.resolve("v1@{1970-01-02}"),
+    "only a branch has a time": lambda repo: resolved(repo, "v1@{1970-01-02}"),
     "only a branch has a time;": lambda repo: repo.readonly_session("v1@1970-01-02"),
     "tags begin so": lambda repo: repo.create_tag("refs/tags/v2"),
     "follow goes with a branch": lambda repo: repo.readonly_session("main~1", follow=True),
     "follow goes with a branch only": lambda repo: repo.readonly_session("v1", follow=True),
-    "not 'yesterday'": lambda repo: repo.resolve("main@{yesterday}"),
-    "names no version": lambda repo: repo.resolve("main~x"),
-    "names no version:": lambda repo: repo.resolve("main{3}"),
-    "further back": lambda repo: repo.resolve("main~9999999999"),
-    "not the name of a branch": lambda repo: repo.resolve(5),  # type: ignore[arg-type]
+    "not 'yesterday'": lambda repo: resolved(repo, "main@{yesterday}"),
+    "names no version": lambda repo: resolved(repo, "main~x"),
+    "names no version:": lambda repo: resolved(repo, "main{3}"),
+    "further back": lambda repo: resolved(repo, "main~9999999999"),
+    "not the name of a branch": lambda repo: resolved(repo, 5),  # type: ignore[arg-type]
     "it stands for the head of main": lambda repo: repo.create_branch("HEAD"),
     "'HEAD': it stands": lambda repo: repo.create_tag("HEAD"),
-    "it is the id of a snapshot": lambda repo: repo.create_tag(repo.resolve("main")),
+    "it is the id of a snapshot": lambda repo: repo.create_tag(resolved(repo, "main")),
 }
 
 
@@ -209,7 +210,7 @@ def test_a_branch_called_head_of_older_versions_is_found_by_its_full_name(
         return replace(root, branches={**root.branches, "HEAD": root.branches["side"]})
 
     change_root(repo, "create branch", old)
-    assert repo.resolve("HEAD") == ids[4]
+    assert resolved(repo, "HEAD") == ids[4]
     assert repo.readonly_session("refs/heads/HEAD").snapshot_id == ids[2]
 
 
@@ -227,19 +228,19 @@ def test_what_has_expired_is_found_by_its_id_until_it_is_collected(
 ) -> None:
     repo, ids = made
     repo.expire_snapshots(keep_last=2)
-    assert repo.resolve("main~1") == ids[3]
-    assert repo.resolve(random_part(ids[1])[:8]) == ids[1]  # the tag keeps it
+    assert resolved(repo, "main~1") == ids[3]
+    assert resolved(repo, random_part(ids[1])[:8]) == ids[1]  # the tag keeps it
     older = "because older ones have expired"
     for name, most in (("main~2", "1 snapshot"), ("v1~1", "0 snapshots")):
         with pytest.raises(NotFoundError, match=f"only {most} before it in history, {older}$"):
-            repo.resolve(name)
+            resolved(repo, name)
     with pytest.raises(NotFoundError, match=f"no snapshot from .* or before, {older}; "):
-        repo.resolve("main@{1969-12-31}")
+        resolved(repo, "main@{1969-12-31}")
     short = random_part(ids[0])[:8]
-    assert repo.resolve(short) == ids[0]
+    assert resolved(repo, short) == ids[0]
     repo.garbage_collect(timedelta(0))
     with pytest.raises((NotFoundError, SnapshotExpiredError), match=r"no branch|has expired"):
-        repo.resolve(short)
+        resolved(repo, short)
 
 
 def test_spaces_of_a_time_do_not_matter() -> None:
@@ -253,7 +254,7 @@ def test_a_short_id_is_as_short_as_it_may_be_and_finds_its_snapshot() -> None:
             pass
     ids = [info.id for info in repo.ancestry()]
     for snapshot_id, short in short_ids(ids).items():
-        assert repo.resolve(short) == snapshot_id
+        assert resolved(repo, short) == snapshot_id
         assert len(short) >= 6
     start, random = "000000000001-", "5f3a09c41b77d20e9a8b6c10"
     alike = [f"{start}{random}-1", f"{start}{random}-2"]

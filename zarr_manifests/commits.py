@@ -47,7 +47,6 @@ from zarr_manifests.planning.conflict.transactions import (
     NO_MARK,
     MarkStep,
     Txn,
-    check_app,
     steps_between,
     txn_of,
 )
@@ -100,6 +99,10 @@ class SessionCommits:
         """
         self.writer.check_open()
         step = txn_of(txn)
+        steps: tuple[MarkStep, ...] = ()
+        if step is not None and step.version is None:
+            assert step.after is not None  # else it would not be valid
+            steps, step, allow_empty = (MarkStep(step.app, step.after, NO_MARK),), None, True
         request = CommitRequest(
             "" if message is None else checked_message(message),
             self._metadata(metadata),
@@ -108,6 +111,7 @@ class SessionCommits:
             self._relocating,
             check_tip,
             txn=step,
+            steps=steps,
         )
         workspace = self.writer.workspace
         with workspace.lock, self._ended_if_done():
@@ -130,19 +134,10 @@ class SessionCommits:
             As the commit would.
         """
         step = txn_of(txn)
-        if step is not None:
+        if step is not None and step.version is not None:
             with self._ended_if_done():
                 check_now(self.writer.context, self.writer.branch, step)
         return step
-
-    def forget(self, app: str, expected: int) -> str:
-        """The id of the snapshot without that mark; see `Repository.forget_txn`."""
-        check_app(app, expected)
-        message = checked_message(f"forget the transactions of {app!r}")
-        metadata = self._metadata(None)
-        return self._land(
-            CommitRequest(message, metadata, steps=(MarkStep(app, expected, NO_MARK),))
-        )
 
     def detach(self, lease: timedelta | float | None) -> bytes:
         """The session as bytes; see `Session.detach`."""
@@ -208,7 +203,7 @@ class SessionCommits:
         history when the commit lands. With `marks="take"`, so are the marks that it has set.
         """
         if marks not in ("take", "drop"):
-            raise InvalidArgumentError(f"marks={marks!r}: give 'take' or 'drop'")
+            raise InvalidArgumentError(f"txn={marks!r}: give 'take' or 'drop'")
         message, metadata = checked_message(message), self._metadata(metadata)
         source = done.snapshot.parent_id if undo else done.snapshot_id
         if done.snapshot.parent is None or source is None:

@@ -31,7 +31,7 @@ class ConflictKind(StrEnum):
     """One side deleted or moved what the other changed or created."""
     READ = "read"
     """The other side changed what this one had read."""
-    MARK = "mark"
+    TXN = "txn"
     """The last version that an application has committed is not the one expected."""
     HISTORY = "history"
     """The branch was moved or reset, or its history has expired."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from zarr_manifests.conflicts import Conflict
 from zarr_manifests.plain import plain_text
@@ -102,11 +103,19 @@ class VirtualContainerError(ManifestsError, PermissionError):
 class ConflictError(ManifestsError, RuntimeError):
     """The commit conflicts with commits of others; nothing was committed.
 
-    The session keeps its changes. `conflicts` lists every place.
+    The session keeps its changes. `conflicts` lists every place. If other commits came first,
+    `base` is the id of the snapshot that the changes were made on, and `head` that of the branch's
+    head; else they are None.
     """
 
-    def __init__(self, message: str, conflicts: Sequence[Conflict] = ()) -> None:
-        self.message = message
+    def __init__(
+        self,
+        message: str,
+        conflicts: Sequence[Conflict] = (),
+        base: str | None = None,
+        head: str | None = None,
+    ) -> None:
+        self.message, self.base, self.head = message, base, head
         self.conflicts = tuple(conflicts)
         lines = [message, *(f"  {conflict}" for conflict in self.conflicts[:20])]
         more = len(self.conflicts) - 20
@@ -116,8 +125,8 @@ class ConflictError(ManifestsError, RuntimeError):
         conflicts = str(self.args[0])[len(self.message) :]  # lines, already escaped
         return plain_text(self.message) + conflicts
 
-    def __reduce__(self) -> tuple[type[ConflictError], tuple[str, tuple[Conflict, ...]]]:
-        return ConflictError, (self.message, self.conflicts)
+    def __reduce__(self) -> tuple[type[ConflictError], tuple[Any, ...]]:
+        return ConflictError, (self.message, self.conflicts, self.base, self.head)
 
 
 # --- open a new session ----------------------------------------------------------------------

@@ -73,7 +73,7 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
-from zarr_manifests.versions import RefName, VersionName, refs_by_snapshot
+from zarr_manifests.versions import RefName, refs_by_snapshot
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:
@@ -87,9 +87,11 @@ __all__ = [
     "Repository",
     "build_index",
     "changed_cells",
+    "containers_of",
     "context_of",
     "graph_of",
     "open_repository",
+    "resolved",
 ]
 
 _SHOWN_REFS: Final = 20
@@ -119,10 +121,10 @@ class Repository:
         self._refs = Refs(context, opened_at)
 
     def __repr__(self) -> str:
-        return f"<Repository {plain_text(self.url)}>"
+        return f"<Repository {plain_text(self.storage.url)}>"
 
     def _repr_html_(self) -> str:
-        facts = [("at", self.url), ("id", self.repository_id)]
+        facts = [("at", self.storage.url), ("id", self._context.repository_id)]
         try:
             refs = [(f"branch {name}", head) for name, head in self.list_branches().items()]
             refs += [(f"tag {name}", head) for name, head in self.list_tags().items()]
@@ -140,28 +142,13 @@ class Repository:
 
     @property
     def storage(self) -> Storage:
-        """The storage of the repository."""
+        """The storage of the repository; its `url` is what to open the repository with."""
         return unmetered(self._context.storage)
-
-    @property
-    def url(self) -> str:
-        """The URL to open the repository with."""
-        return self._context.storage.url
-
-    @property
-    def repository_id(self) -> str:
-        """The id of the repository: 32 hexadecimal digits, chosen when it was created."""
-        return self._context.repository_id
 
     @property
     def config(self) -> Config:
         """The configuration in use."""
         return self._context.config
-
-    @property
-    def virtual_containers(self) -> dict[str, VirtualContainer]:
-        """The containers that this repository was opened with, by name."""
-        return dict(self._context.containers.places)
 
     def metrics(self) -> Metrics:
         """Requests, bytes and operations of this object, its sessions and stores so far.
@@ -218,47 +205,46 @@ class Repository:
 
     # --- metadata ----------------------------------------------------------------------------
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Metadata of the repository as a whole, such as its title and whom to ask; as of now.
-
-        It belongs to no branch or snapshot, so it has no versions: resets, `recover`, expiry
-        and collection leave it as it is. `update_metadata` changes it. A clone
-        has it, too.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.create("memory://metadata-example")
-        >>> _ = repo.update_metadata({"title": "reanalysis", "contact": "data@example.org"})
-        >>> repo.update_metadata({"title": "Reanalysis, daily"})
-        {'title': 'Reanalysis, daily', 'contact': 'data@example.org'}
-        >>> [(one.version, one.operation) for one in repo.ops_log()][:2]
-        [(3, 'set metadata'), (2, 'set metadata')]
-        """
-        return metadata_of(self._context.roots.read().root)
-
-    def update_metadata(
-        self, metadata: Mapping[str, Any], *, replace: bool = False
+    def metadata(
+        self, update: Mapping[str, Any] | None = None, *, replace: bool = False
     ) -> dict[str, Any]:
-        """Set names of the metadata of the repository, in one atomic operation; all of it.
+        """Metadata of the repository as a whole, such as its title and whom to ask; or set some.
 
-        The first time, it adds a feature to the repository that earlier versions of the package do
-        not know: they refuse to open it then.
+        It belongs to no branch or snapshot, so it has no versions: resets, `recover`, expiry and
+        collection leave it as it is. A clone has it, too.
 
         Parameters
         ----------
-        metadata : mapping
-            Values as in the metadata of a commit; at most 16 KiB in all.
+        update : mapping, optional
+            Names to set, in one atomic operation. Values as in the metadata of a commit; at most
+            16 KiB in all. The first time, this adds a feature to the repository that earlier
+            versions of the package do not know: they refuse to open it then.
         replace : bool, default False
             Drop all other names. By default they stay, also those that others set meanwhile.
+
+        Returns
+        -------
+        dict
+            All of it, as it is now.
 
         Raises
         ------
         InvalidArgumentError
             If it cannot be stored, or is too large; nothing was changed.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.create("memory://metadata-example")
+        >>> _ = repo.metadata({"title": "reanalysis", "contact": "data@example.org"})
+        >>> repo.metadata({"title": "Reanalysis, daily"})
+        {'title': 'Reanalysis, daily', 'contact': 'data@example.org'}
+        >>> repo.metadata()["title"]
+        'Reanalysis, daily'
         """
-        checked = commit.describe.checked_metadata(metadata, "repository")
+        if update is None:
+            return metadata_of(self._context.roots.read().root)
+        checked = commit.describe.checked_metadata(update, "repository")
         return set_metadata(self._context.roots, checked, keep=not replace)
 
     # --- sessions ----------------------------------------------------------------------------
@@ -390,9 +376,7 @@ class Repository:
             epoch=start if exclusive else None,
             reporting=copies == "report",
         )
-        commits = _commits_of(writer, serializable=isolation == "serializable")
-        if append_dim is not None:
-            commits.relocate_appends(append_dim)
+        commits = _commits_of(writer, isolation == "serializable", append_dim)
         return Session(writer.pin, commits)
 
     def resume(self, data: bytes) -> Session:
@@ -476,37 +460,6 @@ class Repository:
             commits.writer.close("its transaction has ended")
 
     # --- history -----------------------------------------------------------------------------
-
-    def resolve(self, version: str) -> str:
-        """The id of the snapshot that a version names now: a branch, tag, short id, `main~3`, ...
-
-        Parameters
-        ----------
-        version : str
-            Any name, as `readonly_session` takes it.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the name is ambiguous, or is no name.
-        NotFoundError
-            If there is no such version; the message lists what is near.
-        SnapshotExpiredError
-            If there is no snapshot of that id.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.create("memory://resolve-example")
-        >>> repo.create_tag("empty")
-        >>> repo.resolve("empty") == repo.resolve("HEAD") == repo.list_branches()["main"]
-        True
-        >>> repo.resolve("mian")
-        Traceback (most recent call last):
-        zarr_manifests.errors.NotFoundError: ...; near it is branch 'main'. ...
-        """
-        VersionName.checked(version)
-        return opened(lambda: self._refs.resolve(version)).snapshot_id
 
     def ancestry(
         self,
@@ -743,7 +696,7 @@ class Repository:
         branch: str = DEFAULT_BRANCH,
         message: str | None = None,
         *,
-        marks: Literal["take", "drop"] = "take",
+        txn: Literal["take", "drop"] = "take",
     ) -> str:
         """Repeat a commit of another branch on this one; no chunk is read or written.
 
@@ -755,9 +708,9 @@ class Repository:
             The branch that gets the new commit.
         message : str, optional
             The new commit's; that of the picked one if none is given.
-        marks : {"take", "drop"}, default "take"
-            Whether a commit that was a transaction (`Session.commit` with `txn`) is that
-            transaction on this branch, too.
+        txn : {"take", "drop"}, default "take"
+            Whether a commit that was a numbered step (`Session.commit` with `txn`) is that step on
+            this branch, too.
 
         Returns
         -------
@@ -768,7 +721,7 @@ class Repository:
         ------
         ConflictError
             If the branch differs from the commit's parent in a place that the commit changed; or
-            the commit was a transaction, and the application's last version is another one here.
+            the commit was a numbered step, and the application's last version is another one here.
         InvalidArgumentError
             If the snapshot is the first of the repository, or the branch has all its changes
             already.
@@ -784,7 +737,7 @@ class Repository:
             done.snapshot.message if message is None else message,
             metadata,
             undo=False,
-            marks=marks,
+            marks=txn,
         )
 
     def merge(
@@ -889,44 +842,6 @@ class Repository:
         {'app': 17}
         """
         return self._refs.marks(branch)
-
-    def forget_txn(self, app: str, *, expected: int, branch: str = DEFAULT_BRANCH) -> str:
-        """Forget which version an application has committed last, in a commit of its own.
-
-        After it, the application can commit any version to the branch. Older snapshots still have
-        the mark: a branch that is set back to one has it again.
-
-        Parameters
-        ----------
-        app : str
-            Name of the application.
-        expected : int
-            Its last version; nothing is committed if it is another one.
-        branch : str, default "main"
-            The branch.
-
-        Returns
-        -------
-        str
-            The new snapshot's id.
-
-        Raises
-        ------
-        ConflictError
-            If the application's last version is another one, or it has none.
-        NotFoundError
-            If there is no such branch.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.create("memory://forget-txn-example")
-        >>> _ = repo.writable_session().commit("an empty batch", txn=("app", 17))
-        >>> _ = repo.forget_txn("app", expected=17)
-        >>> repo.txn_versions()
-        {}
-        """
-        return self._commits(branch).forget(app, expected)
 
     # --- sizes -------------------------------------------------------------------------------
 
@@ -1581,6 +1496,32 @@ def context_of(repository: Repository) -> Context:
     return repository._context
 
 
+def containers_of(repository: Repository) -> dict[str, VirtualContainer]:
+    """The containers that a repository was opened with, by name, for the rest of the package."""
+    return dict(repository._context.containers.places)
+
+
+def resolved(repository: Repository, version: str) -> str:
+    """The id of the snapshot that a version names now, for the rest of the package.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the name is ambiguous, or is no name.
+    NotFoundError
+        If there is no such version; the message lists what is near.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> from zarr_manifests.repository import resolved
+    >>> repo = zm.create("memory://resolve-example")
+    >>> resolved(repo, "HEAD") == repo.list_branches()["main"]
+    True
+    """
+    return opened(lambda: repository._refs.resolve(version)).snapshot_id
+
+
 def changed_cells(
     repository: Repository,
     paths: str | Sequence[str],
@@ -1718,10 +1659,15 @@ def _reopen(
     return open_repository(storage, config, containers, options, elsewhere=True)
 
 
-def _commits_of(writer: SessionWriter, *, serializable: bool = False) -> SessionCommits:
+def _commits_of(
+    writer: SessionWriter, serializable: bool = False, append_dim: str | None = None
+) -> SessionCommits:
     from zarr_manifests.commits import SessionCommits  # only writers load what commits need
 
-    return SessionCommits(writer, serializable=serializable)
+    commits = SessionCommits(writer, serializable=serializable)
+    if append_dim is not None:
+        commits.relocate_appends(append_dim)
+    return commits
 
 
 def _checked_writer(isolation: str, copies: str, lease: timedelta | float | None) -> int | None:

@@ -31,7 +31,7 @@ from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -243,7 +243,7 @@ class _Rewriting:
                 self.repository.config,
                 compaction=replace(self.repository.config.compaction, mode="manual"),
             ),
-            virtual_containers=self.repository.virtual_containers,
+            virtual_containers=containers_of(self.repository),
         )
         kept = self._branch_name()
         reused = done = self._resumed(repository, kept)

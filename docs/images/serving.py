@@ -61,7 +61,7 @@ def shoot(to: Path, scheme: str = "light") -> None:
             executable_path=shutil.which("chromium"), args=arguments
         )
         page = browser.new_page(viewport=_SIZE, color_scheme=scheme)
-        page.goto(f"{url}/array/{repo.resolve('main')}/u")
+        page.goto(f"{url}/array/{repo.list_branches()['main']}/u")
         page.locator(".axis-x span").first.wait_for()
         picture = Image.open(BytesIO(page.screenshot()))
         browser.close()

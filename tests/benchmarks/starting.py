@@ -29,7 +29,7 @@ def starting(case: Case) -> Iterator[Figure]:
     with repository.transaction(message="values") as store:
         for place in (store, zarr.storage.LocalStore(folder)):
             zarr.create_array(place, name="a", shape=(64, 64), chunks=(16, 16), dtype="f4")[:] = 7
-    opened = f"store = zm.open({repository.url!r}).readonly_session().store\n"
+    opened = f"store = zm.open({repository.storage.url!r}).readonly_session().store\n"
     plain = f"store = zarr.storage.LocalStore({folder!r}, read_only=True)\n"
     return _beside(_ZARR + _OURS + opened + _READ, _ZARR + plain + _READ, case.sizes["pairs"])
 

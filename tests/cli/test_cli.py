@@ -19,6 +19,7 @@ from zarr.core.buffer import cpu
 import zarr_manifests as zm
 from cli_verbs import VERBS
 from zarr_manifests.cli import app
+from zarr_manifests.repository import context_of, resolved
 from zarr_manifests.store import workspace_of
 from zarr_manifests.texts import bytes_text, count_text
 
@@ -177,7 +178,11 @@ def test_info_adds_up(url: str) -> None:
     repo = zm.open(url)
     shown = lines("info", url)
     facts = dict(line.split(maxsplit=1) for line in shown[:3])
-    assert facts == {"repository": repo.url, "id": repo.repository_id, "format": "1"}
+    assert facts == {
+        "repository": repo.storage.url,
+        "id": context_of(repo).repository_id,
+        "format": "1",
+    }
     heads = {line.split()[1]: line.split() for line in shown if line.startswith(("branch", "tag"))}
     assert heads["main"][2:] == [repo.list_branches()["main"], "2", "2"]
     assert heads["trial"][2:] == [repo.list_branches()["trial"], "2", "3"]
@@ -199,20 +204,20 @@ def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
     assert lines(*metadata) == []
     assert lines(*metadata, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
     expected = {"title": "winds: 10 m", "grid": {"lat": 0.25}, "n": 3}
-    assert repo.metadata == expected
+    assert repo.metadata() == expected
     assert lines(*metadata, "title=no", "day=2026-11-01") == []
     expected |= {"title": "no", "day": "2026-11-01"}
-    assert repo.metadata == expected
+    assert repo.metadata() == expected
     shown = ["title: no", 'grid: {"lat": 0.25}', "n: 3", "day: 2026-11-01"]
     assert sorted(lines(*metadata)) == sorted(shown)
     told = [line.split(maxsplit=1) for line in lines("info", tmp_path)]
     assert sorted(line[1] for line in told if line[:1] == ["metadata"]) == sorted(shown)
     assert json.loads(*lines(*metadata, "--json")) == expected
     assert json.loads(*lines("info", tmp_path, "--json"))["metadata"] == expected
-    repo.update_metadata({"\x1b[31m": "\x1b[31mred"})
+    repo.metadata({"\x1b[31m": "\x1b[31mred"})
     assert "\x1b" not in "".join(lines(*metadata) + lines("info", tmp_path))
     assert json.loads(*lines(*metadata, "--replace", "n=4", "--json")) == {"n": 4}
-    assert repo.metadata == {"n": 4}
+    assert repo.metadata() == {"n": 4}
 
 
 def test_info_of_very_many_refs_is_short(tmp_path: Path) -> None:
@@ -368,7 +373,7 @@ def test_a_branch_is_moved(url: str) -> None:
     assert repo.list_branches()["trial"] == empty
     lines("branch", url, "trial", main, "--move")  # nothing is dropped
     assert lines("branch", url, "trial", "main~1", "--move", "--force") == [
-        f"trial is at {repo.resolve('main~1')}"
+        f"trial is at {resolved(repo, 'main~1')}"
     ]
     assert call("branch", url, "nope", "main", "--move").exit_code == 1
     assert "nope" not in repo.list_branches()

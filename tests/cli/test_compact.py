@@ -23,7 +23,7 @@ def url(tmp_path: Path) -> str:
     for i in range(3):
         with repo.transaction("main", message=f"part {i}") as store:
             zarr.open_array(store, path="a")[10 * i : 10 * i + 10] = np.arange(10.0) + i
-    return repo.url
+    return repo.storage.url
 
 
 def shown(*arguments: str) -> dict[str, list[str]]:

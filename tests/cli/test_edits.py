@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
+from zarr_manifests.repository import resolved
 
 
 def call(*arguments: object) -> Result:
@@ -123,7 +124,7 @@ def test_log_in_one_line_has_short_ids_that_are_versions(url: Path) -> None:
     assert [line.partition(" ")[2] for line in shown][1:] == ["make it", "create repository"]
     assert shown[0].endswith(" (main) fill the depth")
     for line, info in zip(shown, repo.ancestry(), strict=True):
-        assert repo.resolve(line.split()[0]) == info.snapshot_id
+        assert resolved(repo, line.split()[0]) == info.snapshot_id
 
 
 def test_diff_between_branches_and_of_values(url: Path) -> None:

@@ -73,7 +73,6 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "du": [
         ("nope", "there is no branch"),
         ("--array nope", "there are: /t"),
-        ("--array t --totals", "not both"),
     ],
     "explain": [
         ("nope", "there is no array '/nope'"),

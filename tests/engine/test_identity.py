@@ -17,6 +17,7 @@ from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.errors import CommitOutcomeUnknownError, CorruptObjectError
 from zarr_manifests.format.root import LOG_TAIL, ROOT_KEY, LogEntry, archive_key
 from zarr_manifests.ids import snapshot_key
+from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -82,7 +83,7 @@ def test_a_snapshot_of_another_repository_is_an_error(way: str) -> None:
     repo, ids = made()
     other, _ = made(1)
     view = contents_of(repo.readonly_session(ids[1]).store).view
-    foreign = replace(view.snapshot, repository_id=other.repository_id)
+    foreign = replace(view.snapshot, repository_id=context_of(other).repository_id)
     repo.storage.put(snapshot_key(ids[1]), foreign.encode())
     with pytest.raises(CorruptObjectError, match=snapshot_key(ids[1])):
         BY_ID[way](anew(repo), ids[1], ids[2])
@@ -111,7 +112,7 @@ def test_an_archive_of_another_repository_is_an_error() -> None:
     repo, other = made()[0], made()[0]
     repo.storage.put(archive_key(2), other.storage.get(archive_key(2)))
     fresh = anew(repo)
-    with pytest.raises(CorruptObjectError, match=other.repository_id):
+    with pytest.raises(CorruptObjectError, match=context_of(other).repository_id):
         zm.recover(fresh, 2)
     assert {p.key for p in fresh.verify().problems} == {archive_key(2)}
 
@@ -120,7 +121,9 @@ def test_a_root_of_another_repository_is_an_error_for_who_has_it_open() -> None:
     repo, other = made()[0], made()[0]
     repo.storage.put(ROOT_KEY, other.storage.get(ROOT_KEY))
     for call in (repo.list_branches, repo.writable_session, lambda: next(repo.ops_log())):
-        with pytest.raises(CorruptObjectError, match=f"current .* {other.repository_id}"):
+        with pytest.raises(
+            CorruptObjectError, match=f"current .* {context_of(other).repository_id}"
+        ):
             call()
 
 
@@ -136,7 +139,7 @@ def test_recovery_takes_nothing_of_another_repository() -> None:
     assert report.branches == heads
     assert [*report.skipped] == [int(newest[5:])]
     assert report.version > 1_000_000, "how many versions there were is not known"
-    assert zm.open(repo.storage).repository_id == repo.repository_id
+    assert context_of(zm.open(repo.storage)).repository_id == context_of(repo).repository_id
 
 
 def test_an_exchanged_archive_does_not_tell_a_commit_as_lost() -> None:

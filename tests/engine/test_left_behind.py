@@ -18,6 +18,7 @@ import zarr_manifests as zm
 from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
+from zarr_manifests.repository import resolved
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import copy_of, in_order
@@ -139,12 +140,12 @@ def test_short_ids_find_what_was_left_until_it_is_collected(
     left = [name for name in line if name not in {info.id for info in repo.ancestry()}]
     assert left
     for name in left:
-        assert repo.resolve(name[13:21]) == name
+        assert resolved(repo, name[13:21]) == name
         assert next(repo.ancestry(name[13:21])).id == name
     repo.garbage_collect(NOW)
     for name in left:
         with pytest.raises((NotFoundError, SnapshotExpiredError)):
-            repo.resolve(name[13:21])
+            resolved(repo, name[13:21])
 
 
 @pytest.mark.parametrize("by", ["reset", "expiry"])
@@ -153,7 +154,7 @@ def test_short_ids_find_what_is_older_than_the_log_of_operations(repo: Repositor
     for number in range(40):
         with repo.transaction(message=f"commit {number}", allow_empty=True):
             pass
-        ids.append(repo.resolve("main"))
+        ids.append(resolved(repo, "main"))
     if by == "reset":
         repo.reset_branch("main", ids[0], force=True)
     else:
@@ -161,7 +162,7 @@ def test_short_ids_find_what_is_older_than_the_log_of_operations(repo: Repositor
     repo.storage.delete_many([info.key for info in repo.storage.list("root/")])
     assert ids[1] not in {one.snapshot_id for one in repo.ops_log()}
     for name in ids[1:]:
-        assert repo.resolve(name[13:21]) == name
+        assert resolved(repo, name[13:21]) == name
 
 
 @pytest.mark.parametrize("expired", [False, True])
@@ -270,7 +271,7 @@ def test_what_a_collection_has_deleted_in_part_is_refused(clock: Clock) -> None:
     """Chunks go first and snapshots last, so the snapshot of what is no longer whole is there."""
     storage = MemoryStorage()
     repo = made(storage, clock)
-    first = repo.resolve("main")
+    first = resolved(repo, "main")
     left = fill(repo, 2)
     repo.reset_branch("main", first, force=True)
     with suppress(_StoppedError):
@@ -315,13 +316,13 @@ def test_what_has_taken_chunks_from_what_is_gone_is_refused(repo: Repository, cl
 
 def test_what_comes_after_something_old_is_refused(repo: Repository, clock: Clock) -> None:
     """Also where this process still has all of it in memory."""
-    first = repo.resolve("main")
+    first = resolved(repo, "main")
     with repo.transaction(message="an old group, without chunks") as store:
         zarr.create_group(store, path="old")
     clock.wait(30)
     with repo.transaction(message="a young group") as store:
         zarr.create_group(store, path="young")
-    left = repo.resolve("main")
+    left = resolved(repo, "main")
     repo.reset_branch("main", first, force=True)
     repo.garbage_collect(DAY)
     with pytest.raises(SnapshotExpiredError, match="deletes parts of it"):

@@ -463,7 +463,7 @@ def test_a_picked_transaction_is_one_on_the_other_branch_too(repository: Reposit
     second = batch(repository, 2)
     with pytest.raises(ConflictError, match="'app' is none and not 1") as told:
         repository.cherry_pick(second, "side")
-    assert {str(conflict.kind) for conflict in told.value.conflicts} == {"mark"}
+    assert {str(conflict.kind) for conflict in told.value.conflicts} == {"txn"}
     first = [info.snapshot_id for info in repository.ancestry()][1]
     repository.cherry_pick(first, "side")
     repository.cherry_pick(second, "side")
@@ -476,17 +476,17 @@ def test_marks_are_dropped_from_a_picked_commit_if_asked(repository: Repository)
     repository.create_branch("side")
     batch(repository, 1)
     second = batch(repository, 2)
-    repository.cherry_pick(second, "side", marks="drop")
+    repository.cherry_pick(second, "side", txn="drop")
     assert repository.txn_versions("side") == {}
-    with pytest.raises(InvalidArgumentError, match="marks='keep'"):
-        repository.cherry_pick(second, "side", marks="keep")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="txn='keep'"):
+        repository.cherry_pick(second, "side", txn="keep")  # type: ignore[arg-type]
 
 
 def test_an_empty_batch_can_be_picked(repository: Repository) -> None:
     repository.create_branch("side")
     empty = repository.writable_session().commit("empty", txn=("app", 1))
     with pytest.raises(InvalidArgumentError, match="nothing to do"):
-        repository.cherry_pick(empty, "side", marks="drop")
+        repository.cherry_pick(empty, "side", txn="drop")
     repository.cherry_pick(empty, "side")
     assert repository.txn_versions("side") == {"app": 1}
 
@@ -500,19 +500,23 @@ def test_a_picked_mark_is_compared_when_the_commit_lands(storage: MemoryStorage)
         late.cherry_pick(first, "side")
 
 
+def forget(repository: Repository, app: str, version: int) -> str:
+    return repository.writable_session().commit("forget", txn=zm.Txn(app, None, after=version))
+
+
 def test_a_mark_is_forgotten_only_if_it_is_the_expected_one(storage: MemoryStorage) -> None:
     repository = opened(storage)
     batch(repository, 17)
     before = repository.list_branches()["main"]
     for expected in (16, 18):
         with pytest.raises(ConflictError, match=f"is 17 and not {expected}"):
-            repository.forget_txn("app", expected=expected)
+            forget(repository, "app", expected)
     with pytest.raises(ConflictError, match="is none and not 0"):
-        repository.forget_txn("other", expected=0)
+        forget(repository, "other", 0)
     late = opened(storage, at_swap(lambda: batch(opened(storage), 18)))
     with pytest.raises(ConflictError, match="is 18 and not 17"):
-        late.forget_txn("app", expected=17)
-    snapshot_id = repository.forget_txn("app", expected=18)
+        forget(late, "app", 17)
+    snapshot_id = forget(repository, "app", 18)
     assert repository.txn_versions() == {}
     assert repository.list_branches()["main"] == snapshot_id
     batch(repository, 3)
@@ -520,7 +524,7 @@ def test_a_mark_is_forgotten_only_if_it_is_the_expected_one(storage: MemoryStora
     assert repository.txn_versions() == {"app": 17}
     for odd in ("", 5, None):
         with pytest.raises(InvalidArgumentError):
-            repository.forget_txn(odd, expected=1)  # type: ignore[arg-type]
+            forget(repository, odd, 1)  # type: ignore[arg-type]
     assert repository.verify().problems == ()
 
 
@@ -548,8 +552,8 @@ def test_marks_of_many_applications_are_in_a_page(storage: MemoryStorage) -> Non
     assert repository.txn_versions() == expected
     with pytest.raises(TransactionAlreadyCommitted):
         batch(repository, 7, "app 7")
-    repository.forget_txn("app 9", expected=10)
-    repository.forget_txn("app 10", expected=10)
+    forget(repository, "app 9", 10)
+    forget(repository, "app 10", 10)
     del expected["app 9"], expected["app 10"]
     assert repository.txn_versions() == expected
     assert head_of(storage).marks_page != page
@@ -567,6 +571,6 @@ def test_the_last_mark_of_a_page_takes_the_page_along(storage: MemoryStorage) ->
     for i in range(MOST_IN_SNAPSHOT + 1):
         session.commit("empty", txn=(f"app {i}", i))
     for i in range(MOST_IN_SNAPSHOT):
-        repository.forget_txn(f"app {i}", expected=i)
+        forget(repository, f"app {i}", i)
     assert head_of(storage).marks_page is None
     assert repository.txn_versions() == {f"app {MOST_IN_SNAPSHOT}": MOST_IN_SNAPSHOT}

@@ -112,11 +112,11 @@ def tiny(folder: Path) -> MemoryStorage:
 def described(folder: Path) -> MemoryStorage:
     """With metadata of its own, of every kind of value."""
     repo = create(10, folder)
-    repo.update_metadata({"title": "golden", "old": True}, replace=True)
+    repo.metadata({"title": "golden", "old": True}, replace=True)
     with repo.transaction("main", message="a group") as store:
         zarr.create_group(store)
     kinds = {"texts": ["a", "ä€𝄞"], "numbers": {"whole": 2**63, "real": -1.5}, "bytes": b"\0\1"}
-    repo.update_metadata({"old": None, "kinds": kinds})
+    repo.metadata({"old": None, "kinds": kinds})
     return repo.storage
 
 

@@ -22,6 +22,7 @@ import zarr_manifests as zm
 from served import get, running, serving
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.repository import resolved
 from zarr_manifests.serving import create_app
 from zarr_manifests.serving.server import serve
 
@@ -184,7 +185,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert server.stdout is not None
         told = [server.stdout.readline() for _ in range(3)]
         (found,) = re.findall(r"\S+/zarr/\S+", "".join(told))
-        assert found.endswith(zm.open(place).resolve("main")), "the URL of a snapshot"
+        assert found.endswith(resolved(zm.open(place), "main")), "the URL of a snapshot"
         options = {"headers": {"Authorization": basic("", TOKEN)}}
         ds = xr.open_zarr(found, storage_options=options, chunks=None)
         np.testing.assert_array_equal(ds.t, np.arange(4.0))

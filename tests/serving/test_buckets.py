@@ -17,6 +17,7 @@ import xarray as xr
 import zarr_manifests as zm
 from served import get, serving_process
 from servers import SERVERS, Server
+from zarr_manifests.repository import resolved
 from zarr_manifests.storage import from_url
 
 pytestmark = pytest.mark.servers
@@ -58,7 +59,7 @@ def test_a_repository_in_a_bucket_is_served(
     for number in (0, 1):
         append = {"append_dim": "time"} if number else {}
         zm.write(day(number), repo, message=f"day {number}", **append)
-    first = repo.resolve("main~1")
+    first = resolved(repo, "main~1")
     with serving_process(place, *as_words(how)) as (url, _):
         with xr.open_zarr(f"{url}/zarr/main", chunks=None) as ds:
             np.testing.assert_array_equal(ds.u, WINDS[:2])
@@ -82,7 +83,7 @@ def test_a_repository_in_a_bucket_is_served(
         zm.write(day(2), repo, message="day 2", append_dim="time")
         with xr.open_zarr(f"{url}/zarr/main", chunks=None) as ds:
             np.testing.assert_array_equal(ds.u, WINDS)
-        second = repo.resolve("main~1")
+        second = resolved(repo, "main~1")
         for page in ("", f"tree/{second}", f"array/{second}/u", f"diff/{first}/{second}"):
             shown = get(url, f"/{page}")
             assert shown.status == 200, (page, shown.text)

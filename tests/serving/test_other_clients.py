@@ -23,6 +23,7 @@ import zarr
 import zarr_manifests as zm
 from missing import missing
 from served import get, serving
+from zarr_manifests.repository import resolved
 
 pytestmark = pytest.mark.servers
 
@@ -89,7 +90,7 @@ def written(name: str) -> tuple[zm.Repository, np.ndarray]:
 def served() -> Iterator[tuple[str, np.ndarray]]:
     repo, values = written("served-clients")
     with serving(repo) as url:
-        yield f"{url}/zarr/{repo.resolve('main')}", values
+        yield f"{url}/zarr/{resolved(repo, 'main')}", values
 
 
 def expected(values: np.ndarray, path: str) -> np.ndarray:

@@ -24,6 +24,7 @@ from zarr.core.buffer.cpu import Buffer as CPUBuffer
 import zarr_manifests as zm
 from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
+from zarr_manifests.repository import resolved
 from zarr_manifests.serving import answers, folder_links, values
 from zarr_manifests.serving.http_ranges import RangeError, part_of
 from zarr_manifests.serving.served import Room
@@ -68,7 +69,7 @@ def url(repo: zm.Repository) -> Iterator[str]:
 def test_xarray_opens_any_version_over_http(
     repo: zm.Repository, url: str, version: str, scale: float, *, consolidated: bool | None
 ) -> None:
-    head = repo.resolve("main")
+    head = resolved(repo, "main")
     version = {"ID": head, "SHORT": head[13:21]}.get(version, version)
     found = xr.open_zarr(f"{url}/zarr/{version}", consolidated=consolidated, chunks=None)
     xr.testing.assert_equal(found[["t"]], dataset(scale))
@@ -162,7 +163,7 @@ def chunk_objects(session: zm.Session, path: str) -> tuple[Any, list[str]]:
 def test_an_expired_snapshot_is_gone(tmp_path: Path) -> None:
     repo = zm.create(tmp_path, OBJECTS)
     zm.write(dataset(), repo, message="old")
-    old = repo.resolve("main")
+    old = resolved(repo, "main")
     zm.write(dataset(2), repo, message="new", mode="w")
     with serving(repo) as url:
         assert get(url, f"/zarr/{old}/t/c/0/0").status == 200
@@ -263,7 +264,7 @@ def test_etags_say_whether_a_reader_has_the_value(repo: zm.Repository, url: str)
 
 
 def test_only_what_an_id_names_is_kept_for_ever(repo: zm.Repository, url: str) -> None:
-    head = repo.resolve("main")
+    head = resolved(repo, "main")
     for path in ("t/c/0/0", "zarr.json", "t/", "holes/c/1"):
         assert get(url, f"/zarr/{head}/{path}").headers["cache-control"] == IMMUTABLE, path
         for version in ("main", "v:1", "main~1", head[13:21]):
@@ -280,7 +281,7 @@ def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
             zarr.create_array(store, name=name, **one)
             where: Any = ["virtual://raw/a.bin"], [0], [0], [8]
             store.set_virtual_refs(name, [[0]], *where, checksums=[checksum])
-    snapshot = repo.resolve("main")
+    snapshot = resolved(repo, "main")
     part = {"Range": "bytes=2-4"}
     with serving(repo) as url:
         for path in ("zarr/{}/checked/c/0", "zarr/{}/unchecked/c/0", "slice/{}/unchecked"):

@@ -19,6 +19,7 @@ import zarr_manifests as zm
 from sample_site import HOSTILE, HOSTILE_ARRAY, Sample, make_sample
 from served import get, serving
 from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
+from zarr_manifests.repository import resolved
 from zarr_manifests.serving.chunk_cells import cell_table, side_for
 
 
@@ -36,7 +37,7 @@ def url(sample: Sample) -> Iterator[str]:
 def test_no_page_has_a_script_or_style_of_its_own_or_an_address_elsewhere(
     sample: Sample, url: str
 ) -> None:
-    odd = sample.repo.resolve("odd")
+    odd = resolved(sample.repo, "odd")
     for path in (
         "/",
         f"/tree/{odd}",

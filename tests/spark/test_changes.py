@@ -122,7 +122,7 @@ def test_names_are_ids_branches_and_tags(repo: Repository, spark: SparkSession) 
     repo.create_tag("monday", first)
     repo.create_branch("then", first)
     append(repo, 3, 3, 1)
-    expected = rows(changes(spark, str(repo.url), first))
+    expected = rows(changes(spark, str(repo.storage.url), first))
     assert len(expected) == 36
     assert rows(changes(spark, repo, "monday", "main")) == expected
     assert rows(changes(spark, repo, "then")) == expected
@@ -138,9 +138,9 @@ def test_the_data_source_reads_added_cells(repo: Repository, spark: SparkSession
     append(repo, 6, 3, 2)
     register(spark)
     source = spark.read.format("zarr_manifests").option("start-snapshot-id", first)
-    assert rows(source.load(repo.url)) == rows(changes(spark, repo, first))
+    assert rows(source.load(repo.storage.url)) == rows(changes(spark, repo, first))
     source = source.option("end-snapshot-id", second)
-    assert rows(source.load(repo.url)) == rows(changes(spark, repo, first, second))
+    assert rows(source.load(repo.storage.url)) == rows(changes(spark, repo, first, second))
 
 
 def test_values_in_place_of_missing_coordinates_are_no_change(
@@ -206,7 +206,7 @@ def test_what_cannot_be_answered_is_an_error(repo: Repository, spark: SparkSessi
         changes(spark, memory, None)
     repo.expire_snapshots(keep_last=1)
     repo.garbage_collect(grace=timedelta(0))
-    for place in (repo, repo.url):
+    for place in (repo, repo.storage.url):
         with pytest.raises(SnapshotExpiredError):
             changes(spark, place, start)
     assert changes(spark, repo, None).count() == 72

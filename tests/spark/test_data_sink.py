@@ -36,7 +36,9 @@ def options(**given: Any) -> dict[str, str]:
 
 
 def append(frame: DataFrame, repo: Repository, mode: str = "append", **given: Any) -> None:
-    frame.write.format("zarr_manifests").mode(mode).options(**options(**given)).save(repo.url)
+    frame.write.format("zarr_manifests").mode(mode).options(**options(**given)).save(
+        repo.storage.url
+    )
 
 
 @pytest.fixture
@@ -64,14 +66,15 @@ def test_memory_that_is_too_small_for_the_cells_changes_nothing(
 ) -> None:
     given = options() | {"write.buffer-bytes": "400"}
     frame = rows(spark, hours(40, 4))
-    frame.write.format("zarr_manifests").mode("append").options(**given).save(repo.url)
+    frame.write.format("zarr_manifests").mode("append").options(**given).save(repo.storage.url)
     xr.testing.assert_equal(found(repo), hours(40))
 
 
 def test_rows_are_inserted_into_a_view(repo: Repository, spark: SparkSession) -> None:
     spark.sql(f"""
         CREATE OR REPLACE TEMPORARY VIEW winds USING zarr_manifests
-        OPTIONS (path '{repo.url}', dims 'time,lat,lon', 'append-dim' 'time', message 'from SQL')
+        OPTIONS (path '{repo.storage.url}', dims 'time,lat,lon', 'append-dim' 'time',
+                 message 'from SQL')
     """)
     assert spark.table("winds").count() == 4 * 12
     rows(spark, hours(6, 4)).createOrReplaceTempView("news")
@@ -185,7 +188,7 @@ def test_rows_that_a_collection_has_removed_are_an_error_and_no_holes(
     """A collection whose grace is shorter than the write."""
     frame = rows(spark, hours(40, 4))
     sink = Sink.of(
-        options() | {"path": repo.url}, frame.schema, overwrite=False, facts=SparkFacts()
+        options() | {"path": repo.storage.url}, frame.schema, overwrite=False, facts=SparkFacts()
     )
     spooled = [pickle.loads(pickle.dumps(sink.spool(batches(frame))))]
     repo.garbage_collect(timedelta(0))
@@ -205,7 +208,7 @@ def test_a_write_is_planned_again_where_others_have_appended(
 ) -> None:
     frame = rows(spark, hours(8, 6))
     sink = Sink.of(
-        options() | {"path": repo.url}, frame.schema, overwrite=False, facts=SparkFacts()
+        options() | {"path": repo.storage.url}, frame.schema, overwrite=False, facts=SparkFacts()
     )
     spooled = [sink.spool(batches(frame))]
     zm.write(hours(6, 4), repo, append_dim="time", message="came first")

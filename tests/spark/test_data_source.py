@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
+from zarr_manifests.repository import resolved
 from zarr_manifests.spark import create_view, read, register
 
 # Spark's processes cannot import this module; what they need of it travels by value.
@@ -68,7 +69,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 def load(spark: SparkSession, repo: Repository, **options: Any) -> DataFrame:
     named = {name.replace("_", "-"): value for name, value in options.items()}
-    return spark.read.format(FORMAT).options(**named).load(repo.url)
+    return spark.read.format(FORMAT).options(**named).load(repo.storage.url)
 
 
 def rows(frame: DataFrame) -> list[str]:
@@ -102,8 +103,8 @@ def test_rows_and_schema_are_those_of_read(
         arguments["variables"] = options["variables"].split(",")
     if "target-rows" in options:
         arguments["target_rows"] = int(arguments.pop("target-rows"))
-    found = spark.read.format(FORMAT).options(**options).load(repo.url)
-    expected = read(spark, repo.url, **arguments)
+    found = spark.read.format(FORMAT).options(**options).load(repo.storage.url)
+    expected = read(spark, repo.storage.url, **arguments)
     assert found.schema == expected.schema
     assert [f.metadata for f in found.schema] == [f.metadata for f in expected.schema]
     assert rows(found) == rows(expected)
@@ -138,14 +139,16 @@ def test_a_frame_stays_at_its_snapshot_while_others_commit(
 ) -> None:
     made = write(tmp_path / "repo", field())
     frame = load(spark, made)
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW pinned USING {FORMAT} OPTIONS (path '{made.url}')")
-    create_view(spark, "pinned_too", made.url)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW pinned USING {FORMAT} OPTIONS (path '{made.storage.url}')"
+    )
+    create_view(spark, "pinned_too", made.storage.url)
     before = rows(frame)
     write(tmp_path / "repo", field(1000.0), mode="w")
     made.compact()
     assert rows(frame) == before
     assert rows(spark.table("pinned")) == rows(spark.table("pinned_too")) == before
-    assert rows(load(spark, made)) == rows(read(spark, made.url)) != before
+    assert rows(load(spark, made)) == rows(read(spark, made.storage.url)) != before
 
 
 @pytest.mark.spark
@@ -160,10 +163,10 @@ def test_a_version_is_chosen_by_options(spark: SparkSession, tmp_path: Path) -> 
     assert rows(load(spark, made, version=first)) == old
     assert rows(load(spark, made, branch="dev")) == old
     assert rows(load(spark, made, branch="main")) == new
-    assert made.resolve("main~1") == first
+    assert resolved(made, "main~1") == first
     for version in ("main~1", "v1", "dev", first, first.split("-")[1][:8]):
         assert rows(load(spark, made, version=version)) == old
-    assert rows(read(spark, made.url, version="main~1")) == old
+    assert rows(read(spark, made.storage.url, version="main~1")) == old
     assert rows(load(spark, made, version="HEAD")) == new
 
 
@@ -337,7 +340,7 @@ def test_errors_say_what_to_do(
     spark: SparkSession, repo: Repository, options: dict[str, str], advice: str
 ) -> None:
     with pytest.raises(AnalysisException) as raised:
-        spark.read.format(FORMAT).options(**options).load(repo.url)
+        spark.read.format(FORMAT).options(**options).load(repo.storage.url)
     said = str(raised.value)
     assert advice in said
     assert len(said.splitlines()) < 10, "the advice is buried in the traceback"
@@ -370,7 +373,7 @@ def test_a_given_schema_is_refused(spark: SparkSession, repo: Repository) -> Non
     """Spark would pin the snapshot at the first query, not when the frame is made."""
     own = load(spark, repo).schema
     for schema in ("a double", own):
-        given = spark.read.format(FORMAT).schema(schema).load(repo.url)
+        given = spark.read.format(FORMAT).schema(schema).load(repo.storage.url)
         with pytest.raises(AnalysisException, match="choose columns by the option variables"):
             given.collect()
 
@@ -379,9 +382,9 @@ def test_a_given_schema_is_refused(spark: SparkSession, repo: Repository) -> Non
 def test_views_answer_sql(spark: SparkSession, repo: Repository) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW v USING {FORMAT} "
-        f"OPTIONS (path '{repo.url}', variables 'a', version 'first', `target-rows` '50')"
+        f"OPTIONS (path '{repo.storage.url}', variables 'a', version 'first', `target-rows` '50')"
     )
-    create_view(spark, "w", repo.url, variables=["a"], version="first")
+    create_view(spark, "w", repo.storage.url, variables=["a"], version="first")
     query = "SELECT y, round(avg(a), 3) AS a, count(*) AS n FROM {} WHERE x < 50 GROUP BY y"
     found = rows(spark.sql(query.format("v")))
     assert found == rows(spark.sql(query.format("w")))

@@ -80,7 +80,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def held(repo: Repository) -> list[Lease]:
-    roots = zm.open(repo.url)._context.roots
+    roots = zm.open(repo.storage.url)._context.roots
     return list(roots.leases(roots.read().root))
 
 
@@ -166,7 +166,7 @@ def rows(batches: Iterator[pa.RecordBatch]) -> list[tuple[Any, ...]]:
 
 def source(repo: Repository, **options: str) -> ManifestsDataSource:
     named = {name.replace("_", "-"): value for name, value in options.items()}
-    return ManifestsDataSource({"path": repo.url, "target-rows": "10", **named})
+    return ManifestsDataSource({"path": repo.storage.url, "target-rows": "10", **named})
 
 
 def read_by_tasks(made: ManifestsDataSource, between: Callable[[], None]) -> list[tuple[Any, ...]]:
@@ -208,7 +208,7 @@ def test_what_was_added_is_kept_too(repo: Repository) -> None:
 @pytest.mark.spark
 def test_a_collection_after_load_takes_nothing(spark: SparkSession, repo: Repository) -> None:
     register(spark)
-    frame = spark.read.format("zarr_manifests").option("target-rows", "10").load(repo.url)
+    frame = spark.read.format("zarr_manifests").option("target-rows", "10").load(repo.storage.url)
     upheaval(repo)
     assert sorted(tuple(row) for row in frame.collect()) == FIRST
 
@@ -276,7 +276,7 @@ def test_a_task_goes_on_where_a_lease_cannot_be_renewed(
 def test_no_lease_is_left_where_nothing_can_be_written(
     repo: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
-    storage = LocalStorage(Path(unquote(urlsplit(repo.url).path)))
+    storage = LocalStorage(Path(unquote(urlsplit(repo.storage.url).path)))
     faulty = zm.open(FaultyStorage(storage, [Fault("fail_before", "cas", count=None)]))
     leave_lease(faulty, faulty.list_branches()["main"], HOUR)
     assert "no lease on" in caplog.text

@@ -47,7 +47,7 @@ def values(repo: zm.Repository) -> list[list[int]]:
 
 def test_verify_reads_every_chunk_in_tasks(spark: SparkSession, repo: zm.Repository) -> None:
     told: list[tuple[str, int]] = []
-    report = maintenance.verify(spark, repo.url, progress=lambda *step: told.append(step))
+    report = maintenance.verify(spark, repo.storage.url, progress=lambda *step: told.append(step))
     assert report == repo.verify()
     assert report.ok
     assert told[-1] == ("reading chunks", report.chunk_objects)
@@ -56,7 +56,7 @@ def test_verify_reads_every_chunk_in_tasks(spark: SparkSession, repo: zm.Reposit
     data[7] ^= 1
     repo.storage.delete_many([pack])
     repo.storage.create(pack, bytes(data))
-    damaged = maintenance.verify(spark, repo.url)
+    damaged = maintenance.verify(spark, repo.storage.url)
     assert [problem.key for problem in damaged.problems] == [pack]
     assert damaged == repo.verify()
 
@@ -66,14 +66,14 @@ def test_repack_and_collect_leave_what_is_needed(spark: SparkSession, repo: zm.R
     report = maintenance.compact(spark, repo, mode="packs", min_live=0.9)
     assert (report.packs, report.chunks, report.packs_written) == (1, 10, 1)
     assert values(repo) == before
-    assert zm.open(repo.url).verify().ok
+    assert zm.open(repo.storage.url).verify().ok
     repo.expire_snapshots(keep_last=1, max_age=timedelta(0))
-    planned = maintenance.garbage_collect(spark, repo.url, timedelta(0), dry_run=True)
-    done = maintenance.garbage_collect(spark, repo.url, timedelta(0))
+    planned = maintenance.garbage_collect(spark, repo.storage.url, timedelta(0), dry_run=True)
+    done = maintenance.garbage_collect(spark, repo.storage.url, timedelta(0))
     assert done.objects["chunks"] == planned.objects["chunks"] == 2
     assert len([*repo.storage.list("chunks/")]) == len(packs) + 1 - 2
     assert values(repo) == before
-    assert maintenance.verify(spark, repo.url).ok
+    assert maintenance.verify(spark, repo.storage.url).ok
 
 
 def leaves(repo: zm.Repository) -> object:
@@ -95,7 +95,7 @@ def test_a_compaction_gives_the_same_base(
     same = zm.open(tmp_path / "same")
     config = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 8}}]}}
     here = zm.open(tmp_path / "same", config).compact(mode=mode)
-    there = maintenance.compact(spark, zm.open(repo.url, config), mode=mode)
+    there = maintenance.compact(spark, zm.open(repo.storage.url, config), mode=mode)
     assert replace(there, snapshot_id=None, bytes_read=0, bytes_written=0) == replace(
         here, snapshot_id=None, bytes_read=0, bytes_written=0
     )
@@ -106,8 +106,8 @@ def test_a_compaction_gives_the_same_base(
     assert statistics.low.tolist() == np.min(before, axis=1).tolist()
     mine, theirs = repo.du(estimate=True), same.du(estimate=True)
     assert mine == replace(theirs, snapshot_id=mine.snapshot_id)
-    assert maintenance.verify(spark, repo.url).ok
-    assert maintenance.compact(spark, repo.url, mode="major").snapshot_id is None
+    assert maintenance.verify(spark, repo.storage.url).ok
+    assert maintenance.compact(spark, repo.storage.url, mode="major").snapshot_id is None
 
 
 def test_tasks_measure_what_has_no_statistics(
@@ -116,14 +116,14 @@ def test_tasks_measure_what_has_no_statistics(
     monkeypatch.setattr(compute_statistics, "_TASK_BYTES", 15 * 400)
     told: list[int] = []
     report = maintenance.compute_statistics(
-        spark, repo.url, ["t"], progress=lambda _, count: told.append(count)
+        spark, repo.storage.url, ["t"], progress=lambda _, count: told.append(count)
     )
     assert (report.chunks, report.measured) == (40, 40)
     assert told[-1] == 40
     assert len(told) >= 3  # one for each task
     statistics = repo.readonly_session().chunk_refs("t", statistics=True)
     assert statistics.low.tolist() == np.min(values(repo), axis=1).tolist()
-    assert maintenance.compute_statistics(spark, repo.url).measured == 0
+    assert maintenance.compute_statistics(spark, repo.storage.url).measured == 0
     session = repo.readonly_session()
     assert session.chunks_where("t", "t >= 3900").selected == 1
 
@@ -136,11 +136,11 @@ def test_a_commit_that_comes_first_stays_on_top_of_a_compaction(
             return
         swaps.append(name)
         if len(swaps) == 2:  # the first one shuts other compactions out
-            with zm.open(repo.url).transaction(message="meanwhile") as store:
+            with zm.open(repo.storage.url).transaction(message="meanwhile") as store:
                 zarr.open_array(store, path="t")[39] = 7
 
     swaps: list[str] = []
-    racing = zm.open(repo.url, runtime=replace(SYSTEM, checkpoint=race))
+    racing = zm.open(repo.storage.url, runtime=replace(SYSTEM, checkpoint=race))
     report = maintenance.compact(spark, racing, mode="full")
     assert len(swaps) == 3
     assert report.snapshot_id is not None
@@ -152,14 +152,16 @@ def test_a_commit_that_comes_first_stays_on_top_of_a_compaction(
 def test_rewriting_gives_the_same_array(spark: SparkSession, repo: zm.Repository) -> None:
     before = values(repo)
     planned = maintenance.rewrite_chunks(
-        spark, repo.url, "t", chunks=(20, 50), task_bytes=4000, dry_run=True
+        spark, repo.storage.url, "t", chunks=(20, 50), task_bytes=4000, dry_run=True
     )
-    report = maintenance.rewrite_chunks(spark, repo.url, "t", chunks=(20, 50), task_bytes=4000)
+    report = maintenance.rewrite_chunks(
+        spark, repo.storage.url, "t", chunks=(20, 50), task_bytes=4000
+    )
     assert report.tasks == planned.tasks == 4
     assert values(repo) == before
     assert zarr.open_array(repo.readonly_session().store, path="t").chunks == (20, 50)
     assert len(repo.readonly_session().chunk_refs("t", statistics=True)) == 4
-    assert zm.open(repo.url).verify().ok
+    assert zm.open(repo.storage.url).verify().ok
 
 
 def test_a_repository_in_memory_is_refused(spark: SparkSession) -> None:

@@ -57,7 +57,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.mark.spark
 def test_snapshots_are_the_ancestry(spark: SparkSession, repo: Repository) -> None:
-    found = metadata_table(spark, repo.url, "snapshots").collect()
+    found = metadata_table(spark, repo.storage.url, "snapshots").collect()
     expected = list(repo.ancestry())
     assert [row.snapshot_id for row in found] == [one.snapshot_id for one in expected]
     for row, one in zip(found, expected, strict=True):
@@ -65,7 +65,7 @@ def test_snapshots_are_the_ancestry(spark: SparkSession, repo: Repository) -> No
         assert (row.written, row.totals) == (dict(one.written), dict(one.totals))
         assert row.commit_id == one.commit_id
     assert '{"run": 1}' in [row.metadata for row in found]
-    metadata_table(spark, repo.url, "snapshots").createOrReplaceTempView("snapshots")
+    metadata_table(spark, repo.storage.url, "snapshots").createOrReplaceTempView("snapshots")
     seconds = spark.sql("SELECT unix_seconds(written_at) AS s FROM snapshots").collect()
     assert [row.s for row in seconds] == [int(one.written_at.timestamp()) for one in expected]
 
@@ -84,7 +84,7 @@ def test_snapshots_start_where_they_are_told_to(spark: SparkSession, repo: Repos
 
 @pytest.mark.spark
 def test_operations_are_the_log(spark: SparkSession, repo: Repository) -> None:
-    found = metadata_table(spark, repo.url, "operations").collect()
+    found = metadata_table(spark, repo.storage.url, "operations").collect()
     expected = list(repo.ops_log())
     assert [(row.version, row.operation, row.ref, row.snapshot_id) for row in found] == [
         (one.version, one.operation, one.ref, one.snapshot_id) for one in expected
@@ -93,7 +93,7 @@ def test_operations_are_the_log(spark: SparkSession, repo: Repository) -> None:
 
 @pytest.mark.spark
 def test_manifests_are_those_of_the_base(spark: SparkSession, repo: Repository) -> None:
-    found = metadata_table(spark, repo.url, "manifests").collect()
+    found = metadata_table(spark, repo.storage.url, "manifests").collect()
     expected = repo.explain_manifests().manifests
     assert [(row.key, row.set_name, row.refs, row.nbytes, row.arrays) for row in found] == [
         (one.key, one.set_name, one.refs, one.nbytes, one.arrays) for one in expected
@@ -103,7 +103,7 @@ def test_manifests_are_those_of_the_base(spark: SparkSession, repo: Repository) 
 
 @pytest.mark.spark
 def test_arrays_have_their_metadata_and_totals(spark: SparkSession, repo: Repository) -> None:
-    found = {row.path: row for row in metadata_table(spark, repo.url, "arrays").collect()}
+    found = {row.path: row for row in metadata_table(spark, repo.storage.url, "arrays").collect()}
     assert sorted(found) == ["/air/t", "/empty", "/late", "/scalar", "/sharded"]
     air = found["/air/t"]
     assert (air.dtype, air.dimensions, air.shape) == ("float64", ["y", "x"], [9, 70])
@@ -124,7 +124,7 @@ def test_chunks_are_the_refs_of_the_snapshot(
     spark: SparkSession, repo: Repository, per_task: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_tables, "_REFS_PER_TASK", per_task)
-    frame = metadata_table(spark, repo.url, "chunks")
+    frame = metadata_table(spark, repo.storage.url, "chunks")
     found = [tuple(row) for row in frame.orderBy("path", "coords").collect()]
     session, expected = repo.readonly_session(), []
     for path in ("/air/t", "/late", "/scalar", "/sharded"):
@@ -159,14 +159,14 @@ def test_the_driver_reads_no_refs_of_chunks(
 
     monkeypatch.setattr(Session, "chunk_refs", refuse)
     monkeypatch.setattr(Session, "initialized_chunks", refuse)
-    assert metadata_table(spark, repo.url, "chunks", path="air").count() == 8
+    assert metadata_table(spark, repo.storage.url, "chunks", path="air").count() == 8
 
 
 @pytest.mark.spark
 def test_a_lease_keeps_what_tasks_read(
     spark: SparkSession, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(Path(unquote(urlsplit(repo.url).path)), tmp_path / "copy")
+    shutil.copytree(Path(unquote(urlsplit(repo.storage.url).path)), tmp_path / "copy")
     copy = zm.open(tmp_path / "copy")
     expected = metadata_table(spark, copy, "chunks", lease=None).count()
     first = copy.list_branches()["main"]
@@ -192,13 +192,13 @@ def test_a_lease_keeps_what_tasks_read(
 
 @pytest.mark.spark
 def test_a_path_limits_arrays_and_chunks(spark: SparkSession, repo: Repository) -> None:
-    arrays = metadata_table(spark, repo.url, "arrays", path="/air").collect()
+    arrays = metadata_table(spark, repo.storage.url, "arrays", path="/air").collect()
     assert [row.path for row in arrays] == ["/air/t"]
-    chunks = metadata_table(spark, repo.url, "chunks", path="air/t", version="second")
+    chunks = metadata_table(spark, repo.storage.url, "chunks", path="air/t", version="second")
     assert {row.path for row in chunks.select("path").distinct().collect()} == {"/air/t"}
-    assert metadata_table(spark, repo.url, "chunks", path="/late").count() == 2
+    assert metadata_table(spark, repo.storage.url, "chunks", path="/late").count() == 2
     with pytest.raises(NotFoundError, match="no group or array /late in snapshot"):
-        metadata_table(spark, repo.url, "chunks", path="/late", version="second")
+        metadata_table(spark, repo.storage.url, "chunks", path="/late", version="second")
 
 
 @pytest.mark.spark
@@ -220,13 +220,15 @@ def test_statistics_are_those_of_the_chunks(
             grid = tuple(n // c for n, c in zip(values.shape, chunk, strict=True))
             box = Box((0,) * len(grid), grid)
             record_zones(workspace_of(store), name, box, meaning.digest, bounds)
-    found = metadata_table(spark, made.url, "statistics").orderBy("path", "coords").collect()
+    found = (
+        metadata_table(spark, made.storage.url, "statistics").orderBy("path", "coords").collect()
+    )
     text = [tuple(row) for row in found if row.path == "/name"]
     assert text == [
         ("/name", [0], "apple", "kiwi", 0, 0, 2),
         ("/name", [1], "fig", "plum", 0, 0, 2),
     ]
-    cast = metadata_table(spark, made.url, "statistics", path="t").selectExpr(
+    cast = metadata_table(spark, made.storage.url, "statistics", path="t").selectExpr(
         "coords[0]", "round(CAST(low AS DOUBLE), 3)", "round(CAST(high AS DOUBLE), 3)", "nan"
     )
     assert sorted(tuple(row) for row in cast.collect()) == [
@@ -250,11 +252,11 @@ def test_a_repository_without_data_has_empty_tables(spark: SparkSession, tmp_pat
 @pytest.mark.spark
 def test_what_cannot_be_asked_for_is_said(spark: SparkSession, repo: Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="no table 'snapshot': did you mean snapshots"):
-        metadata_table(spark, repo.url, "snapshot")  # type: ignore[arg-type]
+        metadata_table(spark, repo.storage.url, "snapshot")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="snapshots is not about arrays"):
-        metadata_table(spark, repo.url, "snapshots", path="/air")
+        metadata_table(spark, repo.storage.url, "snapshots", path="/air")
     with pytest.raises(InvalidArgumentError, match="of the whole repository"):
-        metadata_table(spark, repo.url, "operations", version="main")
+        metadata_table(spark, repo.storage.url, "operations", version="main")
     memory = zm.create("memory://metadata-tables")
     with pytest.raises(UnsupportedStorageError, match="put the repository on a local disk"):
         metadata_table(spark, memory, "chunks")

@@ -123,7 +123,7 @@ def same(frame: DataFrame, expected: xr.Dataset) -> None:
 
 @pytest.mark.spark
 def test_cells_are_what_xarray_reads(spark: SparkSession, repo: Repository) -> None:
-    frame = read(spark, repo.url)
+    frame = read(spark, repo.storage.url)
     assert frame.columns == ["time", "lat", "lon", "u", "v"]
     same(frame, opened(repo))
 
@@ -711,7 +711,7 @@ def test_the_driver_reads_no_chunk_and_a_worker_opens_once(
 
     monkeypatch.setattr(Session, "read_chunks", told)
     # Under a path of its own, workers have not opened it yet.
-    (tmp_path / "link").symlink_to(LocalStorage(repo.url.removeprefix("file://")).path)
+    (tmp_path / "link").symlink_to(LocalStorage(repo.storage.url.removeprefix("file://")).path)
     storage = Told(LocalStorage(tmp_path / "link"), tmp_path / "log")
     frames = [read(spark, storage, target_rows=rows) for rows in (10**6, 5000)]
     assert set(asked) == {"time", "lat", "lon"}

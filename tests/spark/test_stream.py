@@ -100,7 +100,7 @@ class Sink:
         self, spark: SparkSession, repo: Repository, now: bool = True, **options: Any
     ) -> StreamingQuery:
         named = {name.replace("_", "-"): value for name, value in options.items()}
-        frame = spark.readStream.format("zarr_manifests").options(**named).load(repo.url)
+        frame = spark.readStream.format("zarr_manifests").options(**named).load(repo.storage.url)
         writer = frame.writeStream.foreachBatch(self)
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         when: Any = {"availableNow": True} if now else {"processingTime": "0 seconds"}
@@ -184,7 +184,7 @@ def test_the_first_batch_that_is_lost_starts_where_the_stream_began(
     offset = json.loads((sink.checkpoint / "offsets" / "0").read_text().splitlines()[2])
     assert offset.keys() == {"repository", "stream", "snapshot", "begun"}
     assert offset["begun"] == begun
-    assert str(repo.url) not in json.dumps(offset)
+    assert str(repo.storage.url) not in json.dumps(offset)
 
 
 def test_a_commit_that_overwrites_stops_the_stream_unless_told_otherwise(
@@ -236,7 +236,7 @@ def test_options_of_streams_and_of_reads_are_apart(
     repo: Repository, spark: SparkSession, sink: Sink
 ) -> None:
     with pytest.raises(AnalysisException, match="only a stream takes"):
-        spark.read.format("zarr_manifests").option("keep-for", "1d").load(repo.url).count()
+        spark.read.format("zarr_manifests").option("keep-for", "1d").load(repo.storage.url).count()
     with pytest.raises(StreamingQueryException, match="a stream follows a branch"):
         sink.run(spark, repo, version=repo.list_branches()["main"])
     with pytest.raises(AnalysisException, match="expected fail, skip or added-only"):

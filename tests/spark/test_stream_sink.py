@@ -60,9 +60,9 @@ class Feed:
         if self.kind == "foreach":
             names = {name.replace("-", "_"): value for name, value in options.items()}
             names |= {"dims": DIMS, "append_dim": "time", "storage_options": self.storage or None}
-            write = foreach_batch(self.repo.url, "/", **names)
+            write = foreach_batch(self.repo.storage.url, "/", **names)
             return frame.writeStream.foreachBatch(write)
-        sink = frame.writeStream.format("zarr_manifests").option("path", self.repo.url)
+        sink = frame.writeStream.format("zarr_manifests").option("path", self.repo.storage.url)
         texts = {f"storage.{name}": str(value) for name, value in self.storage.items()}
         return sink.options(**{"dims": ",".join(DIMS), "append-dim": "time"} | texts | options)
 

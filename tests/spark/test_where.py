@@ -146,7 +146,7 @@ def test_damaged_statistics_leave_out_nothing(
     repo: Repository, tmp_path: Path, damage: str
 ) -> None:
     place = tmp_path / "damaged"
-    shutil.copytree(Path(unquote(urlsplit(repo.url).path)), place)
+    shutil.copytree(Path(unquote(urlsplit(repo.storage.url).path)), place)
     damaged = [path for path in (place / "indexes").rglob("*") if path.is_file()]
     assert damaged
     for path in damaged:

@@ -29,6 +29,7 @@ from zarr_manifests import Repository
 from zarr_manifests.errors import VirtualContainerError
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Axis, plan_scan, runs_of
+from zarr_manifests.repository import containers_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark import worker
 from zarr_manifests.spark.job import Job
@@ -111,7 +112,7 @@ def job_of(
     scan = plan_scan(axes, target_rows=target_rows)
     return Job(
         storage=repo.storage,
-        containers=tuple(repo.virtual_containers.items()),
+        containers=tuple(containers_of(repo).items()),
         snapshot_id=session.snapshot_id,
         group=group,
         dimensions=tuple(column_of(source, dim, is_dimension=True) for dim in dimensions),

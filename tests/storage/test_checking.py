@@ -28,7 +28,7 @@ def test_a_disk_can_be_used_for_everything(tmp_path: Path) -> None:
     report = checking.check(tmp_path)
     assert (report.usable_for, report.problems) == ("everything", ())
     assert min(report.latency_ms or 0, report.read_mb_per_s or 0, report.write_mb_per_s or 0) > 0
-    assert report.url == repo.url
+    assert report.url == repo.storage.url
     assert not list(tmp_path.glob("check-*"))
     assert repo.verify().ok
 

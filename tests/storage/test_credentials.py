@@ -28,6 +28,7 @@ import accounts
 import zarr_manifests as zm
 from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.repository import containers_of
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.metered import metered, place_of
 from zarr_manifests.storage.object_store import ObjectStorage
@@ -289,7 +290,7 @@ def test_a_container_has_credentials_of_its_own(
     with pytest.raises(StorageError) as raised:
         zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]
     said = [
-        *(repr(one) for one in (raw, repo, repo.virtual_containers, session.store)),
+        *(repr(one) for one in (raw, repo, containers_of(repo), session.store)),
         repr(vars(repo)),
         *traceback.format_exception(raised.value),
         *(dumps((repo, store)).decode("latin-1") for dumps in (pickle.dumps, cloudpickle.dumps)),
@@ -311,7 +312,7 @@ def test_planted_secrets_are_found_nowhere(
     place = repo.storage.place  # type: ignore[attr-defined]
     said = [
         *(repr(one) for one in (repo, repo.storage, place, session, session.store)),
-        *(repo.url, repo._repr_html_(), repr(vars(repo))),
+        *(repo.storage.url, repo._repr_html_(), repr(vars(repo))),
         repr(list(repo.ops_log())),
     ]
     small_store.faults.append(

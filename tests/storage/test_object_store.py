@@ -32,6 +32,7 @@ from zarr_manifests.error_cases import (
 )
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.format.root import archive_key
+from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.session import commits_of
 from zarr_manifests.storage import from_url, object_clients
@@ -328,7 +329,7 @@ def test_a_commit_whose_answer_is_lost_lands_once(
 def test_a_repository_whose_answer_is_lost_is_made(small_store: Any, lost: int | None) -> None:
     small_store.once("PUT", "/current", _perform_then(small_store, lost))
     repo = zm.create(_storage())
-    assert zm.open(_storage()).repository_id == repo.repository_id
+    assert context_of(zm.open(_storage())).repository_id == context_of(repo).repository_id
 
 
 @pytest.mark.usefixtures("impatient")
@@ -379,7 +380,7 @@ def test_a_store_that_loses_commits_is_read_only(small_store: Any, ignored: str)
     for name in [name for name in small_store.objects if "/well/" in name]:
         small_store.objects[name.replace("/well/", "/ill/")] = small_store.objects[name]
     repo = zm.open(storage)
-    assert repo.repository_id == made.repository_id
+    assert context_of(repo).repository_id == context_of(made).repository_id
     with pytest.raises(UnsupportedStorageError, match="read-only"):
         repo.writable_session()
 
@@ -399,7 +400,7 @@ def test_a_swap_on_a_store_that_loses_commits_is_refused_at_once(small_store: An
     del before["bucket/elsewhere/.probe"]
     after = {n: d for n, d in small_store.objects.items() if n in before}
     assert after == before
-    assert repo.repository_id == elsewhere.repository_id
+    assert context_of(repo).repository_id == context_of(elsewhere).repository_id
     commits_of(leased).writer.release_lease()
 
 

@@ -17,6 +17,7 @@ import zarr
 import zarr_manifests as zm
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
+from zarr_manifests.repository import context_of
 from zarr_manifests.storage import from_fsspec, from_obstore, fsspec_writer
 from zarr_manifests.storage.fsspec_files import FsspecFiles
 from zarr_manifests.storage.fsspec_proven import Conditions
@@ -55,7 +56,7 @@ def test_a_store_is_taken_where_a_storage_is(small_store: Any) -> None:
         zarr.create_group(store, path="a")
     for location in (client, from_obstore(client), zarr.storage.ObjectStore(client)):
         there = zm.open(location)
-        assert there.repository_id == repo.repository_id
+        assert context_of(there).repository_id == context_of(repo).repository_id
         with there.transaction(message="another") as store:
             zarr.open_group(store, path="a").attrs["n"] = 1
     with pytest.raises(InvalidArgumentError, match="storage_options"):

@@ -32,6 +32,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.ids import crc32c
+from zarr_manifests.repository import containers_of
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -501,9 +502,9 @@ def test_containers_are_values(small_store: Any) -> None:
         VirtualContainer("s3://b/x", anonymous=True, allow_http=True)
     )
     repo = repository(small_store, raw=one)
-    assert repo.virtual_containers == {"raw": one}
-    again = zm.open(repo.storage, virtual_containers=repo.virtual_containers)
-    assert pickle.loads(pickle.dumps(again.virtual_containers)) == {"raw": one}
+    assert containers_of(repo) == {"raw": one}
+    again = zm.open(repo.storage, virtual_containers=containers_of(repo))
+    assert pickle.loads(pickle.dumps(containers_of(again))) == {"raw": one}
     assert repr(VirtualContainer("/data/a b")) == "VirtualContainer('file:///data/a%20b')"
 
 
@@ -583,7 +584,7 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
     storage = MemoryStorage("saved-container")
     repo = zm.create(storage, config, authorize=["raw"])
     np.testing.assert_array_equal(refer(repo)[:], DATA)
-    assert repo.virtual_containers == {
+    assert containers_of(repo) == {
         "raw": VirtualContainer("s3://bucket/raw", region="us-east-1", anonymous=True)
     }
 
@@ -593,19 +594,19 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
 
     small_store.requests.clear()
     closed = zm.open(storage)
-    assert closed.virtual_containers == {}
+    assert containers_of(closed) == {}
     assert closed.config.virtual_containers[0].url == "s3://bucket/raw"
     with pytest.raises(VirtualContainerError, match=r"s3://bucket/raw: .*authorize=\['raw'\]"):
         values(closed)
     assert small_store.requests == []
     assert values(zm.open(storage, authorize=["raw"])) == [0, 1, 2, 3]
     assert values(zm.open(storage, authorize=True)) == [0, 1, 2, 3]
-    assert zm.open(storage, authorize=False).virtual_containers == {}
+    assert containers_of(zm.open(storage, authorize=False)) == {}
     assert values(pickle.loads(pickle.dumps(repo))) == [0, 1, 2, 3]
     asked = {"engine": "zarr_manifests", "authorize": True}
     np.testing.assert_array_equal(xr.open_dataset("memory://saved-container", **asked).a, DATA)
     given = zm.open(storage, authorize=["raw"], virtual_containers={"raw": "s3://other"})
-    assert given.virtual_containers["raw"].url == "s3://other"
+    assert containers_of(given)["raw"].url == "s3://other"
     with pytest.raises(InvalidArgumentError, match=r"no container 'war' is saved.*saved are raw"):
         zm.open(storage, authorize=["war"])
     with pytest.raises(InvalidArgumentError, match="a list of names"):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests.repository import resolved
 
 __all__ = [
     "HOSTILE",
@@ -53,7 +54,7 @@ class Sample:
         """Commit what a function writes to the root group."""
         with self.repo.transaction(branch, message=what) as store:
             write(zarr.open_group(store, mode="a"))
-        self.ids[what] = self.repo.resolve(branch)
+        self.ids[what] = resolved(self.repo, branch)
 
 
 def _array(group: zarr.Group, name: str, values: Values, dims: str, **attributes: object) -> None:

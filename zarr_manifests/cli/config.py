@@ -97,13 +97,13 @@ def metadata(
     given = _parsed(entries or [])
     repo = open_at(url, option)
     if replace:
-        repo.update_metadata(given, replace=True)
+        repo.metadata(given, replace=True)
     elif given:
-        repo.update_metadata(given)
+        repo.metadata(given)
     if as_json:
-        print_json(repo.metadata)
+        print_json(repo.metadata())
     elif not given:
-        for name, value in repo.metadata.items():
+        for name, value in repo.metadata().items():
             say(f"{plain_text(name)}: {value_text(value)}")
 
 

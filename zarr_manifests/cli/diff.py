@@ -109,7 +109,9 @@ def run(
 
 
 def _comes_after(repo: Repository, start: str, end: str) -> bool:
-    before = repo.resolve(start)
+    from zarr_manifests.repository import resolved
+
+    before = resolved(repo, start)
     return any(info.snapshot_id == before for info in repo.ancestry(end))
 
 

@@ -47,16 +47,16 @@ def run_cherry_pick(
     version: Version,
     branch: Branch = "main",
     message: Message = None,
-    drop_marks: Annotated[
-        bool, typer.Option("--drop-marks", help="Leave out the marks of applications.")
+    drop_txn: Annotated[
+        bool, typer.Option("--drop-txn", help="Leave out the numbers of applications' steps.")
     ] = False,
     as_json: Json = False,
     option: Options = None,
 ) -> None:
     """Repeat a commit of another branch on this one."""
     repo = open_at(url, option)
-    marks: Any = "drop" if drop_marks else "take"
-    _show(repo.cherry_pick(version, branch, message, marks=marks), as_json)
+    txn: Any = "drop" if drop_txn else "take"
+    _show(repo.cherry_pick(version, branch, message, txn=txn), as_json)
 
 
 def run_merge(

@@ -53,7 +53,7 @@ def _everything(repo: Repository, root: Root) -> dict[str, Any]:
         return [{"name": name, **_ref(repo, head)} for name, head in heads.items()]
 
     return {
-        "url": repo.url,
+        "url": repo.storage.url,
         "repository_id": root.repository_id,
         "format": FORMAT_VERSION,
         "root_version": root.version,
@@ -61,7 +61,7 @@ def _everything(repo: Repository, root: Root) -> dict[str, Any]:
         "last_on_main": next(repo.ancestry(limit=1)),
         "branches": listed(repo.list_branches()),
         "tags": listed(repo.list_tags()),
-        "metadata": repo.metadata,
+        "metadata": repo.metadata(),
         "config": repo.config.to_dict(),
         "stored": {
             kind: {"objects": objects, "nbytes": nbytes}
@@ -78,14 +78,14 @@ def _facts(repo: Repository, root: Root) -> Table:
     from zarr_manifests.format.envelope import FORMAT_VERSION
 
     facts = _named_facts()
-    facts.add_row("repository", repo.url)
+    facts.add_row("repository", repo.storage.url)
     facts.add_row("id", root.repository_id)
     facts.add_row("format", str(FORMAT_VERSION))
     facts.add_row("root state", f"version {root.version:,}, {time_text(_written_at(root))}")
     last = next(repo.ancestry(limit=1))
     done = ", ".join(filter(None, (last.kind, written_text(last.written))))
     facts.add_row("last on main", f"{plain_text(last.message)} [{done}]")
-    for name, value in repo.metadata.items():
+    for name, value in repo.metadata().items():
         facts.add_row("metadata", f"{plain_text(name)}: {value_text(value)}")
     return facts
 

@@ -66,7 +66,9 @@ def run_branch(
 
     def move_there(name: str, version: str | None) -> None:
         assert version is not None
-        known = repo.resolve(expected) if expected and is_short_id(expected) else expected
+        from zarr_manifests.repository import resolved
+
+        known = resolved(repo, expected) if expected and is_short_id(expected) else expected
         repo.reset_branch(name, version, force=force, expected=known)
         if not as_json:
             head = repo.list_branches()[name]

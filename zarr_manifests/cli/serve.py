@@ -55,7 +55,9 @@ def run(
 
     def started(at: str) -> None:
         say(f"serving {plain_text(url)} at {at}/")
-        say(f"main as Zarr, as it is now: {at}/zarr/{repo.resolve('main')}")
+        from zarr_manifests.repository import resolved
+
+        say(f"main as Zarr, as it is now: {at}/zarr/{resolved(repo, 'main')}")
         say("press Ctrl-C to stop")
 
     serve(repo, host, port, token=token, origins=origin or (), started=started)

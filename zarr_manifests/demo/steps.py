@@ -315,7 +315,7 @@ class Demo:
             if first == 1:
                 _forget_last_batch(self.place.stream / "checkpoint")
         seconds = SYSTEM.monotonic_s() - start_s
-        found = xr.open_zarr(repositories.open(repo.url).readonly_session().store, chunks=None)
+        found = xr.open_zarr(repositories.open(repo.storage).readonly_session().store, chunks=None)
         if not found.equals(months):
             raise CheckFailedError("the stream has not written each month once")
         repeated = sum(report.replayed for report in reports)

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.serving import web_pages
 from zarr_manifests.serving.answers import answer, caching, failed, lasting, not_modified
 from zarr_manifests.serving.folder_links import folder, folder_page
@@ -247,7 +247,7 @@ class _Slices:
         index = request.query_params.get("index")
         opened = await self._served.run(partial(self._served.opened, version))
         etag: str | None = etag_of(repr((opened.snapshot_id, path, index)).encode())
-        if self._served.repo.virtual_containers:
+        if containers_of(self._served.repo):
             etag = None  # files elsewhere may change, and not all references say which are meant
         headers = caching(etag, fixed=opened.fixed)
         if not_modified(request, etag):

@@ -16,7 +16,7 @@ from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, resolved
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
@@ -103,7 +103,7 @@ class Served:
         version = version_of(text)
         fixed = is_snapshot_id(version)
         try:
-            snapshot_id = version if fixed else self.repo.resolve(version)
+            snapshot_id = version if fixed else resolved(self.repo, version)
             return OpenSnapshot(self._session(snapshot_id), fixed)
         except NotFoundError as error:  # a branch that was deleted reads as nothing, not as empty
             raise SnapshotExpiredError(str(error)) from error
@@ -120,7 +120,7 @@ class Served:
         return await anyio.to_thread.run_sync(call, limiter=self._threads)
 
     def __repr__(self) -> str:
-        return f"<Served {plain_text(self.repo.url)}>"
+        return f"<Served {plain_text(self.repo.storage.url)}>"
 
 
 class Kept[K: Hashable, V]:

@@ -134,11 +134,11 @@ class Pages:
     def _render(
         self, request: Request, template: str, status: int = 200, **values: Any
     ) -> Response:
-        root = request.scope.get("root_path", "")
+        root, url = request.scope.get("root_path", ""), self._repo.storage.url
         text = self._templates.get_template(template).render(
             link=partial(_link, root),
-            repository=self._repo.url,
-            name=unquote(self._repo.url.rstrip("/").rpartition("/")[2]) or self._repo.url,
+            repository=url,
+            name=unquote(url.rstrip("/").rpartition("/")[2]) or url,
             host=f"{request.url.scheme}://{request.url.netloc}",
             **values,
         )

@@ -24,7 +24,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CellChanges
 from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository, changed_cells
+from zarr_manifests.repository import Repository, changed_cells, resolved
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.lease import keep_readable, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
@@ -205,10 +205,10 @@ def plan_changes(
         raise InvalidArgumentError(
             f"changes has one row for each cell; only read takes layout={options.layout!r}"
         )
-    last = repository.resolve(end)
+    last = resolved(repository, end)
     options = replace(options, version=last)
     whole = plan_read(repository, options, facts)
-    first = None if start is None else repository.resolve(start)
+    first = None if start is None else resolved(repository, start)
     group = whole.group.rstrip("/")
     paths = [f"{group}/{column.name}" for column in whole.variables]
     if not paths:

@@ -33,7 +33,7 @@ from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.records import dataclass
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_shares import SHARES, share_cells
 from zarr_manifests.spark.cell_values import to_numpy
@@ -169,7 +169,7 @@ class Sink:
             names = columns_as_there(columns.names, session, options, facts)
         return cls(
             storage=repository.storage,
-            containers=repository.virtual_containers,
+            containers=containers_of(repository),
             branch=branch,
             columns=pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)]),
             message=message,

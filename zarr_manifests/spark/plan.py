@@ -24,7 +24,7 @@ from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session, initialized_chunks
 from zarr_manifests.spark.checks import check_counts, check_shared, check_words
 from zarr_manifests.spark.job import Job
@@ -205,7 +205,7 @@ def plan(
     numbers = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
     job = Job(
         storage=repository.storage,
-        containers=tuple(sorted(repository.virtual_containers.items())),
+        containers=tuple(sorted(containers_of(repository).items())),
         snapshot_id=session.snapshot_id,
         group=source.group,
         dimensions=dimensions,

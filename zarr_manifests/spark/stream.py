@@ -44,7 +44,7 @@ from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, St
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
-from zarr_manifests.repository import Repository, changed_cells
+from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
 from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
@@ -237,9 +237,9 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the stream begins."""
         name = self._stream.starting_snapshot
-        start = None if name is None else self._repository.resolve(name)
+        start = None if name is None else resolved(self._repository, name)
         stream = os.urandom(8).hex()
-        return Offset(self._repository.repository_id, stream, start, start, True).pack()
+        return Offset(context_of(self._repository).repository_id, stream, start, start, True).pack()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limits of a batch, of which Spark knows one."""
@@ -283,11 +283,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parsed(self, packed: dict[str, Any]) -> Offset:
         offset = Offset.parse(packed)
-        if offset.repository != self._repository.repository_id:
+        if offset.repository != context_of(self._repository).repository_id:
             raise InvalidArgumentError(
-                f"the checkpoint belongs to a stream of repository {offset.repository}, and "
-                f"{self._repository.url} is {self._repository.repository_id}; start the stream "
-                "with another checkpoint"
+                f"the checkpoint belongs to a stream of repository {offset.repository}, not "
+                f"of the one at {self._repository.storage.url}; start the stream with another "
+                "checkpoint"
             )
         return offset
 

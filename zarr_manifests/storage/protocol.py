@@ -70,7 +70,7 @@ def check_key(key: str) -> str:
 
     Examples
     --------
-    >>> from zarr_manifests.storage import check_key
+    >>> from zarr_manifests.storage.protocol import check_key
     >>> check_key("root/00000000000000000001")
     'root/00000000000000000001'
     """
@@ -108,7 +108,7 @@ def check_prefix(prefix: str) -> str:
 
     Examples
     --------
-    >>> from zarr_manifests.storage import check_prefix
+    >>> from zarr_manifests.storage.protocol import check_prefix
     >>> check_prefix("root/0000")
     'root/0000'
     """

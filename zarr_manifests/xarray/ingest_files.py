@@ -13,7 +13,7 @@ from zarr_manifests import repositories
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.reports import IngestProgress, IngestReport
-from zarr_manifests.repository import Repository
+from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
@@ -139,7 +139,7 @@ def ingest(
     repository = _repository(url, runner)
     containers = None
     if virtual:
-        containers = dict(repository.virtual_containers) if repository is not None else {}
+        containers = containers_of(repository) if repository is not None else {}
         _check_containers(urls, containers)
     source = SourceFiles(
         kind=open,

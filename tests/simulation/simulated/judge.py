@@ -195,6 +195,7 @@ class Judge:
         """
         txn = attempt.txn
         assert txn is not None
+        assert txn.version is not None
         heads = [heads.get(attempt.branch) for heads in self.heads[since - 1 :]]
         marks = [self.known[head].marks.get(txn.app, -1) for head in heads if head is not None]
         if isinstance(error, TransactionAlreadyCommitted):
@@ -499,6 +500,7 @@ class Judge:
         txn = attempt.txn
         if txn is None:
             return tip.marks
+        assert txn.version is not None
         mark = tip.marks.get(txn.app, -1)
         due = mark < txn.version and txn.after in (None, mark)
         self._demand(due, f"{attempt.message}: {txn} lands on the mark {mark}")

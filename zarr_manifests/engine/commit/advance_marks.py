@@ -77,9 +77,9 @@ def check_marks(
         _check_txn(context, tip, head, txn, branch)
     conflicts = [
         Conflict(
-            ConflictKind.MARK,
+            ConflictKind.TXN,
             "/",
-            "mark",
+            "txn",
             f"the last version of {step.app!r} is {shown(mark)} and not {shown(step.before)}",
         )
         for step in steps
@@ -94,6 +94,7 @@ def check_marks(
 
 
 def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: str) -> None:
+    assert txn.version is not None  # to forget one is no step
     mark = mark_of(context, head, txn.app)
     if mark >= txn.version:
         # Others may have swapped this root in and not have synced it yet.
@@ -132,6 +133,7 @@ def marks_after(
     """The marks of a snapshot that comes after `tip`, or replaces it."""
     steps = request.steps
     if request.txn is not None:
+        assert request.txn.version is not None
         steps = (*steps, MarkStep(request.txn.app, NO_MARK, request.txn.version))
     if not steps:
         return Marks(tip.marks, tip.marks_page)

@@ -113,9 +113,9 @@ class Merging:
         tip = context.objects.load(self.tip.head, Snapshot)
         found = [
             Conflict(
-                ConflictKind.MARK,
+                ConflictKind.TXN,
                 "/",
-                "mark",
+                "txn",
                 f"both sides have moved the last version of {step.app!r}, from "
                 f"{shown(step.before)} to {shown(step.version)} and to {shown(mark)}",
             )

@@ -28,6 +28,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.components import Changes, Component
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
 from zarr_manifests.planning.conflict.disjoint import apart
@@ -265,6 +266,7 @@ def _onto(
             "other commits came first, and with rebase=False this one is not rebased onto them; "
             "nothing was committed. Call session.rebase(), look at the result, and commit again",
             [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
+            *_ends(view, tip),
         )
     wanted = {*Changes.of(view.nodes, mine.nodes, mine.truncated, {}).nodes, *mine.tables}
     wanted |= mine.reads.nodes() if rebasing.serializable else set()
@@ -291,8 +293,14 @@ def _onto(
             "other commits came first and this one cannot be rebased onto them; nothing was "
             "committed. Open a new session on the branch and make the changes again",
             moved.conflicts,
+            *_ends(view, tip),
         )
     return on, moved
+
+
+def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
+    """The ids of the snapshot that changes were made on, and of the branch's head."""
+    return view.snapshot_id, snapshot_id_of(tip.head.key)
 
 
 def _without_detours(
@@ -368,6 +376,7 @@ def _between(
                     "the branch was reset, or the snapshot has expired",
                 )
             ],
+            *_ends(view, tip),
         )
     return between if joined is None else [*between, joined.changes]
 

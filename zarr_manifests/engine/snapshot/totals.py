@@ -57,6 +57,7 @@ __all__ = [
     "changes_of",
     "counts_of_base",
     "effect_of",
+    "grid_of",
     "ref_counts",
     "sums_after",
     "totals_of",

@@ -37,11 +37,13 @@ class Txn:
     ----------
     app : str
         Name of the application, with 1 to 255 bytes of UTF-8.
-    version : int
-        Number of the step, from 0 on. Versions may be left out, but only rise.
+    version : int or None
+        Number of the step, from 0 on. Versions may be left out, but only rise. None forgets the
+        application: after it, the application can commit any version to the branch. Older
+        snapshots still have the mark, and a branch that is set back to one has it again.
     after : int, optional
         The application's last version must be exactly this one; -1 says that there must be none.
-        By default it may be any lower one.
+        By default it may be any lower one. To forget the application, it must be given.
 
     Raises
     ------
@@ -57,13 +59,19 @@ class Txn:
     ...         _ = zarr.create_group(store, path=f"batch{batch}")
     >>> repo.txn_versions()
     {'app': 1}
+    >>> _ = repo.writable_session().commit("start again", txn=zm.Txn("app", None, after=1))
+    >>> repo.txn_versions()
+    {}
     """
 
     app: str
-    version: int
+    version: int | None
     after: int | None = None
 
     def __post_init__(self) -> None:
+        if self.version is None:
+            check_app(self.app, self.after)
+            return
         check_app(self.app, self.version)
         if self.after is not None and not (
             type(self.after) is int and NO_MARK <= self.after < self.version
