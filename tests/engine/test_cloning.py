@@ -158,7 +158,7 @@ def test_a_clone_has_every_snapshot(whole: MemoryStorage, expired: bool) -> None
     assert metadata > 20
     assert {"history", "indexes", "manifests", "nodes", "deltas", "snapshots"} < kinds.keys()
     assert told[-1][0] == "chunks"
-    assert clone.repository_id == source.repository_id
+    assert context_of(clone).repository_id == context_of(source).repository_id
     assert clone.config == source.config
     assert next(clone.ops_log()).operation == "clone"
     # It is a repository like any other.

@@ -221,7 +221,7 @@ def test_a_stream_of_changes_fills_another_repository(tmp_path: Path, spark: Spa
     register(spark)
     source, sink = made(tmp_path / "source"), made(tmp_path / "sink")
     frame = spark.readStream.format("zarr_manifests").option("starting-snapshot", "main")
-    frame = frame.option("max-commits-per-trigger", 1).load(source.url)
+    frame = frame.option("max-commits-per-trigger", 1).load(source.storage.url)
     with source.transaction(message="nothing that has rows") as store:
         zarr.create_group(store, path="notes")
     writer = frame.writeStream.format("zarr_manifests").option("path", sink.url)
