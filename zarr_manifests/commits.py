@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from zarr_manifests.appends import rewrite_appends
@@ -24,12 +23,9 @@ from zarr_manifests.engine.commit.replay import patch
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.contents import summary
-from zarr_manifests.engine.edit.detach import attach, detach
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.edit.workspace import UNKNOWN, TipCheck
 from zarr_manifests.engine.history.find_marks import marks_of
-from zarr_manifests.engine.history.leases import checked_timeout_ms
-from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
@@ -38,7 +34,6 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.format.delta import CommitKind
-from zarr_manifests.format.detached import Detached
 from zarr_manifests.format.root import shortened
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
@@ -138,30 +133,6 @@ class SessionCommits:
             with self._ended_if_done():
                 check_now(self.writer.context, self.writer.branch, step)
         return step
-
-    def detach(self, lease: timedelta | float | None) -> bytes:
-        """The session as bytes; see `Session.detach`."""
-        lease_ms = None if lease is None else checked_timeout_ms(lease)
-        with self.writer.workspace.lock:
-            self.writer.check_open()
-            if self.writer.workspace.tip_checks:
-                raise InvalidArgumentError(
-                    "the session has an append whose labels are compared again when it commits, "
-                    "which another process cannot do: commit here, or append after resuming"
-                )
-            dim = None if self._relocating is None else self._relocating.dim
-            return detach(self.writer, lease_ms, serializable=self._serializable, append_dim=dim)
-
-    @classmethod
-    def resumed(cls, context: Context, data: bytes) -> SessionCommits:
-        """The session that was detached to these bytes; see `Repository.resume`."""
-        if not isinstance(data, bytes):
-            raise InvalidArgumentError("data: expected the bytes that session.detach() returned")
-        detached = Detached.from_bytes(data)
-        commits = cls(attach(context, detached), serializable=detached.serializable)
-        if detached.append_dim is not None:
-            commits.relocate_appends(detached.append_dim)
-        return commits
 
     def amend(
         self,

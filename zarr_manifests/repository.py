@@ -379,43 +379,6 @@ class Repository:
         commits = _commits_of(writer, isolation == "serializable", append_dim)
         return Session(writer.pin, commits)
 
-    def resume(self, data: bytes) -> Session:
-        """The writable session that `Session.detach` has ended, to go on with it here.
-
-        Parameters
-        ----------
-        data : bytes
-            What `Session.detach` returned.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it is a session of another repository, or refers to chunks that it must not commit.
-        FencedError
-            If its lease was lost; or it has none, and began before the repository's fence.
-        SnapshotExpiredError
-            If the snapshot that it reads has left the history.
-        CorruptObjectError, UnsupportedFormatError
-            If the bytes are damaged, no session, or those of a newer version of the package.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://resume-example")
-        >>> session = repo.writable_session()
-        >>> _ = zarr.create_group(session.store, path="air")
-        >>> data = session.detach()
-        >>> one, other = repo.resume(data), repo.resume(data)
-        >>> _ = one.commit("make a group")
-        >>> other.commit("make a group")
-        Traceback (most recent call last):
-        zarr_manifests.error_cases.FencedError: ... resumed more than once: ...
-        """
-        from zarr_manifests.commits import SessionCommits
-
-        commits = SessionCommits.resumed(self._context, data)
-        return Session(commits.writer.pin, commits)
-
     def _commits(self, branch: str, *, fresh: bool = True) -> SessionCommits:
         start, view = self._refs.begin(branch, fresh=fresh)
         return _commits_of(SessionWriter(self._context, view, branch, start))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
@@ -497,54 +496,6 @@ class Session:
         """
         self._changeable()
         self._writable().writer.copies.merge(_states(forks))
-
-    def detach(self, lease: timedelta | float | None = None) -> bytes:
-        """End the session here, as bytes that `Repository.resume` goes on from in another process.
-
-        The bytes have the uncommitted changes, but no location and no credentials. Forks that were
-        made before can be merged into the resumed session. It may be resumed several times, but
-        only one of them commits, once.
-
-        Parameters
-        ----------
-        lease : timedelta or seconds, optional
-            Nobody renews a lease while the session is detached: let it last for this time. A
-            session without a lease takes one. By default a lease is renewed for its own timeout,
-            and a session without one must be resumed and committed before the grace of a garbage
-            collection is over.
-
-        Returns
-        -------
-        bytes
-            The session.
-
-        Raises
-        ------
-        ReadOnlyError
-            If the session is read-only.
-        InvalidArgumentError
-            If it was opened with `copies="report"`, or was resumed and has tried to commit.
-        UnmergedForksError
-            If pickled copies of its store changed anything and none was merged.
-        FencedError
-            If its lease was lost.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> repo = zm.create("memory://detach-example")
-        >>> session = repo.writable_session()
-        >>> _ = zarr.create_group(session.store, path="air")
-        >>> fork = session.fork()
-        >>> data = session.detach()
-        >>> _ = zarr.create_group(fork.store, path="sea")
-        >>> resumed = zm.open("memory://detach-example").resume(data)
-        >>> resumed.merge(fork)
-        >>> _ = resumed.commit("from another process")
-        >>> sorted(zarr.open_group(repo.readonly_session().store, mode="r"))
-        ['air', 'sea']
-        """
-        return self._writable().detach(lease)
 
     # --- moving nodes and chunks -------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from inside import change_root, context_of, root_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.history.leases import give_up, renew_all, take
 from zarr_manifests.engine.root.heartbeat import Held
-from zarr_manifests.error_cases import FencedError, NotARepositoryError, StorageFullError
+from zarr_manifests.error_cases import NotARepositoryError, StorageFullError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
@@ -110,16 +110,12 @@ def change(storage: Storage, txn: tuple[str, int] | None = None) -> str:
 
     One pack is written before the commit and one by it.
     """
-    return begun(storage).commit("new", txn=txn)
-
-
-def begun(storage: Storage) -> Session:
     session = zm.open(storage, runtime=RUNTIME).writable_session("main")
     put(session, "a/c/1", b"new")
     put(session, "a/c/2", b"new" + BIG)
     put(session, "a/c/3", b"newer" + BIG)
     session.store.delete_sync("a/c/0")
-    return session
+    return session.commit("new", txn=txn)
 
 
 @dataclass(frozen=True)
@@ -230,35 +226,6 @@ def test_a_step_lands_once_whatever_goes_wrong_and_however_it_is_repeated(every:
         assert found.messages.count("new") == 1, where
         assert found.heads["main"]["a/c/3"] == b"newer" + BIG, where
         assert zm.open(storage).txn_versions() == {"app": 1}, where
-
-
-@some_or_all
-def test_a_detached_session_lands_once_whatever_goes_wrong(every: int) -> None:
-    """Its step is repeated by whoever resumes it then, and else by a new session."""
-    base = MemoryStorage()
-    seed(base, 50)
-    data = begun(base).detach()
-
-    def resumed(storage: Storage) -> str:
-        session = zm.open(storage, runtime=RUNTIME).resume(data)
-        return session.commit("new", txn=("app", 1))
-
-    claimed = 0
-    for where, storage, outcome in faults(base, resumed, RemoteStorage, every=every):
-        try:
-            resumed(storage)
-        except TransactionAlreadyCommitted:
-            pass
-        except FencedError:  # whoever has claimed it is dead
-            claimed += 1
-            assert not isinstance(outcome, str), where
-            with contextlib.suppress(TransactionAlreadyCommitted):
-                change(storage, ("app", 1))
-        found = State.of(storage)
-        assert found is not None
-        assert found.messages.count("new") == 1, where
-        assert found.heads["main"]["a/c/3"] == b"newer" + BIG, where
-    assert claimed
 
 
 @some_or_all

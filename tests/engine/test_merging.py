@@ -13,7 +13,9 @@ from zarr_manifests import Fork, Session
 from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
+
+LARGE = bytes(10_000)
 
 
 def put(target: Session | Fork, key: str, value: bytes) -> None:
@@ -123,6 +125,38 @@ def test_a_chunk_that_the_session_deleted_and_a_fork_wrote_is_a_conflict(session
     with pytest.raises(ConflictError, match=r"/a: chunks \[\(1,\)\]"):
         session.merge(fork)
     assert get(session, "a/c/1") is None
+
+
+def test_refs_to_objects_of_another_session_are_refused(session: Session) -> None:
+    """Nothing protects these objects until a snapshot reaches them."""
+    stranger = zm.open(MemoryStorage("merging")).writable_session()
+    put(stranger, "a/c/1", LARGE)
+    workspace_of(stranger.store).flush()
+    ((a, refs),) = contents_of(stranger.store).changes.chunks.items()
+    fork = session.fork()
+    contents_of(fork.store).changes.chunks[a] = dict(refs)
+    with pytest.raises(InvalidArgumentError, match="neither this session nor its copies"):
+        session.merge(fork)
+    assert not session.status()
+    stranger.commit("now they are reached")
+    session.rebase()
+    make(session, "b")
+    fork = session.fork()
+    b = contents_of(fork.store).array_at("b").node_id
+    contents_of(fork.store).changes.chunks.update({a: dict(refs), b: dict(refs)})
+    session.merge(fork)
+    found = committed(session)
+    assert (get(found, "a/c/1"), get(found, "b/c/1")) == (LARGE, LARGE)
+
+
+def test_chunks_outside_the_array_are_refused(session: Session) -> None:
+    fork = session.fork()
+    put(fork, "a/c/1", b"from the fork")
+    (refs,) = contents_of(fork.store).changes.chunks.values()
+    refs[4,] = refs[1,]
+    with pytest.raises(InvalidArgumentError, match=r"/a: chunk \(4,\) lies outside the array"):
+        session.merge(fork)
+    assert not session.status()
 
 
 @pytest.mark.filterwarnings("ignore:a writable store was pickled")

@@ -495,11 +495,6 @@ BY_NAME = {
     "new": PATH.plus("h", "g/h"),
     "group": PATH.plus("/", "", "g"),
     "message": TEXT.plus("a message"),
-    "data": Values(
-        (Made("a detached session", lambda w: w.writing().detach()),),
-        BYTES,
-        ("text", None, 5, object(), bytearray(b"x")),
-    ),
     "txn": Values(
         (None, ("app", 1), ["app", 2]),
         (*((one, 1) for one in _TEXTS), *(("app", one) for one in _INTS)),

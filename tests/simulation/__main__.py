@@ -1,10 +1,9 @@
 """Run a seed again and print its trace, or run many.
 
 `python tests/simulation --seed 7` replays one. `--seeds 10000` runs that many, `--minutes 10` runs
-for that long, both from `--first` on and on all cores. With `--streams`, streams and detached
-sessions take part; with `--zones`, cells have zone maps; with
-`--merges`, branches are merged; with `--finders`, what was left behind is named again. The exit
-status is 1 if a seed fails.
+for that long, both from `--first` on and on all cores. With `--streams`, streams take part; with
+`--zones`, cells have zone maps; with `--merges`, branches are merged; with `--finders`, what was
+left behind is named again. The exit status is 1 if a seed fails.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     what.add_argument("--seeds", type=int, help="run so many")
     what.add_argument("--minutes", type=float, help="run for that long")
     parser.add_argument("--first", type=int, default=0, help="the first of many")
-    parser.add_argument("--streams", action="store_true", help="with streams and detached sessions")
+    parser.add_argument("--streams", action="store_true", help="with streams")
     parser.add_argument("--zones", action="store_true", help="with zone maps of cells")
     parser.add_argument("--merges", action="store_true", help="with merges of branches")
     parser.add_argument("--finders", action="store_true", help="with names for what was left")

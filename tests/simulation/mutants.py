@@ -123,7 +123,7 @@ def old_root_reused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "undisturbed", lambda self, at: True)
 
 
-# --- streams and detached sessions -------------------------------------------------------------
+# --- streams -----------------------------------------------------------------------------------
 
 
 @mutant("A step's mark is compared when its commit begins, not where it lands.", streams=True)
@@ -188,11 +188,6 @@ def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
         check(context, tip, head, replace(txn, after=None), branch)
 
     patch.setattr(advance_marks, "_check_txn", any_lower)
-
-
-@mutant("A resumed session commits without a claim.", streams=True)
-def resumed_without_a_claim(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commit, "win_claim", lambda *_: None)
 
 
 # --- conflicts and branches --------------------------------------------------------------------
@@ -577,11 +572,10 @@ SEEDS: dict[str, int] = {
     "old-root-reused": 39,
     "marks-compared-once": 3,
     "marks-compared-last": 0,
-    "marks-of-an-old-root": 37,
+    "marks-of-an-old-root": 19,
     "marks-of-the-base": 3,
     "marks-lost-in-a-compaction": 4,
     "gaps-ignored": 11,
-    "resumed-without-a-claim": 20,
     "conflicts-ignored": 1,
     "dependent-reads-left-out": 1,
     "serializable-reads-left-out": 1,

@@ -23,9 +23,6 @@ KINDS: dict[str, dict[str, int]] = {
         "batches committed": 1,
         "batches that were committed": 1,
         "batches after a gap": 1,
-        "sessions detached": 1,
-        "sessions resumed": 1,
-        "detached sessions landed": 1,
     },
     "zones": {"chunks left out by statistics": 300, "chunks measured": 30},
     "merges": {

@@ -139,9 +139,8 @@ def test_a_frame_stays_at_its_snapshot_while_others_commit(
 ) -> None:
     made = write(tmp_path / "repo", field())
     frame = load(spark, made)
-    spark.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW pinned USING {FORMAT} OPTIONS (path '{made.storage.url}')"
-    )
+    at = made.storage.url
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW pinned USING {FORMAT} OPTIONS (path '{at}')")
     create_view(spark, "pinned_too", made.storage.url)
     before = rows(frame)
     write(tmp_path / "repo", field(1000.0), mode="w")

@@ -221,17 +221,6 @@ def test_labels_that_others_have_written_are_not_written_again(
     assert head(repo).time.values.tolist() == [0, 1, *range(*others)]
 
 
-def test_a_session_that_checks_labels_cannot_be_detached(repo: zm.Repository) -> None:
-    session = repo.writable_session()
-    zm.to_session(days(0, 2), session)
-    assert repo.resume(session.detach()).commit("created") == repo.list_branches()["main"]
-    session = repo.writable_session()
-    zm.to_session(days(2, 4), session, append_dim="time")
-    with pytest.raises(InvalidArgumentError, match="labels are compared again"):
-        session.detach()
-    session.commit("appended")
-
-
 # --- forks, and what is refused --------------------------------------------------------------
 
 

@@ -114,8 +114,7 @@ class ObjectKind(IntEnum):
     DIGEST = 8
     MARKS = 9
     HISTORY = 10
-    DETACHED = 11
-    CLAIM = 12
+    # 11 and 12 were those of detached sessions, and are not given out again.
 
 
 _MOST_BYTES: Final = {ObjectKind.ROOT: MAX_ROOT_BYTES, ObjectKind.SNAPSHOT: MAX_SNAPSHOT_BYTES}

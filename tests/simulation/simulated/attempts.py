@@ -85,8 +85,6 @@ class Attempt:
         The version at which its session claimed the branch for itself.
     txn : Txn or None
         The step of a stream that it is.
-    parcel : str or None
-        The detached session that it commits.
     merges : str or None
         The snapshot that it merges.
     outcome : str
@@ -106,7 +104,6 @@ class Attempt:
     start: int = 0
     epoch: int | None = None
     txn: Txn | None = None
-    parcel: str | None = None
     merges: str | None = None
     outcome: str = "open"
     landed: str | None = None

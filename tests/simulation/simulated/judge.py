@@ -9,7 +9,7 @@ of what each snapshot must hold:
   made to it; it overwrites nothing that others wrote since the snapshot it was made on. A rewrite
   holds what its parent holds.
 - A step of a stream lands at most once, and after the one that it says; marks go from snapshot to
-  snapshot. A detached session lands at most once, however often it is resumed.
+  snapshot.
 - A commit lands at most once. What is acknowledged has landed, what has failed has not and never
   does.
 - Everything a snapshot in history reaches is there, from the swap that makes it visible on.
@@ -176,11 +176,6 @@ class Judge:
         self._demand(attempt.landed is None, f"{attempt} is said to have failed, and has landed")
         attempt.outcome = "failed"
         self.count("failed")
-
-    def was_tried(self, parcel: str, but: Attempt | None = None) -> bool:
-        """Whether anybody has tried to commit the detached session, but for this attempt."""
-        tried = (one for one in self.attempts.values() if one.parcel == parcel)
-        return any(one is not but for one in tried)
 
     def marks_of(self, branch: str) -> Mapping[str, int]:
         """The last version of each stream on a branch as it is."""
@@ -492,11 +487,6 @@ class Judge:
 
     def _marks(self, attempt: Attempt, tip: Known) -> Mapping[str, int]:
         """The marks of what lands on the tip, or replaces it; its step must be due."""
-        if attempt.parcel is not None:
-            others = [one for one in self.attempts.values() if one.parcel == attempt.parcel]
-            twice = any(one.landed is not None for one in others)
-            self._demand(not twice, f"{attempt.parcel} has landed twice")
-            self.count("detached sessions landed")
         txn = attempt.txn
         if txn is None:
             return tip.marks

@@ -178,7 +178,6 @@ class Process:
         terms: Terms = _TERMS,
         allowed: tuple[type[ManifestsError], ...] = (),
         txn: Txn | None = None,
-        parcel: str | None = None,
     ) -> bool:
         """Commit, and tell the judge before and after; whether it has landed."""
         message = f"{self.name}.{next(self._messages)}"
@@ -186,7 +185,7 @@ class Process:
         keys = workspace_of(session.store).keys
         if keys is not None:
             attempt.start, attempt.epoch = keys.start, keys.epoch
-        attempt.txn, attempt.parcel = txn, parcel
+        attempt.txn = txn
         self.judge.begin(attempt)
         disturbed, since = self.wire.disturbed, len(self.judge.heads)
         try:
@@ -203,9 +202,7 @@ class Process:
             self.world.note(f"{message} failed: {type(error).__name__}")
             if txn is not None and self.judge.verdict(attempt, error, since):
                 return False
-            others = parcel is not None and self.judge.was_tried(parcel, attempt)
-            fenced = (FencedError,) if others else ()
-            self.expect(error, disturbed, (*allowed, *fenced), session)
+            self.expect(error, disturbed, allowed, session)
             return False
         self.judge.acknowledged(attempt, made)
         self.world.note(f"{message} acknowledged as {made}")

@@ -43,7 +43,7 @@ from simulated.keepers import (
 from simulated.process import Process
 from simulated.rivals import Appender, Resolver, Witness
 from simulated.storage import Shelf, Weather
-from simulated.streams import Depot, Detacher, Driver, Resumer
+from simulated.streams import Driver
 from simulated.world import BrokenPromiseError, World
 from zarr_manifests.errors import SnapshotExpiredError
 from zarr_manifests.format.root import ROOT_KEY
@@ -109,6 +109,7 @@ _FINDERS: Final[tuple[Actor, ...]] = (
     Collector("collector-4"),
     Restorer("restorer-2"),
 )
+_STREAMS: Final[tuple[Actor, ...]] = (Driver("driver"), Driver("driver-2"))
 _ZONES: Final[tuple[Actor, ...]] = (
     Surveyor("surveyor"),
     Surveyor("surveyor-2"),
@@ -165,7 +166,7 @@ def simulate(
     calls : int
         For how many storage calls new things are begun.
     streams : bool
-        Whether streams and detached sessions take part; it is another schedule then.
+        Whether streams take part; it is another schedule then.
     zones : bool
         Whether cells have zone maps, by which readers choose chunks; likewise.
     merges : bool
@@ -195,7 +196,7 @@ def simulate(
                 judge,
                 rng,
                 [
-                    *(_streams(seed) if streams else ()),
+                    *(_STREAMS * streams),
                     *(_ZONES * zones),
                     *(_MERGERS * merges),
                     *(_FINDERS * finders),
@@ -208,15 +209,6 @@ def simulate(
     more += " --finders" * finders
     again = f"python tests/simulation --seed {seed}{more}"
     return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure, again)
-
-
-def _streams(seed: int) -> list[Actor]:
-    depot = Depot()
-    cast: list[Actor] = [Driver("driver"), Driver("driver-2")]
-    if seed % 3:
-        cast += [Detacher("detacher", depot), Resumer("resumer", depot)]
-        cast.append(Resumer("resumer-2", depot))
-    return cast
 
 
 @contextmanager

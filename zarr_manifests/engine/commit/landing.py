@@ -35,7 +35,6 @@ from zarr_manifests.engine.commit.relocate import relocate_changes
 from zarr_manifests.engine.commit.replay import combined
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.edit.detach import win_claim
 from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
 from zarr_manifests.engine.history.ancestry import find_kept, is_missing
@@ -130,8 +129,8 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Committ
         If the branch has moved and the changes cannot be rebased, the head to amend is no longer
         the head, or a mark is not where it should be; nothing was committed.
     FencedError
-        If the session began before the repository's fence and holds no lease, another writer has
-        claimed the branch since, or the session was resumed twice and the other one commits it.
+        If the session began before the repository's fence and holds no lease, or another writer
+        has claimed the branch since.
     CommitOutcomeUnknownError
         If it cannot be determined whether the swap took effect.
     """
@@ -219,8 +218,6 @@ class _Landing:
             # A branch that has moved may move again; during our turn it cannot.
             at = context.roots.read()
         attempts = request.attempts or context.config.commit_attempts
-        # Not ahead: whoever meets a conflict leaves a resumed session to others.
-        claim = [partial(win_claim, context.storage, self.keys)] if self.keys.resumed else []
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
             try:
@@ -236,8 +233,7 @@ class _Landing:
                 at = _moved_since(context, root.branches[branch], branch, error)
                 continue
             archive = context.roots.archiving(at)  # the root to be replaced
-            self._upload([*placed.uploads, *uploads], *archive, *claim)
-            claim = []
+            self._upload([*placed.uploads, *uploads], *archive)
             left = None if request.amends is None else request.amends.snapshot_id
             new = root_with(context, root, branch, snapshot, uploads[-1], left=left)
             if request.amends is not None:  # what it leaves may be older than where a search begins

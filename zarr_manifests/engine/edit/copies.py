@@ -37,8 +37,6 @@ class Copies:
     ----------
     owners : Owners
         Which copy each merged change came from.
-    merged : bool
-        Whether any copy was merged.
     gathered : bool
         Whether the copies' reports are merged into the workspace.
     """
@@ -46,7 +44,7 @@ class Copies:
     def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
         self._workspace, self._reporting = workspace, reporting
         self.owners = Owners()
-        self.merged = self._shut = self.gathered = False
+        self._merged = self._shut = self.gathered = False
         if reporting:
             check_reporting(workspace.storage, workspace.keys)
             workspace.token = open_token(workspace.storage, workspace.keys)
@@ -54,7 +52,7 @@ class Copies:
     def merge(self, states: Sequence[ForkState]) -> None:
         """Merge the changes of these copies into the workspace, all or none."""
         merge_forks(self._workspace, self.owners, states)
-        self.merged = True
+        self._merged = True
 
     def check_merged(self) -> None:
         """Raise if copies that do not report have unmerged changes.
@@ -65,7 +63,7 @@ class Copies:
             If copies have changed anything and none was merged.
         """
         workspace = self._workspace
-        if workspace.token is None and workspace.copied and not self.merged:
+        if workspace.token is None and workspace.copied and not self._merged:
             refuse_unmerged(workspace)
 
     def bring_in(self, *, discard: bool = False) -> None:
@@ -88,13 +86,9 @@ class Copies:
                 merge_reports(workspace, self.owners)
                 self.gathered = True
 
-    def go_on(self, owners: Owners, *, merged: bool) -> None:
-        """Take over what was merged before the session was detached."""
-        self.owners, self.merged = owners, merged
-
     def begin_anew(self, *, renamed: bool) -> None:
         """Forget what was merged; a session with new object keys opens a new token."""
-        self.owners, self.merged = Owners(), False
+        self.owners, self._merged = Owners(), False
         if self._reporting and renamed:
             self._workspace.token = self._new_token()
             self._shut = self.gathered = False

@@ -30,7 +30,7 @@ def check_refs(
     view: SnapshotView,
     keys: SessionKeys,
     changes: ChangeSet,
-    known: ChangeSet | None = None,
+    known: ChangeSet,
 ) -> None:
     """Raise if changes made on `view` have refs that a session with these keys must not commit.
 
@@ -48,7 +48,7 @@ def check_refs(
         node = made.get(node_id) or view.by_id.get(node_id)
         if node is None:
             raise InvalidArgumentError("changes have chunks of an array that does not exist")
-        before = known.layers(node_id) if known is not None else ()
+        before = known.layers(node_id)
         for rows in changes.layers(node_id):
             if not any(rows is other for other in before):
                 _check_grid(objects, node, rows)

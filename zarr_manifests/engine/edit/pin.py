@@ -20,7 +20,6 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.preload import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, SessionClosedError
-from zarr_manifests.format.root import Lease
 
 __all__ = ["Pin", "SessionWriter"]
 
@@ -104,10 +103,6 @@ class SessionWriter:
         The epoch under which the session claimed its branch.
     reporting : bool
         Whether copies of the session's store report what they change.
-    keys : SessionKeys, optional
-        The object keys of a session that is resumed.
-    lease : SessionLease, optional
-        The lease of a session that is resumed.
 
     Attributes
     ----------
@@ -131,18 +126,15 @@ class SessionWriter:
         lease_ms: int | None = None,
         epoch: int | None = None,
         reporting: bool = False,
-        keys: SessionKeys | None = None,
-        lease: SessionLease | None = None,
     ) -> None:
-        self.context, self.branch = context, branch
-        self._epoch = epoch if keys is None else keys.epoch
-        keys = keys or self._keys_from(start)
+        self.context, self.branch, self._epoch = context, branch, epoch
+        keys = self._keys_from(start)
         self.workspace = Workspace(context, view, keys)
         self.copies = Copies(self.workspace, reporting=reporting)
-        self.lease = lease
+        self.lease: SessionLease | None = None
         if lease_ms is not None:
-            self._take_lease(lease_ms)
-        if self.lease is not None:
+            owner = f"writer of {branch}"
+            self.lease = SessionLease(context, view.snapshot_id, lease_ms, owner, keys.session_id)
             self.lease.end_with(self)
         self.pin = Pin(self.workspace.contents, branch)
 
@@ -220,26 +212,6 @@ class SessionWriter:
         except ManifestsError:
             # Nobody renews it any more, so a collection removes it when its time is up.
             _LOG.warning("the lease of a session was not given up", exc_info=True)
-
-    def hand_over_lease(self, lease_ms: int | None) -> tuple[Lease, int] | None:
-        """The lease for whoever goes on with the session, and its timeout; None if there is none.
-
-        It is renewed once more, for `lease_ms` or its own timeout. With `lease_ms`, a session
-        without one takes one.
-        """
-        if self.lease is None or self.lease.released:
-            if lease_ms is None:
-                return None
-            self._take_lease(lease_ms)
-        assert self.lease is not None
-        handed = self.lease.hand_over(lease_ms)
-        self.lease = None
-        return handed
-
-    def _take_lease(self, lease_ms: int) -> None:
-        view, owner = self.workspace.contents.view, f"writer of {self.branch}"
-        session = self.workspace.keys.session_id
-        self.lease = SessionLease.taken(self.context, view.snapshot_id, lease_ms, owner, session)
 
     def release_lease(self) -> None:
         """Give up the lease, if there is one; a child of `os.fork` only forgets it."""

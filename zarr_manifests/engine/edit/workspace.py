@@ -437,7 +437,7 @@ class Workspace:
                 [partial(pack.write, self.storage, durable=False) for pack in packs]
             )
 
-    def make_durable(self, inherited: Container[str] = ()) -> None:
+    def make_durable(self, inherited: Container[str]) -> None:
         """Make the chunk objects durable that were written, except the inherited ones.
 
         Whoever commits the changes then need not know their keys.

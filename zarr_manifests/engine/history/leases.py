@@ -115,55 +115,17 @@ class HeldLease:
 
 
 class SessionLease:
-    """The lease of a writable session, which moves on with it."""
+    """The lease of a writable session, which moves on with it.
 
-    def __init__(self, context: Context, held: Held) -> None:
-        self._context, self._held = context, held
+    Takes a lease as `take` does, with the session's id.
+    """
+
+    def __init__(
+        self, context: Context, snapshot_id: str, timeout_ms: int, owner: str, session: str
+    ) -> None:
+        self._context = context
+        self._held = take(context, snapshot_id, timeout_ms, owner, session)
         self.released = False
-
-    @classmethod
-    def taken(
-        cls, context: Context, snapshot_id: str, timeout_ms: int, owner: str, session: str
-    ) -> SessionLease:
-        """Take a lease as `take` does, with the session's id."""
-        return cls(context, take(context, snapshot_id, timeout_ms, owner, session))
-
-    @classmethod
-    def taken_over(cls, context: Context, lease: Lease, timeout_ms: int) -> SessionLease:
-        """Go on with a lease that was handed over, renewed at once.
-
-        Raises
-        ------
-        FencedError
-            If a collection has removed it.
-        """
-        held = Held(lease.lease_id, lease.session, lease.snapshot, timeout_ms, lease.owner)
-        _renew(context, held, timeout_ms)
-        _keep_renewing(context, held)
-        return cls(context, held)
-
-    def hand_over(self, timeout_ms: int | None) -> tuple[Lease, int]:
-        """Renew the lease for the last time, for another process; it, and its timeout.
-
-        Raises
-        ------
-        FencedError
-            If a collection has removed it.
-        """
-        held, context = self._held, self._context
-        context.heart.drop(held)
-        try:
-            term = _renew(context, held, timeout_ms or held.timeout_ms)
-        except BaseException:
-            _keep_renewing(context, held)
-            raise
-        self.released = True
-        return _lease(held, term), held.timeout_ms
-
-    def leave(self) -> None:
-        """Stop renewing the lease, but do not give it up."""
-        self.released = True
-        self._context.heart.drop(self._held)
 
     def move(self, session: str, snapshot_id: str) -> None:
         """Move the lease to a new id and snapshot; a parent process keeps its own."""
@@ -290,53 +252,14 @@ def take(
 
     context.roots.update_leases(change, "taking a lease", _ATTEMPTS)
     try:
-        _keep_renewing(context, held)
-    except LeaseError:
-        _give_back(context, held)
-        raise
-    return held
-
-
-def _keep_renewing(context: Context, held: Held) -> None:
-    """Renew the lease from now on.
-
-    Raises
-    ------
-    LeaseError
-        If no thread can be started.
-    """
-    try:
-        context.heart.add(held, context.runtime, partial(_beat, context))
+        context.heart.add(held, runtime, partial(_beat, context))
     except RuntimeError as error:
+        _give_back(context, held)
         raise LeaseError(
             f"no lease is held on snapshot {held.snapshot}: no thread can be started to renew it "
             f"({error}). Use fewer threads in this process, or allow it more"
         ) from error
-
-
-def _renew(context: Context, held: Held, timeout_ms: int) -> Term:
-    """Renew one lease for that time, which other processes may have taken before.
-
-    Raises
-    ------
-    FencedError
-        If it was removed.
-    SnapshotExpiredError
-        If its snapshot is no longer in history.
-    """
-    lasting = replace(held, timeout_ms=timeout_ms)
-    terms: list[Term] = []
-
-    def change(root: Root) -> Root:
-        if _name(held) not in {lease.name for lease in context.roots.leases(root)}:
-            raise _taken_away(held)
-        find_in_history(context, root, held.snapshot)
-        terms.append(_term(context, lasting))
-        return _with(root, [_lease(lasting, terms[-1])])
-
-    context.roots.update_leases(change, "renewing a lease", _ATTEMPTS)
-    held.term = terms[-1]
-    return terms[-1]
+    return held
 
 
 def _give_back(context: Context, held: Held) -> None:
@@ -386,10 +309,7 @@ def renew_all(context: Context) -> None:
         terms.clear()
         there = {lease.name for lease in context.roots.leases(root)}
         renewed = []
-        still = set(context.heart.held())
         for held in due:
-            if held not in still:
-                continue  # handed over meanwhile, for longer
             try:
                 if _name(held) not in there:
                     raise _taken_away(held)

@@ -56,8 +56,7 @@ class SessionKeys:
 
     The first 48 random bits of a session id are its lineage, which copies of the session share; the
     other 48 bits differ from copy to copy. `epoch` is the epoch of the session's claim of its
-    branch, if it has claimed it. `resumed` says that the session was detached and resumed, so that
-    it must win its claim before it commits, and `claimed` that it has tried to.
+    branch, if it has claimed it.
     """
 
     def __init__(
@@ -67,12 +66,10 @@ class SessionKeys:
         lineage: bytes | None = None,
         *,
         epoch: int | None = None,
-        resumed: bool = False,
     ) -> None:
         self._runtime = runtime
         self.start = start
         self.epoch = epoch
-        self.resumed, self.claimed = resumed, False
         self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
         self._own = self._draw()
 

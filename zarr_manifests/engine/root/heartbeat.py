@@ -148,11 +148,10 @@ class Heart:
                 raise
 
     def drop(self, held: Held) -> None:
-        """Stop renewing the lease, unless somebody else in this process goes on with it."""
+        """Stop renewing the lease."""
         with self._lock:
             self.held()
-            if self._held.get(held.lease_id) is held:
-                del self._held[held.lease_id]
+            self._held.pop(held.lease_id, None)
             if not self._held and self._cancel is not None:
                 self._cancel()
                 self._cancel = None
