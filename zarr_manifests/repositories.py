@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
@@ -20,11 +20,12 @@ from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import RecoveryReport, RestoreReport
 from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.store import workspace_of
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
+
+if TYPE_CHECKING:
+    from zarr_manifests.session import Fork, Session
 
 __all__ = [
     "create",
@@ -331,6 +332,8 @@ def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
 
 def let_others_open(session: Session | Fork) -> None:
     """Let other processes open forks of a session, though there may be no repository yet."""
+    from zarr_manifests.store import workspace_of
+
     workspace = workspace_of(session.store)
     if isinstance(workspace.storage, Unmade):  # they need the objects that it holds back
         workspace.storage.begin(object_key("chunks", workspace.keys.session_id, 0))

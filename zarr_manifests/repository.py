@@ -4,7 +4,8 @@ Each method hands over to the room of the engine that does the work, so the file
 its documentation. Invariants: if several processes create a repository at one place at once, one
 succeeds; only `save_config` changes the saved configuration; the virtual containers and caches that
 a repository was opened with go with its pickles and are never saved; opening and reading import no
-module that only commits, maintenance or imports of other formats need.
+module that only commits, maintenance or imports of other formats need; what makes no session
+imports no Zarr.
 """
 
 from __future__ import annotations
@@ -19,11 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
-from zarr_manifests.engine import commit, compact, history, upkeep
-from zarr_manifests.engine.compact.presence_index import counted_usage
-from zarr_manifests.engine.edit.contents import usage_of
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.edit.pin import Pin, SessionWriter
+from zarr_manifests.engine import commit, compact, edit, history, upkeep
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
@@ -68,10 +65,8 @@ from zarr_manifests.reports import (
     VerifyReport,
 )
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
-from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.store import ManifestStore
 from zarr_manifests.times import milliseconds
 from zarr_manifests.versions import RefName, refs_by_snapshot
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
@@ -82,6 +77,8 @@ if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.lanes import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
+    from zarr_manifests.session import Session
+    from zarr_manifests.store import ManifestStore
 
 __all__ = [
     "Repository",
@@ -294,7 +291,8 @@ class Repository:
         """
         found, view = self._refs.open(version, first=True, follow=follow)
         follow_s = follow_interval.total_seconds() if follow else None
-        return Session(Pin(SessionView(self._context, view), found.branch, follow_s))
+        contents = edit.overlay.SessionView(self._context, view)
+        return _session(edit.pin.Pin(contents, found.branch, follow_s))
 
     def writable_session(
         self,
@@ -367,7 +365,7 @@ class Repository:
         """
         lease_ms = _checked_writer(isolation, copies, lease)
         start, view = self._refs.begin(branch, claim=exclusive)
-        writer = SessionWriter(
+        writer = edit.pin.SessionWriter(
             self._context,
             view,
             branch,
@@ -377,11 +375,11 @@ class Repository:
             reporting=copies == "report",
         )
         commits = _commits_of(writer, isolation == "serializable", append_dim)
-        return Session(writer.pin, commits)
+        return _session(writer.pin, commits)
 
     def _commits(self, branch: str, *, fresh: bool = True) -> SessionCommits:
         start, view = self._refs.begin(branch, fresh=fresh)
-        return _commits_of(SessionWriter(self._context, view, branch, start))
+        return _commits_of(edit.pin.SessionWriter(self._context, view, branch, start))
 
     @contextmanager
     def transaction(
@@ -411,7 +409,7 @@ class Repository:
         collection by somebody else the first such transaction may raise `FencedError`.
         """
         commits = self._commits(branch, fresh=fresh)
-        session = Session(commits.writer.pin, commits)
+        session = _session(commits.writer.pin, commits)
         try:
             step = commits.begin(txn)
             yield session.store
@@ -857,13 +855,13 @@ class Repository:
         """
         if path is None and not estimate:
             contents = self.readonly_session(version)._contents
-            return usage_of(contents, progress or ignore)
+            return edit.contents.usage_of(contents, progress or ignore)
 
         def count() -> Usage:
             found = self._refs.resolve(version)
             view = self._context.open_branch(found.at)
             if path is not None and not estimate:
-                return counted_usage(self._context, view, path, found.branch)
+                return compact.presence_index.counted_usage(self._context, view, path, found.branch)
             usage = totals_of(view)
             if path is None:
                 return usage
@@ -1622,8 +1620,14 @@ def _reopen(
     return open_repository(storage, config, containers, options, elsewhere=True)
 
 
+def _session(pin: edit.pin.Pin, commits: SessionCommits | None = None) -> Session:
+    from zarr_manifests.session import Session  # it imports Zarr
+
+    return Session(pin, commits)
+
+
 def _commits_of(
-    writer: SessionWriter, serializable: bool = False, append_dim: str | None = None
+    writer: edit.pin.SessionWriter, serializable: bool = False, append_dim: str | None = None
 ) -> SessionCommits:
     from zarr_manifests.commits import SessionCommits  # only writers load what commits need
 

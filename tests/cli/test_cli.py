@@ -465,7 +465,8 @@ def test_an_output_without_unicode_is_no_error(url: str) -> None:
 
 
 def test_help_does_not_wait_for_heavy_packages() -> None:
-    code = "import sys, zarr_manifests.cli; print(*sys.modules)"
+    code = "import sys, typer, zarr_manifests.cli as cli; "
+    code += "[*typer.main.get_command(cli.app).commands.values()]; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "zarr_manifests.cli.demo" in done.stdout.split()
     heavy = {"pyspark", "matplotlib", "xarray", "pandas", "dask", "zarr_manifests.demo"}

@@ -41,7 +41,7 @@ def loaded(code: str, *names: str) -> list[str]:
     [
         ("import zarr_manifests", []),
         ("import zarr_manifests as zm; zm.errors.ManifestsError, dir(zm)", []),
-        ("import zarr_manifests as zm; zm.storage.Storage; zm.Repository", ["numpy", "zarr"]),
+        ("import zarr_manifests as zm; zm.storage.Storage; zm.Repository", ["numpy"]),
         ("from zarr_manifests import write", ["numpy", "xarray", "zarr"]),
         (_CALL.format("--version"), []),
         (_CALL.format("--help"), ["typer"]),
@@ -51,6 +51,15 @@ def loaded(code: str, *names: str) -> list[str]:
 def test_only_what_is_used_is_loaded(code: str, due: list[str]) -> None:
     heavy = {"numpy", "typer", "xarray", "zarr"}
     assert sorted(heavy & {*loaded(code, *heavy)}) == due
+
+
+def test_the_log_is_shown_without_zarr(tmp_path: Path) -> None:
+    url = str(tmp_path / "r")
+    zm.create(url)
+    slow = {"asyncio", "dask", "numcodecs", "pandas", "pyarrow", "xarray", "yaml", "zarr"}
+    found = {*loaded(_CALL.format(f"log', '{url}"), *slow)}
+    assert found & {*slow, "zarr_manifests.cli.demo"} == set()
+    assert "zarr_manifests.cli.log" in found
 
 
 _READ = """

@@ -308,6 +308,7 @@ def test_the_interpreter_does_not_wait_for_all_of_it(forty: MemoryStorage) -> No
     code = """
         import atexit, sys
         import zarr_manifests as zm
+        import zarr_manifests.session  # at first, since it takes long enough for all of it
         from zarr_manifests.testing import CountingStorage, LatencyStorage
         from zarr_manifests.storage import from_url
         counting = CountingStorage(LatencyStorage(from_url(sys.argv[1]), latency_s=0.1))

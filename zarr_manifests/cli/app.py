@@ -1,48 +1,99 @@
-"""The application: its verbs, `--version`, and error handling."""
+"""The application: its verbs, `--version`, and error handling.
+
+A verb's module is imported, and its command made, when the verb is called or listed: all of them
+together take longer than most calls.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
 import zarr_manifests
-from zarr_manifests.cli import (
-    cat,
-    check,
-    clone,
-    compact,
-    config,
-    demo,
-    diff,
-    du,
-    edits,
-    export,
-    import_data,
-    info,
-    layout,
-    log,
-    maintain,
-    ref_commands,
-    serve,
-    show,
-    tree,
-)
 from zarr_manifests.cli.console import ReaderGoneError, write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 __all__ = ["app"]
 
-
 _USAGE: Final[Any] = typer.BadParameter.__mro__[1]
 """What Typer raises for an invalid command; where it is imported from depends on the version."""
 
+_VERBS: Final = {
+    "Look": {
+        "log": "log.run",
+        "show": "show.run",
+        "diff": "diff.run",
+        "tree": "tree.run",
+        "cat": "cat.run",
+        "info": "info.run",
+        "du": "du.run",
+        "explain": "layout.run",
+        "serve": "serve.run",
+    },
+    "Change": {
+        "branch": "ref_commands.run_branch",
+        "tag": "ref_commands.run_tag",
+        "merge": "edits.run_merge",
+        "revert": "edits.run_revert",
+        "cherry-pick": "edits.run_cherry_pick",
+        "mv": "edits.run_mv",
+    },
+    "Move": {
+        "export": "export.run",
+        "clone": "clone.run",
+        "import": "import_data.app",
+    },
+    "Maintain": {
+        "verify": "maintain.run_verify",
+        "compact": "compact.run",
+        "clean": "maintain.run_clean",
+        "recover": "maintain.run_recover",
+        "check": "check.run",
+        "config": "config.app",
+    },
+    "Learn": {"demo": "demo.run"},
+}
+_HOMES: Final = {
+    name: (panel, home) for panel, verbs in _VERBS.items() for name, home in verbs.items()
+}
+
+
+@cache
+def _command(name: str) -> Any:
+    panel, home = _HOMES[name]
+    module, attribute = home.split(".")
+    found = getattr(import_module(f"zarr_manifests.cli.{module}"), attribute)
+    one = typer.Typer()
+    if isinstance(found, typer.Typer):
+        one.add_typer(found, name=name, rich_help_panel=panel)
+    else:
+        one.command(name, rich_help_panel=panel)(found)
+    return get_group(one).commands[name]
+
+
+class _Commands(Mapping[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
 
 class _Verbs(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": _Commands()})
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -93,43 +144,3 @@ def _options(
         # A terminal that lacks a character gets a question mark instead of a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-
-
-_VERBS: Final[dict[str, dict[str, Callable[..., None]]]] = {
-    "Look": {
-        "log": log.run,
-        "show": show.run,
-        "diff": diff.run,
-        "tree": tree.run,
-        "cat": cat.run,
-        "info": info.run,
-        "du": du.run,
-        "explain": layout.run,
-        "serve": serve.run,
-    },
-    "Change": {
-        "branch": ref_commands.run_branch,
-        "tag": ref_commands.run_tag,
-        "merge": edits.run_merge,
-        "revert": edits.run_revert,
-        "cherry-pick": edits.run_cherry_pick,
-        "mv": edits.run_mv,
-    },
-    "Move": {
-        "export": export.run,
-        "clone": clone.run,
-    },
-    "Maintain": {
-        "verify": maintain.run_verify,
-        "compact": compact.run,
-        "clean": maintain.run_clean,
-        "recover": maintain.run_recover,
-        "check": check.run,
-    },
-    "Learn": {"demo": demo.run},
-}
-for _panel, _verbs in _VERBS.items():
-    for _name, _run in _verbs.items():
-        app.command(name=_name, rich_help_panel=_panel)(_run)
-app.add_typer(import_data.app, name="import", rich_help_panel="Move")
-app.add_typer(config.app, name="config", rich_help_panel="Maintain")

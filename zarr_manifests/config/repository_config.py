@@ -36,7 +36,6 @@ from zarr_manifests.config.sections import (
     saved_values,
 )
 from zarr_manifests.config.snapshots import Snapshots
-from zarr_manifests.config.yaml_text import dump_yaml, load_yaml_lines, with_line
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.records import dataclass
 
@@ -328,6 +327,8 @@ class Config:
         inline-chunk-bytes: 512
         ...
         """
+        from zarr_manifests.config.yaml_text import dump_yaml
+
         return dump_yaml(self.to_dict())
 
     def overlaid(self, options: Mapping[str, Any]) -> Config:
@@ -380,6 +381,8 @@ class Config:
         >>> config.compaction.max_delta_count
         20
         """
+        from zarr_manifests.config.yaml_text import load_yaml_lines, with_line
+
         options, lines = load_yaml_lines(text)
         try:
             return cls.from_dict({} if options is None else options)

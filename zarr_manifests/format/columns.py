@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from numcodecs import blosc
 
 from zarr_manifests.errors import CorruptObjectError
 
@@ -59,6 +58,8 @@ def _pack(values: Column) -> tuple[int, int, bytes]:
     width = next(w for w in _WIDTHS if most < 1 << (8 * w))
     raw = values.astype(f"<u{width}").tobytes()
     if len(raw) > _BLOSC_HEADER_BYTES:
+        from numcodecs import blosc  # slow to import, and small tables do without
+
         packed = blosc.compress(raw, b"zstd", 5, blosc.BITSHUFFLE, typesize=width)
         if len(packed) < len(raw):
             return width, 1, bytes(packed)
@@ -134,6 +135,8 @@ def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.u
             len(data),
         ):
             raise CorruptObjectError("a column of a chunk table states a wrong size")
+        from numcodecs import blosc
+
         try:
             data = bytes(blosc.decompress(data))
         except RuntimeError as error:

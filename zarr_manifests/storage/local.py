@@ -30,7 +30,6 @@ before it begins.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -265,6 +264,8 @@ class LocalStorage:
             if data is not None:
                 return data
             if would_block(handle, start, length):
+                import asyncio  # slow to import, and looking around does without
+
                 return await asyncio.to_thread(self.get, key, start, length)
         return self.get(key, start, length)
 

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -186,6 +185,8 @@ class Provider:
 
 def _awaited(found: Coroutine[Any, Any, object]) -> object:
     """What it returns, from a thread of its own: this one may have a running loop."""
+    import asyncio
+
     done: Future[object] = Future()
 
     def run() -> None:

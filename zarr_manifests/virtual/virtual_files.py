@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from typing import TYPE_CHECKING, Final
@@ -109,6 +108,8 @@ class VirtualReader:
 
     async def read_source(self, source: VirtualSource, start: int, length: int) -> bytes:
         """Return bytes of a remote source, fewer only at its end. Errors are those of `read`."""
+        import asyncio
+
         container, place = self._containers.resolve(source)
         _check_room(place, length)
         storage = self._storages.get(container)

@@ -16,7 +16,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
@@ -139,6 +138,8 @@ class _Span:
                     data = await self._read_async()
             finally:
                 found.set_result(data)
+        import asyncio
+
         data = found.result() if found.done() else await asyncio.wrap_future(found)
         at = ref.offset - self._start
         return memoryview(data)[at : at + ref.length] if len(data) >= at + ref.length else None

@@ -7,7 +7,6 @@ session id that no other process uses, since a forked child draws its own before
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -223,6 +222,8 @@ class ChunkReader:
             self.keep(ref, self._virtual.checked(ref, data, length))
             return data
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
+            import asyncio
+
             return await asyncio.to_thread(self.read, ref, start, length)
         if self._cache is not None and (kept := self._cache.find(ref)) is not None:
             return kept[start : start + length]

@@ -15,15 +15,17 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.protocol import Capabilities
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["SPARE", "CoalescedReads"]
 
@@ -78,6 +80,8 @@ class CoalescedReads[K: Hashable]:
 
     async def get(self, key: K, start: int, length: int) -> bytes:
         """Like `Storage.get_async`."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         turn: _Turn[K] | None = getattr(self._here, "turn", None)
         if turn is None or turn.loop is not loop:
@@ -115,6 +119,8 @@ class CoalescedReads[K: Hashable]:
                     one.request = request
 
     async def _fetch(self, key: K, plan: RangeRequest, members: list[_Asked]) -> None:
+        import asyncio
+
         try:
             data = await self._read(key, plan.start, plan.length)
         except BaseException as error:
