@@ -295,7 +295,7 @@ def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: s
     total = amounts_of(view).get(node.node_id, NOTHING)
     chunks = total.chunks if total.chunks_exact else presence.count(node.node_id)
     nbytes = total.nbytes if total.nbytes_exact else presence.stored_bytes(node.node_id)
-    growth = changes_of(view).get(node.node_id, NOTHING).within(chunks)
+    growth = changes_of(view).get(node.node_id, NOTHING).at_most(chunks)
     found = ArrayUsage(f"/{node.path}", Amount(chunks, nbytes), growth, node.array.grid.shape)
     return Usage(view.snapshot_id, (found,), found.total, growth)
 

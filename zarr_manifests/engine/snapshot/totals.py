@@ -179,7 +179,7 @@ def counts_of_base(
         if amount.nbytes is None:
             return None
         if amount != NOTHING:
-            found.append(amount.count(node.node_id))
+            found.append(amount.to_count(node.node_id))
     return tuple(found)
 
 
@@ -347,17 +347,17 @@ class _Counter:
         change = NOTHING if cut is None or whole else self._lost(node_id, cut)
         resident = [rows for rows in tables if isinstance(rows, ChunkTable)]
         if resident:
-            change = change.plus(self._laid_over(node_id, cut, _Rows(resident), new=whole))
+            change += self._laid_over(node_id, cut, _Rows(resident), new=whole)
         boxes = () if whole else self._all_boxes(node_id)
         for rows in tables:
             if not isinstance(rows, Spilled):
                 continue
             if any(box.overlaps(rows.box) for box in boxes):
                 one = _Rows([self._fetch(rows)])
-                change = change.plus(self._laid_over(node_id, cut, one, new=False))
+                change += self._laid_over(node_id, cut, one, new=False)
             else:
-                change = change.plus(Amount(len(rows) - rows.unset, rows.nbytes))
-        return change.count(node_id, Counted.WHOLE if whole else Counted.EXACT)
+                change += Amount(len(rows) - rows.unset, rows.nbytes)
+        return change.to_count(node_id, Counted.WHOLE if whole else Counted.EXACT)
 
     def _laid_over(self, node_id: bytes, cut: Coords | None, rows: _Rows, *, new: bool) -> Amount:
         """How many chunks these rows add; `new` says that there were none before."""
@@ -496,7 +496,7 @@ def totals_of(view: SnapshotView) -> Usage:
     arrays = []
     for path, total in alive.items():
         # It cannot be more by more than there is.
-        growth = changes.get(nodes[path].node_id, NOTHING).within(total.chunks)
+        growth = changes.get(nodes[path].node_id, NOTHING).at_most(total.chunks)
         arrays.append(ArrayUsage(absolute(path), total, growth, grid_of(nodes[path])))
     return Usage(
         view.snapshot_id,

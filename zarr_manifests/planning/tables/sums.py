@@ -65,7 +65,7 @@ class Amount:
 
     _repr_html_ = report
 
-    def plus(self, other: Amount) -> Amount:
+    def __add__(self, other: Amount) -> Amount:
         """The sum of both."""
         unknown = self.nbytes is None or other.nbytes is None
         return Amount(
@@ -75,14 +75,14 @@ class Amount:
             self.nbytes_exact and other.nbytes_exact,
         )
 
-    def within(self, most: int) -> Amount:
+    def at_most(self, most: int) -> Amount:
         """The amount with a bound of at most `most` chunks."""
         if self.chunks_exact or self.chunks <= most:
             return self
         return Amount(most, self.nbytes, chunks_exact=False, nbytes_exact=self.nbytes_exact)
 
     @classmethod
-    def of(cls, count: Count) -> Amount:
+    def from_count(cls, count: Count) -> Amount:
         """The amount of a stored count."""
         return cls(
             count.chunks,
@@ -91,7 +91,7 @@ class Amount:
             not count.counted & Counted.BYTES_AT_MOST,
         )
 
-    def count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
+    def to_count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
         """The amount as a stored count of the node; its bytes must be known."""
         assert self.nbytes is not None
         if not self.chunks_exact:
@@ -108,14 +108,14 @@ def base_amounts(counts: Sequence[Count] | None, parts: Iterable[Part]) -> dict[
     """The base's amount of each node; without stored counts, upper bounds from its parts."""
     if counts is None:
         return _at_most(parts)
-    return {count.node_id: Amount.of(count) for count in counts}
+    return {count.node_id: Amount.from_count(count) for count in counts}
 
 
 def _at_most(parts: Iterable[Part]) -> dict[bytes, Amount]:
     found: dict[bytes, Amount] = {}
     for part in parts:
         more = Amount(part.count, None, chunks_exact=False, nbytes_exact=False)
-        found[part.node_id] = found.get(part.node_id, NOTHING).plus(more)
+        found[part.node_id] = found.get(part.node_id, NOTHING) + more
     return found
 
 
@@ -127,12 +127,12 @@ def lay_over(amounts: dict[bytes, Amount], entry: DeltaEntry, cut: Iterable[byte
     if entry.counts is None:
         cuts = dict.fromkeys(cut, Amount(0, None, chunks_exact=False, nbytes_exact=False))
         for node_id, more in (cuts | _at_most(entry.parts())).items():
-            amounts[node_id] = amounts.get(node_id, NOTHING).plus(more)
+            amounts[node_id] = amounts.get(node_id, NOTHING) + more
         return
     for count in entry.counts:
         flags = count.counted
         before = NOTHING if flags & Counted.WHOLE else amounts.get(count.node_id, NOTHING)
-        amounts[count.node_id] = Amount(  # `before.plus(Amount.of(count))`, twice as fast
+        amounts[count.node_id] = Amount(  # `before + Amount.from_count(count)`, twice as fast
             before.chunks + count.chunks,
             None if before.nbytes is None else before.nbytes + count.nbytes,
             before.chunks_exact and not flags & Counted.CHUNKS_AT_MOST,
@@ -143,7 +143,7 @@ def lay_over(amounts: dict[bytes, Amount], entry: DeltaEntry, cut: Iterable[byte
 def difference(before: Amount, after: Amount, count: Count) -> Amount:
     """How much a commit with this count of a node adds to its amount."""
     if not count.counted & Counted.WHOLE:
-        return Amount.of(count)
+        return Amount.from_count(count)
     # Without an exact number before, nothing can be subtracted: all of the new number is the bound.
     chunks = after.chunks - (before.chunks if before.chunks_exact else 0)
     known = before.nbytes_exact and before.nbytes is not None
@@ -176,8 +176,8 @@ def merged_counts(
                 found[count.node_id] = count
                 continue
             whole = old.counted & Counted.WHOLE
-            both = Amount.of(old).plus(Amount.of(count))
-            found[count.node_id] = both.count(count.node_id, whole)
+            both = Amount.from_count(old) + Amount.from_count(count)
+            found[count.node_id] = both.to_count(count.node_id, whole)
     return tuple(
         count
         for node_id, count in found.items()
@@ -193,7 +193,7 @@ def alive_amounts(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dic
             continue
         amount = amounts.get(node.node_id, NOTHING)
         if not amount.chunks_exact:
-            amount = amount.within(_most(node))
+            amount = amount.at_most(_most(node))
         found[node.path] = amount
     return found
 
@@ -202,7 +202,7 @@ def sum_of(amounts: Iterable[Amount]) -> Amount:
     """The sum of the amounts."""
     total = NOTHING
     for amount in amounts:
-        total = total.plus(amount)
+        total += amount
     return total
 
 
@@ -222,7 +222,7 @@ def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str,
         if amount is None:
             continue
         if not amount.chunks_exact:
-            amount = amount.within(_most(node))
+            amount = amount.at_most(_most(node))
             chunks_exact = False
         chunks += amount.chunks
         nbytes += amount.nbytes or 0
