@@ -340,7 +340,7 @@ def test_cost_follows_the_change_and_no_base_manifest_is_read(mode: Literal["log
     costs = []
     for rows in (2_000, 40_000):
         storage = MemoryStorage()
-        repository = zm.create(storage, {"max-delta-count": 7})
+        repository = zm.create(storage, {"compaction": {"max-delta-count": 7}})
         session = repository.writable_session("main")
         make(session, "big", (rows,))
         for i in range(rows):

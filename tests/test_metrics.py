@@ -154,7 +154,7 @@ def test_conflicts_and_retries() -> None:
 
 
 def test_compactions_and_merged_refs() -> None:
-    repository = with_array(zm.create(MemoryStorage(), {"max-delta-count": 4}))
+    repository = with_array(zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 4}}))
     for commit in range(6):
         with repository.transaction(message="chunks") as store:
             put(store, f"a/c/{commit}", b"1")
@@ -294,7 +294,7 @@ def test_a_forked_child_starts_at_zero() -> None:
 
 def test_one_line_for_each_commit_and_compaction(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "zarr_manifests.operations")
-    repository = with_array(zm.create(MemoryStorage(), {"max-delta-count": 2}))
+    repository = with_array(zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 2}}))
     with repository.transaction(message="chunks") as store:
         for i in range(3):
             put(store, f"a/c/{i}", b"1")

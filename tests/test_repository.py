@@ -163,10 +163,10 @@ def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> 
 
 
 def test_open_makes_one_if_asked_to_and_opens_it_afterwards(tmp_path: Path) -> None:
-    first = zm.open(tmp_path / "r", {"max-delta-count": 7}, create=True)
+    first = zm.open(tmp_path / "r", {"compaction": {"max-delta-count": 7}}, create=True)
     second = zm.open(tmp_path / "r", create=True)
     assert context_of(first).repository_id == context_of(second).repository_id
-    assert second.config.max_delta_count == 7
+    assert second.config.compaction.max_delta_count == 7
 
 
 def test_racing_creates_have_one_winner() -> None:
@@ -209,7 +209,7 @@ def test_storage_that_cannot_swap_is_read_only() -> None:
 
 
 def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
-    repository = zm.create(tmp_path / "r", {"max-delta-count": 9})
+    repository = zm.create(tmp_path / "r", {"compaction": {"max-delta-count": 9}})
     commit_value(repository, "k", b"v")
     again = pickle.loads(pickle.dumps(repository))
     assert context_of(again).repository_id == context_of(repository).repository_id
@@ -222,13 +222,13 @@ def test_pickled_repository_opens_the_same_place(tmp_path: Path) -> None:
 
 def test_configuration_is_saved_and_overlaid_when_opened() -> None:
     storage = MemoryStorage()
-    saved = Config(inline_chunk_bytes=7, max_delta_count=8)
+    saved = Config.from_dict({"inline-chunk-bytes": 7, "compaction": {"max-delta-count": 8}})
     zm.create(storage, saved)
     assert zm.open(storage).config == saved
-    overlaid = zm.open(storage, {"max_delta_count": 9})
-    assert overlaid.config == replace(saved, max_delta_count=9)
-    replaced = zm.open(storage, Config(commit_attempts=3))
-    assert replaced.config == Config(commit_attempts=3)
+    overlaid = zm.open(storage, {"compaction": {"max-delta-count": 9}})
+    assert overlaid.config == saved.overlaid({"compaction": {"max-delta-count": 9}})
+    replaced = zm.open(storage, Config(inline_chunk_bytes=3))
+    assert replaced.config == Config(inline_chunk_bytes=3)
     assert zm.open(storage).config == saved
 
 
@@ -240,7 +240,7 @@ def test_unknown_option_is_refused_before_anything_is_written(name: str) -> None
     before = [*storage.list()]
     make = partial(zm.open, create=True) if name == "open or create" else getattr(zm, name)
     with pytest.raises(ConfigError, match="compression: unknown option"):
-        make(storage, {"compression": "zip", "max-delta-count": 0})
+        make(storage, {"compression": "zip", "compaction": {"max-delta-count": 0}})
     assert [*storage.list()] == before
 
 
@@ -407,7 +407,7 @@ def test_a_tag_keeps_its_snapshot_in_history(repository: Repository) -> None:
 
 
 def test_refs_keep_working_after_a_fold() -> None:
-    repository = zm.create(MemoryStorage(), {"max-delta-count": 2})
+    repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 2}})
     ids = [commit_value(repository, "k", bytes([i])) for i in range(7)]
     repository.create_branch("old", ids[2])
     repository.create_tag("older", ids[0])
@@ -475,7 +475,7 @@ def test_unknown_snapshots(repository: Repository) -> None:
 
 
 def test_a_readonly_session_is_stable_while_others_commit() -> None:
-    repository = zm.create(MemoryStorage(), {"max-delta-count": 3})
+    repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 3}})
     for i in range(4):
         commit_value(repository, f"k{i}", bytes([i]))
     session = repository.readonly_session("main")
@@ -569,7 +569,7 @@ def test_diff(repository: Repository) -> None:
 
 
 def test_diff_across_a_fold() -> None:
-    repository = zm.create(MemoryStorage(), {"max-delta-count": 2})
+    repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 2}})
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
     assert array.nchunks == 9

@@ -18,6 +18,7 @@ from zarr_manifests.config import (
     CacheOptions,
     ChunkManifests,
     Commits,
+    Compaction,
     Interval,
     ManifestSet,
     Rule,
@@ -53,13 +54,17 @@ def test_configuration_is_saved_for_whoever_opens_from_now_on() -> None:
 
 def test_saving_options_changes_only_these_of_what_is_saved() -> None:
     storage = MemoryStorage()
-    zm.create(storage, {"max-delta-count": 5})
+    zm.create(storage, {"compaction": {"max-delta-count": 5}})
     overlaid = zm.open(storage, {"inline-chunk-bytes": 0})
     zm.open(storage).save_config({"commits": {"attempts": 6}})
     saved = overlaid.save_config({"pack_bytes": 7})
-    assert saved == Config(max_delta_count=5, commit_attempts=6, pack_bytes=7)
+    assert saved == Config(
+        compaction=Compaction(max_delta_count=5), commits=Commits(attempts=6), pack_bytes=7
+    )
     assert zm.open(storage).config == saved
-    assert overlaid.config == Config(0, 5, pack_bytes=7), "the overlay stays in use"
+    assert overlaid.config == Config(0, compaction=Compaction(max_delta_count=5), pack_bytes=7), (
+        "the overlay stays in use"
+    )
     assert overlaid.save_config() == overlaid.config == zm.open(storage).config
 
 

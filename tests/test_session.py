@@ -297,7 +297,7 @@ def test_many_rebases_in_a_row(repository: Repository) -> None:
 
 
 def test_racing_threads_lose_no_commit() -> None:
-    repository = with_array(zm.create(MemoryStorage(), {"max-delta-count": 6}))
+    repository = with_array(zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 6}}))
 
     def work(worker: int) -> list[str]:
         ids = []
@@ -514,7 +514,7 @@ def test_untouched_manifests_keep_their_keys() -> None:
 def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """And reads, shrinks, grows and folds on as if it were whole."""
     manifests = {"sets": [{"default": {"max-manifest-size": 7}}], "rules": []}
-    config = {"max-delta-count": 1, "chunk-manifests": manifests}
+    config = {"compaction": {"max-delta-count": 1}, "chunk-manifests": manifests}
     repository = zm.create(MemoryStorage(), config)
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9, 5), chunks=(1, 1), dtype="u1")
@@ -542,9 +542,9 @@ def test_a_large_array_is_split_into_leaves(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_commits_of_others_during_a_fold_stay_on_top() -> None:
-    repository = zm.create(MemoryStorage(), {"max-delta-count": 3})
+    repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 3}})
     with_array(repository)
-    other = zm.open(repository.storage, {"max-delta-count": 1000})
+    other = zm.open(repository.storage, {"compaction": {"max-delta-count": 1000}})
     raced = []
 
     def race(name: str) -> None:
@@ -587,7 +587,9 @@ def head_ref(repository: Repository, generation: int) -> Any:
 def test_a_commit_is_put_on_top_of_a_fold(change: str) -> None:
     repository = folding()
     session = repository.writable_session("main")  # begins before the fold
-    writer = zm.open(repository.storage, {"max-delta-count": 1}).writable_session("main")
+    writer = zm.open(repository.storage, {"compaction": {"max-delta-count": 1}}).writable_session(
+        "main"
+    )
     if change == "chunk":
         put(writer, "a/c/1", b"w")
         writer.commit("and fold")
@@ -673,7 +675,7 @@ def test_a_fold_behind_the_fence_is_dropped() -> None:
 
 def test_the_commit_stands_if_the_fold_fails(caplog: pytest.LogCaptureFixture) -> None:
     storage = MemoryStorage()
-    with_array(zm.create(storage, {"max-delta-count": 3}))
+    with_array(zm.create(storage, {"compaction": {"max-delta-count": 3}}))
     faulty = FaultyStorage(storage, [Fault("fail_before", op="create", key="nodes/*")])
     session = zm.open(faulty).writable_session("main")
     for i in range(2):
@@ -689,7 +691,7 @@ def test_the_commit_stands_if_the_fold_fails(caplog: pytest.LogCaptureFixture) -
 
 def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
     storage = MemoryStorage()
-    with_array(zm.create(storage, {"max-delta-count": 2}))
+    with_array(zm.create(storage, {"compaction": {"max-delta-count": 2}}))
     swaps = []
 
     def interrupt(name: str) -> None:
@@ -715,12 +717,12 @@ def test_an_interrupted_fold_leaves_the_session_at_its_commit() -> None:
 def test_a_commit_that_landed_is_acknowledged_even_if_it_cannot_be_opened() -> None:
     """As when what it is based on has been dropped from the cache and cannot be read again."""
     storage = MemoryStorage()
-    with_array(zm.create(storage, {"max-delta-count": 1}))
+    with_array(zm.create(storage, {"compaction": {"max-delta-count": 1}}))
     base = zm.open(storage).writable_session("main")
     put(base, "a/c/0", b"1")
     base.commit("fold")
     faulty = FaultyStorage(storage, [Fault("fail_before", op="get", key="nodes/*", count=None)])
-    repository = zm.open(faulty, {"max-delta-count": 50})
+    repository = zm.open(faulty, {"compaction": {"max-delta-count": 50}})
     session = repository.writable_session("main")
     context_of(repository).objects.cache.max_size = 0
     for branch in (root := context_of(repository).roots.latest.root).branches.values():

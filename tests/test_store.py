@@ -158,7 +158,7 @@ def test_zarr_hierarchy_machine_with_commits_between() -> None:
 
     class Committing(ZarrHierarchyStateMachine):
         def __init__(self) -> None:
-            self.repository = zm.create(MemoryStorage(), {"max-delta-count": 3})
+            self.repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 3}})
             self.session = self.repository.writable_session("main")
             super().__init__(self.session.store)
             self.steps = 0
@@ -192,7 +192,7 @@ def test_arrays_of_format_2_that_zarr_draws(data: st.DataObject) -> None:
         )
     )
     due = {key: value.to_bytes() for key, value in model._store_dict.items()}
-    repository = zm.create(MemoryStorage(), {"max-delta-count": 1})
+    repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 1}})
     session = repository.writable_session("main")
     for key in data.draw(st.permutations(sorted(due))):
         session.store.set_sync(key, _buffer(due[key]))
@@ -251,7 +251,7 @@ def test_sync_calls_from_many_threads(tmp_path: Path, kind: str) -> None:
 
 def test_threads_write_while_the_session_commits() -> None:
     """No write is lost between two commits."""
-    repository = zm.create(MemoryStorage(), {"max-delta-count": 4})
+    repository = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 4}})
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="a", shape=(400,), chunks=(1,), dtype="u1")
     session.commit("array")

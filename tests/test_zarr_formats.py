@@ -43,7 +43,10 @@ def _data_types_without_a_v3_specification() -> Iterator[None]:
 
 @pytest.fixture(params=["memory", "local", "remote", "folding"])
 def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
-    config = {"inline-chunk-bytes": 16, "max-delta-count": 1 if request.param == "folding" else 50}
+    config = {
+        "inline-chunk-bytes": 16,
+        "compaction": {"max-delta-count": 1 if request.param == "folding" else 50},
+    }
     storage: Storage = MemoryStorage()
     if request.param == "local":
         storage = LocalStorage(tmp_path / "repository")

@@ -35,7 +35,7 @@ def merge(
     """Merge a version into a branch; `described` has the commit's message and metadata."""
     check_policy(policy)
     context, due = refs.context, refs.fixed(source)
-    attempts = context.config.commit_attempts
+    attempts = context.config.commits.attempts
     moves = fast_forward and described == (None, None)
     for attempt in range(attempts):
         commits, planned = _planned(context, into, due)

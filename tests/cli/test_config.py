@@ -21,14 +21,16 @@ def call(*arguments: object, given: bytes | None = None) -> Result:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     path = tmp_path / "repository"
-    zm.create(path, {"max-delta-count": 7})
+    zm.create(path, {"compaction": {"max-delta-count": 7}})
     return str(path)
 
 
 def test_show_prints_yaml_that_can_be_applied(url: str, tmp_path: Path) -> None:
     shown = call("show", url)
     assert shown.exit_code == 0
-    assert zm.Config.from_yaml(shown.stdout) == zm.Config(max_delta_count=7)
+    assert zm.Config.from_yaml(shown.stdout) == zm.Config.from_dict(
+        {"compaction": {"max-delta-count": 7}}
+    )
     other = tmp_path / "other"
     zm.create(other)
     assert call("apply", other, "-", given=shown.stdout_bytes).exit_code == 0
@@ -47,7 +49,7 @@ def test_set_changes_and_saves_options(url: str) -> None:
     assert (done.exit_code, done.output) == (0, "")
     config = zm.open(url).config
     assert (config.commits.mode, config.commits.attempts) == ("rewrite", 3)
-    assert (config.inline_chunk_bytes, config.max_delta_count) == (1_000, 7)
+    assert (config.inline_chunk_bytes, config.compaction.max_delta_count) == (1_000, 7)
     assert config.chunk_manifests.preload.arrays == (".*/time",)
 
 
@@ -99,7 +101,7 @@ def test_apply_saves_nothing_of_a_file_with_faults(url: str, tmp_path: Path) -> 
     assert call("apply", url, file).exit_code == 0
     config = zm.open(url).config
     assert config.commits.mode == "rewrite"
-    assert config.max_delta_count == 50, "what the file leaves out has its default"
+    assert config.compaction.max_delta_count == 50, "what the file leaves out has its default"
 
 
 def test_a_file_that_is_too_large_or_cannot_be_read(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ MORE = {
 @pytest.mark.parametrize("verb", WITH_URL)
 def test_options_reach_the_storage(verb: str, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("max-delta-count: 7\n")
+    config.write_text("pack-bytes: 7\n")
     more = (config,) if verb == "config apply" else MORE.get(verb, ())
     found = call(*verb.split(), "s3://bucket/winds", *more, "--option", "regoin=eu-west-1")
     assert "regoin: unknown storage option; s3:// takes region" in found.stderr

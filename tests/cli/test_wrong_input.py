@@ -23,7 +23,7 @@ AFTER: dict[str, tuple[str, ...]] = {
     "merge": ("main",),
     "clone": ("$new",),
     "export": ("$new",),
-    "config set": ("max-delta-count=7",),
+    "config set": ("pack-bytes=7",),
     "config apply": ("$config",),
 }
 """What these verbs need beside a URL."""
@@ -190,7 +190,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     with repo.transaction(message="make t") as store:
         zarr.create_array(store, name="t", shape=(4,), chunks=(2,), dtype="i4")[:] = 7
     repo.create_tag("v1")
-    (tmp_path / "config").write_text("max-delta-count: 7\n")
+    (tmp_path / "config").write_text("pack-bytes: 7\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.tex").write_text("years of work")
     zarr.create_array(tmp_path / "plain", shape=(1,), dtype="i4")

@@ -15,7 +15,7 @@ from zarr_manifests.config.repository_config import config_of_root
 from zarr_manifests.error_cases import ConfigError
 
 WRONG = """
-max-delta-count: 0
+pack-bytes: 0
 compaction: {interval: 4}
 commits: {mode: deltas}
 colour: blue
@@ -45,7 +45,7 @@ chunk-manifests:
 """
 
 FAULTS = [
-    "max-delta-count: 0 is not within 1 to 1000",
+    "pack-bytes: 0 is not within 1 to 1073741824",
     "compaction.interval: unknown option; did you mean interval-commits?",
     "commits.mode: 'deltas' is not one of delta, rewrite",
     "colour: unknown option; known are cache, chunk-manifests, commits, compaction, inline-chunk-",

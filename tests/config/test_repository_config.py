@@ -31,7 +31,8 @@ from zarr_manifests.errors import InvalidArgumentError
     st.integers(1, 1 << 30),
 )
 def test_round_trip(inline: int, deltas: int, attempts: int, small: int, pack: int) -> None:
-    config = Config(inline, deltas, attempts, small, pack)
+    commits, compaction = Commits(attempts=attempts), Compaction(max_delta_count=deltas)
+    config = Config(inline, small, pack, commits=commits, compaction=compaction)
     assert Config.from_dict(config.to_dict()) == config
     underscored = {name.replace("-", "_"): value for name, value in config.to_dict().items()}
     assert Config.from_dict(underscored) == config
@@ -71,27 +72,9 @@ def test_a_mode_is_read_in_any_case_and_written_in_lower_case(mode: str) -> None
     assert config.commits.mode == "delta"
 
 
-def test_options_that_stood_outside_of_sections_are_read_there() -> None:
-    """As texts from before there were sections have them."""
-    old = {
-        "inline-chunk-bytes": 1,
-        "max-delta-count": 2,
-        "commit-attempts": 3,
-        "pack-chunk-bytes": 4,
-        "pack-bytes": 5,
-    }
-    config = Config.from_dict(old)
-    assert config == Config(1, 2, 3, 4, 5)
-    assert (config.compaction.max_delta_count, config.commits.attempts) == (2, 3)
-    assert (config.max_delta_count, config.commit_attempts) == (2, 3)
-    assert config.commits.mode == "delta"
-    assert config.chunk_manifests == ChunkManifests()
-    assert Config(commits=Commits("rewrite"), commit_attempts=7).commits == Commits("rewrite", 7)
-
-
 def test_what_is_left_out_has_its_default() -> None:
     assert Config.from_dict({}) == Config()
-    assert Config.from_dict({"max-delta-count": 3}).inline_chunk_bytes == 512
+    assert Config.from_dict({"pack-bytes": 3}).inline_chunk_bytes == 512
 
 
 @pytest.mark.parametrize(
@@ -99,14 +82,29 @@ def test_what_is_left_out_has_its_default() -> None:
     [
         ({"inline-chunk-bytes": -1}, "inline-chunk-bytes: -1 is not within 0 to 65536"),
         ({"inline-chunk-bytes": 65_537}, "inline-chunk-bytes: 65537 is not within"),
-        ({"max-delta-count": 0}, "max-delta-count: 0 is not within 1 to 1000"),
-        ({"commit-attempts": 0}, "commit-attempts: 0 is not within"),
+        (
+            {"compaction": {"max-delta-count": 0}},
+            "compaction.max-delta-count: 0 is not within 1 to 1000",
+        ),
+        ({"max-delta-count": 3}, "max-delta-count: unknown option"),
         ({"pack-bytes": 0}, "pack-bytes: 0 is not within 1 to 1073741824"),
         ({"pack-chunk-bytes": 67_108_865}, "pack-chunk-bytes: 67108865 is not within 0 to"),
-        ({"max-delta-count": "3"}, "max-delta-count: expected a whole number, got '3'"),
-        ({"max-delta-count": True}, "max-delta-count: expected a whole number, got True"),
-        ({"max-delta-count": 3.0}, "max-delta-count: expected a whole number"),
-        ({"max-delta-count": None}, "max-delta-count: expected a whole number"),
+        (
+            {"compaction": {"max-delta-count": "3"}},
+            "compaction.max-delta-count: expected a whole number, got '3'",
+        ),
+        (
+            {"compaction": {"max-delta-count": True}},
+            "compaction.max-delta-count: expected a whole number, got True",
+        ),
+        (
+            {"compaction": {"max-delta-count": 3.0}},
+            "compaction.max-delta-count: expected a whole number",
+        ),
+        (
+            {"compaction": {"max-delta-count": None}},
+            "compaction.max-delta-count: expected a whole number",
+        ),
         ({"max-deltas": 3}, "max-deltas: unknown option; known are cache, chunk-manifests, com"),
         ({"inline_chunk_byte": 3}, "inline_chunk_byte: unknown option; did you mean inline-chunk-"),
         ({5: 3}, "5: unknown option"),
@@ -153,23 +151,22 @@ def test_faults_name_their_place(options: dict[Any, Any], problem: str) -> None:
 
 def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        Config.from_dict({"a": 1, "b": 2, "max-delta-count": 0, "commit_attempts": "x"})
+        Config.from_dict({"a": 1, "b": 2, "pack-bytes": 0, "spill_refs": "x"})
     assert len(caught.value.problems) == 4
     assert all(problem in str(caught.value) for problem in caught.value.problems)
 
 
 def test_it_cannot_be_built_invalid_nor_changed() -> None:
     with pytest.raises(InvalidArgumentError):
-        Config(max_delta_count=0)
+        Config(pack_bytes=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().pack_bytes = 1  # type: ignore[misc]
 
 
 def test_faults_of_arguments_are_all_reported() -> None:
     with pytest.raises(ConfigError) as caught:
-        Config(-1, 0, 0, compaction=3, chunk_manifests={})  # type: ignore[arg-type]
+        Config(-1, compaction=3, chunk_manifests={})  # type: ignore[arg-type]
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [
-        "commit-attempts",
         "inline-chunk-bytes",
         "compaction",
         "chunk-manifests",
@@ -202,7 +199,7 @@ SAVED = Config(
 
 
 def test_an_overlay_goes_into_sections() -> None:
-    found = SAVED.overlaid({"commits": {"attempts": 3}, "max-delta-count": 4})
+    found = SAVED.overlaid({"commits": {"attempts": 3}, "compaction": {"max-delta-count": 4}})
     assert found.commits == Commits("rewrite", 3)
     assert found.compaction == Compaction(max_delta_count=4)
     assert found.chunk_manifests == SAVED.chunk_manifests

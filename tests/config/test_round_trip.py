@@ -256,7 +256,7 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(config_schema())
 
 
-@pytest.mark.parametrize("example", [LONG, SHORT, "chunk-manifests:", "max-delta-count: 3"])
+@pytest.mark.parametrize("example", [LONG, SHORT, "chunk-manifests:", "pack-bytes: 3"])
 def test_the_schema_accepts_the_examples(example: str) -> None:
     SCHEMA.validate(yaml.safe_load(example))
 

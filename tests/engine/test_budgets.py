@@ -175,7 +175,7 @@ def test_a_delta_is_compared_with_its_entry_once_for_all_arrays(
 
 def test_small_repository_opens_in_one_request_after_a_fold() -> None:
     storage = small_repository(3)
-    session = zm.open(storage, {"max-delta-count": 1}).writable_session("main")
+    session = zm.open(storage, {"compaction": {"max-delta-count": 1}}).writable_session("main")
     put(session, "t2m/c/0/0/0", b"x" * 4000)
     session.commit("and fold")
     assert next(zm.open(storage).ancestry()).kind == "rewrite"
@@ -244,7 +244,7 @@ def test_opening_costs_the_same_with_a_long_history() -> None:
 
 def test_opening_does_not_touch_the_manifests_of_big_arrays() -> None:
     storage = MemoryStorage()
-    repository = zm.create(storage, {"max-delta-count": 1})
+    repository = zm.create(storage, {"compaction": {"max-delta-count": 1}})
     session = repository.writable_session("main")
     group = zarr.create_group(session.store)
     group.create_array("x", data=np.arange(9000.0), chunks=(9000,), dimension_names=("x",))
@@ -391,7 +391,7 @@ def _bytes_of_an_append(chunks: int) -> int:
     for i in range(chunks):
         put(session, f"a/c/{i}", i.to_bytes(4, "little"))
     session.commit("base")
-    session = zm.open(storage, {"max-delta-count": 1}).writable_session("main")
+    session = zm.open(storage, {"compaction": {"max-delta-count": 1}}).writable_session("main")
     array = zarr.open_array(session.store, path="a")
     array.resize((chunks + 10,))
     session.commit("fold")

@@ -53,7 +53,7 @@ from zarr_manifests.testing import (
 )
 
 NOW = timedelta(0)
-CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
+CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"max-delta-count": 10}}
 
 
 class Clock:

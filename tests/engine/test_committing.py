@@ -174,8 +174,8 @@ def test_a_branch_that_was_deleted_here_and_made_again_elsewhere() -> None:
 def test_a_branch_that_is_reset_before_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session goes on from its own commit, and finds the reset out at the next."""
     storage = MemoryStorage()
-    repository = seed(zm.create(storage, {"max-delta-count": 2}))
-    patient = zm.open(storage, {"max-delta-count": 99})
+    repository = seed(zm.create(storage, {"compaction": {"max-delta-count": 2}}))
+    patient = zm.open(storage, {"compaction": {"max-delta-count": 99}})
     patient.create_branch("side")
     with patient.transaction("side", message="side") as store:
         store.set_sync("a/c/3", cpu.Buffer.from_bytes(b"side"))
@@ -204,7 +204,7 @@ def test_as_of_finds_nothing_that_was_committed_later() -> None:
     now = [1_000]
     storage = MemoryStorage()
     clock = replace(SYSTEM, now_ms=lambda: now[0])
-    seed(zm.create(storage, {"max-delta-count": 4}, runtime=clock))
+    seed(zm.create(storage, {"compaction": {"max-delta-count": 4}}, runtime=clock))
 
     def overtake() -> None:
         now[0] = 9_000

@@ -161,7 +161,11 @@ class World:
         """A commit that is followed by the compaction that it makes due."""
         rewrite = bool(self.rng.random() < 0.5)
         config: dict[str, Any] = {"commits": {"mode": "rewrite" if rewrite else "delta"}}
-        config["compaction"] = {"mode": "auto", "max-delta-count": 3, "size-ratio": 0.3}
+        config["compaction"] = {
+            "mode": "auto",
+            "max-delta-count": 3,
+            "size-ratio": 0.3,
+        }
         repository = zm.open(self.storage, config)
         before = self.repository.list_branches()["main"]
         self.commit(repository)

@@ -84,7 +84,7 @@ class Seeded:
 
     def __init__(self) -> None:
         self.storage = MemoryStorage()
-        repository = zm.create(self.storage, {"max-delta-count": 3})
+        repository = zm.create(self.storage, {"compaction": {"max-delta-count": 3}})
         session = repository.writable_session("main")
         group = zarr.create_group(session.store)
         group.create_array("a", shape=(90,), chunks=(1,), dtype="u1")

@@ -68,7 +68,11 @@ def name_of(what: str, i: int) -> str:
 def make(seed: int, commits: int = 26, notes: int = 40, deltas: int = 12) -> MemoryStorage:
     """A repository with every kind of object; repositories of two seeds differ in all values."""
     storage = MemoryStorage()
-    config = {"max-delta-count": deltas, "inline-chunk-bytes": 16, "pack-chunk-bytes": 400}
+    config = {
+        "compaction": {"max-delta-count": deltas},
+        "inline-chunk-bytes": 16,
+        "pack-chunk-bytes": 400,
+    }
     clock = itertools.count(START_MS, 60_000)
     repository = zm.create(storage, config, runtime=runtime(at_ms=clock))
     rng = np.random.default_rng(seed)

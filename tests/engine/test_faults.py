@@ -97,7 +97,7 @@ def contents(session: Session) -> dict[str, bytes]:
 
 def seed(storage: Storage, max_delta_count: int = 50) -> None:
     """A repository with an array and two chunks, and packs of one chunk each."""
-    config = {"max-delta-count": max_delta_count, "pack-bytes": 3000}
+    config = {"compaction": {"max-delta-count": max_delta_count}, "pack-bytes": 3000}
     session = zm.create(storage, config, runtime=RUNTIME).writable_session("main")
     zarr.create_array(session.store, name="a", shape=(9,), chunks=(1,), dtype="u1")
     put(session, "a/c/0", b"old")

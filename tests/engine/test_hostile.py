@@ -129,7 +129,9 @@ class Seeded:
         self.contents = contents(open_(storage).readonly_session())
 
     def _build(self, storage: MemoryStorage) -> None:
-        repository = zm.create(storage, {"max-delta-count": 3}, virtual_containers=CONTAINERS)
+        repository = zm.create(
+            storage, {"compaction": {"max-delta-count": 3}}, virtual_containers=CONTAINERS
+        )
         session = repository.writable_session("main")
         group = zarr.create_group(session.store)
         a = group.create_array("a", shape=(90,), chunks=(1,), dtype="u1", compressors=None)
@@ -211,7 +213,7 @@ def big(session: Session, seed: int) -> None:
 
 
 def open_(storage: Any) -> Repository:
-    return zm.open(storage, {"max-delta-count": 100}, virtual_containers=CONTAINERS)
+    return zm.open(storage, {"compaction": {"max-delta-count": 100}}, virtual_containers=CONTAINERS)
 
 
 def contents(session: Session) -> dict[str, bytes]:
@@ -269,7 +271,7 @@ def uses(storage: Any, seeded: Seeded) -> list[Callable[[], object]]:
         contents(held)
 
     def fold() -> None:
-        repository = zm.open(storage, {"max-delta-count": 1})
+        repository = zm.open(storage, {"compaction": {"max-delta-count": 1}})
         held = repository.writable_session("main")
         put(held, "note.txt", b"fold")
         held.commit("and fold")

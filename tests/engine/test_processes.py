@@ -63,7 +63,7 @@ def _make(path: Path, n: int, **config: Any) -> Repository:
 @pytest.mark.slow
 def test_no_acknowledged_commit_of_racing_processes_is_lost(tmp_path: Path) -> None:
     total = _WORKERS * _COMMITS
-    repository = _make(tmp_path / "r", total, max_delta_count=30)
+    repository = _make(tmp_path / "r", total, compaction={"max-delta-count": 30})
     spawn = multiprocessing.get_context("spawn")
     acknowledged: Queue[str] = spawn.Queue()
     workers = [
@@ -99,7 +99,7 @@ def _commit_for_ever(path: str, acknowledged: Queue[str]) -> None:
 def test_a_killed_process_leaves_the_repository_readable_and_unlocked(
     tmp_path: Path, after: int
 ) -> None:
-    repository = _make(tmp_path / "r", 10_000, max_delta_count=4)
+    repository = _make(tmp_path / "r", 10_000, compaction={"max-delta-count": 4})
     fork = multiprocessing.get_context("spawn")
     acknowledged: Queue[str] = fork.Queue()
     victim = fork.Process(target=_commit_for_ever, args=(str(tmp_path / "r"), acknowledged))

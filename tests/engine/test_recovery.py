@@ -24,7 +24,7 @@ from zarr_manifests.store import contents_of
 from zarr_manifests.testing import Fault, FaultyStorage, copy_of, in_order
 
 NOW = timedelta(0)
-CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "max-delta-count": 10}
+CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"max-delta-count": 10}}
 
 
 def make(storage: MemoryStorage) -> Repository:

@@ -85,7 +85,7 @@ def table(first: int, source: str, number: int) -> ChunkTable:
 
 def put_base(storage: MemoryStorage) -> None:
     """A base with the million references, as a fold would leave it, made without writing each."""
-    repository = zm.open(storage, {"max-delta-count": 1})
+    repository = zm.open(storage, {"compaction": {"max-delta-count": 1}})
     session = repository.writable_session("main")
     put(session, "v0/c/0", b"small")
     session.commit("and fold")
@@ -138,7 +138,7 @@ def put_base(storage: MemoryStorage) -> None:
 @pytest.fixture(scope="module")
 def large() -> MemoryStorage:
     storage = MemoryStorage()
-    repository = zm.create(storage, {"max-delta-count": 100})
+    repository = zm.create(storage, {"compaction": {"max-delta-count": 100}})
     arrays(repository)
     put_base(storage)
     repository.create_tag("base")

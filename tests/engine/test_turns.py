@@ -27,7 +27,7 @@ WORKERS, COMMITS = 4, 12
 
 
 def made(place: Any, **config: Any) -> Repository:
-    repository = zm.create(place, {"max_delta_count": 1000, **config})
+    repository = zm.create(place, {"compaction": {"max-delta-count": 1000}, **config})
     session = repository.writable_session()
     zarr.create_array(session.store, name="a", shape=(64, 8), chunks=(1, 8), dtype="u1")
     session.commit("array")
@@ -267,7 +267,7 @@ def test_a_forked_child_has_no_part_in_its_parents_turn(tmp_path: Path) -> None:
 
 
 def test_only_one_compacts_at_a_time(tmp_path: Path) -> None:
-    repository = made(tmp_path / "r", max_delta_count=3)
+    repository = made(tmp_path / "r", compaction={"max-delta-count": 3})
     turn = LocalStorage(tmp_path / "r").turn("compaction")
     assert turn.take()
     for row in range(6):
@@ -311,7 +311,7 @@ def test_a_compaction_swaps_in_its_turn_after_all_else_is_written(tmp_path: Path
 
 
 def test_a_compaction_that_was_stopped_does_not_stop_all_others(tmp_path: Path) -> None:
-    repository = made(tmp_path / "r", max_delta_count=3)
+    repository = made(tmp_path / "r", compaction={"max-delta-count": 3})
     turn = LocalStorage(tmp_path / "r").turn("compaction")
     assert turn.take()
     for row in range(40):

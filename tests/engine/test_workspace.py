@@ -156,7 +156,11 @@ _values = st.binary(max_size=8)
 class Machine(RuleBasedStateMachine):
     @initialize(deltas=st.integers(1, 4))
     def start(self, deltas: int) -> None:
-        config = {"inline-chunk-bytes": 4, "max-delta-count": deltas, "pack-bytes": 20}
+        config = {
+            "inline-chunk-bytes": 4,
+            "compaction": {"max-delta-count": deltas},
+            "pack-bytes": 20,
+        }
         self.storage = MemoryStorage()
         self.repository = zm.create(self.storage, config)
         self.session = self.repository.writable_session("main")

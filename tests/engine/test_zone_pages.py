@@ -206,8 +206,12 @@ def test_pages_that_cannot_be_read_are_as_if_absent(what: str, how: str) -> None
 
 
 _OFTEN = {
-    "compaction": {"mode": "auto", "min-delta-count": 4, "interval-commits": 8},
-    "max-delta-count": 12,
+    "compaction": {
+        "mode": "auto",
+        "min-delta-count": 4,
+        "max-delta-count": 12,
+        "interval-commits": 8,
+    },
 }
 _AS_USUAL = {"compaction": {"mode": "auto"}}
 

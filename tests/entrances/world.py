@@ -77,7 +77,7 @@ class Template:
         files.put("plain/zarr.json", PLAIN)
         files.put("plain/c/0", b"abcd")
         self.storage = MemoryStorage()
-        config = {"max-delta-count": 4, "pack-chunk-bytes": 1000}
+        config = {"compaction": {"max-delta-count": 4}, "pack-chunk-bytes": 1000}
         repository = zm.create(self.storage, config, virtual_containers=CONTAINERS)
         zm.write(dataset(0, 2), repository, message="one", encoding={"t": {"chunks": (1, 3)}})
         zm.write(dataset(2, 4), repository, message="two", append_dim="time")

@@ -823,7 +823,7 @@ def test_what_only_a_newer_version_knows_is_refused(samples: dict[str, bytes]) -
             read("root", envelope(1, msgpack.packb(fields | {"features": listed})))
     for config in (
         fields["config"] | {"compression": 3},
-        fields["config"] | {"max-delta-count": 0},
+        fields["config"] | {"compaction": {"max-delta-count": 0}},
         fields["config"] | {"commits": [1]},
         fields["config"] | {"commits": {"attempts": 0}},
         fields["config"] | {"compaction": None},

@@ -127,7 +127,9 @@ def chunks(folder: Path) -> MemoryStorage:
     data = np.random.default_rng(2).bytes(900)
     for name in ("plain.bin", "tagged.bin", "known.bin"):
         (files / name).write_bytes(data)
-    repo = create(2, folder, inline_chunk_bytes=20, pack_chunk_bytes=400, max_delta_count=1000)
+    repo = create(
+        2, folder, inline_chunk_bytes=20, pack_chunk_bytes=400, compaction={"max-delta-count": 1000}
+    )
 
     def fill(store: ManifestStore, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -228,7 +230,7 @@ def arrays(folder: Path) -> MemoryStorage:
 
 def history(folder: Path) -> MemoryStorage:
     """What versions can do: digests, a fold, every kind of commit, moves, resizes, branches."""
-    repo = create(4, folder, inline_chunk_bytes=40, max_delta_count=14)
+    repo = create(4, folder, inline_chunk_bytes=40, compaction={"max-delta-count": 14})
     with repo.transaction("main", message="start") as store:
         root = zarr.create_group(store)
         root.create_array("air/t", data=noise(6, 6), chunks=(2, 3))

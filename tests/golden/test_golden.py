@@ -230,7 +230,7 @@ def test_the_package_finds_what_is_expected(name: str, copied: Path) -> None:
     expected = expected_of(name)
     repo = opened(copied)
     assert {*repo.list_branches(), *repo.list_tags()} == expected["refs"].keys()
-    assert plain(repo.metadata) == expected.get("metadata", {})
+    assert plain(repo.metadata()) == expected.get("metadata", {})
     heads = repo.list_branches() | repo.list_tags()
     assert heads == {ref: ids[0] for ref, ids in expected["refs"].items()}
     for branch in repo.list_branches():

@@ -73,7 +73,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 def make(location: object) -> zm.Repository:
     """A repository with something of everything the format can say."""
-    repo = zm.create(location, {"inline-chunk-bytes": 200, "max-delta-count": 3})
+    repo = zm.create(location, {"inline-chunk-bytes": 200, "compaction": {"max-delta-count": 3}})
     with commit(repo, "arrays of every kind of chunk key") as store:
         root = zarr.create_group(store, attributes={"title": "spec"})
         air = root.create_array("air/t", shape=(20, 20), chunks=(5, 9), dtype="i8")
@@ -392,7 +392,7 @@ def step(store: ManifestStore, rng: np.random.Generator) -> None:
 def test_every_snapshot_reads_the_same_with_and_without_digests(seed: int) -> None:
     rng = np.random.default_rng(seed)
     storage = MemoryStorage()
-    config = {"max-delta-count": 15 if seed % 2 else 60}
+    config = {"compaction": {"max-delta-count": 15 if seed % 2 else 60}}
     repository = zm.create(storage, config)
     for i in range(45):
         session = repository.writable_session("main")
@@ -437,7 +437,7 @@ def test_pages_hold_the_refs_that_the_root_does_not() -> None:
 def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
     storage = MemoryStorage()
     make(storage)
-    repo = zm.open(storage, {"max-delta-count": 50})
+    repo = zm.open(storage, {"compaction": {"max-delta-count": 50}})
 
     def change(message: str, call: Any) -> str:
         session = repo.writable_session("main")

@@ -721,7 +721,9 @@ def test_a_fork_without_changes_to_refs_leaves_them(repo: zm.Repository, folder:
 
 def test_refs_live_through_a_fold(folder: Path, tmp_path: Path) -> None:
     repo = zm.create(
-        tmp_path / "repo", {"max-delta-count": 3}, virtual_containers={"archive": folder}
+        tmp_path / "repo",
+        {"compaction": {"max-delta-count": 3}},
+        virtual_containers={"archive": folder},
     )
     session = repo.writable_session()
     make(session.store)

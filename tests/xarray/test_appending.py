@@ -592,7 +592,7 @@ def test_attempts_are_bounded() -> None:
             write(days(next(after)), storage)
 
     runtime = in_order(checkpoint=checkpoint)
-    repository = zm.open(storage, {"commit-attempts": 3}, runtime=runtime)
+    repository = zm.open(storage, {"commits": {"attempts": 3}}, runtime=runtime)
     with pytest.raises(ConflictError, match="along 'time'"):
         write(days(100), repository, on_existing="skip")
     assert next(after) < 20

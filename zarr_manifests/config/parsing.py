@@ -132,9 +132,8 @@ def _type_of(kind: Kind) -> Any:
             return Annotated[named, WrapValidator(_read_named_set), _Json(_named_set_schema)]
         case Nested():
             of = kind.section
-            misplaced, elsewhere = getattr(of, "misplaced", {}), getattr(of, "elsewhere", {})
-            options = {**options_of(of), **elsewhere}
-            return _Map(of.__name__, options, partial(_built, of), misplaced, elsewhere).type()
+            misplaced = getattr(of, "misplaced", {})
+            return _Map(of.__name__, options_of(of), partial(_built, of), misplaced).type()
         case Entry():
             option = Option(kind.kind, "a regular expression", field=kind.name)
             return _Map("Entry", {kind.name: option}, kind.read).type()
@@ -158,7 +157,6 @@ class _Map(NamedTuple):
     options: Mapping[str, Option]
     build: Callable[[dict[str, Any]], Any]
     misplaced: Mapping[str, str] = {}
-    elsewhere: Mapping[str, Option] = {}
 
     def type(self) -> Any:
         """The type that reads it; null is the empty map."""
@@ -223,7 +221,7 @@ class _Map(NamedTuple):
         if name is not None and sum(_named(self.options, other) == name for other in given) > 1:
             return f"{name} is given twice, once in another spelling; keep one"
         said = self.misplaced.get(hyphened(key))
-        return said or f"unknown option; {known_as(key, self.options.keys() - self.elsewhere)}"
+        return said or f"unknown option; {known_as(key, self.options.keys())}"
 
 
 def _key(key: object) -> str:

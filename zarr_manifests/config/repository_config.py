@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
-from typing import Annotated, Any, ClassVar, Final
+from dataclasses import field
+from typing import Annotated, Any, Final
 
 from zarr_manifests.config.cache_options import Cache
 from zarr_manifests.config.kinds import (
@@ -21,17 +21,12 @@ from zarr_manifests.config.kinds import (
     Number,
     Whole,
     Word,
-    hyphened,
-    spelled,
-    under,
 )
 from zarr_manifests.config.manifest_sets import ChunkManifests
 from zarr_manifests.config.saved_containers import SavedContainer
 from zarr_manifests.config.sections import (
     Nested,
-    Option,
     check_options,
-    options_of,
     plain_values,
     saved_values,
 )
@@ -138,21 +133,7 @@ class Compaction:
         check_options(self)
 
 
-_FLAT: Final = {
-    "max-delta-count": ("compaction", "max-delta-count"),
-    "commit-attempts": ("commits", "attempts"),
-}
-"""Options that are also read, and in Python given, outside of their section."""
-_FLAT_OPTIONS: Final = {
-    name: options_of(section)[option]._replace(
-        about=f"the same as {option} in {place}; prefer that",
-        field=name.replace("-", "_"),
-    )
-    for section, (name, (place, option)) in zip((Compaction, Commits), _FLAT.items(), strict=True)
-}
-
-
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True)
 class Config:
     """Options of a repository.
 
@@ -161,10 +142,6 @@ class Config:
     inline_chunk_bytes : int
         Chunks of at most this many bytes are kept in the manifest itself, not in an object of
         their own. 0 to 65,536.
-    max_delta_count : int, optional
-        The same as `compaction.max_delta_count`.
-    commit_attempts : int, optional
-        The same as `commits.attempts`.
     pack_chunk_bytes : int
         Chunks of at most this many bytes that are not inline share objects, packs, with others.
         0 to 67,108,864.
@@ -173,15 +150,15 @@ class Config:
     spill_refs : int
         How many chunk refs a session keeps in memory, about; more are written to manifests before
         the commit. 1 to 1,000,000,000.
-    commits : Commits, optional
+    commits : Commits
         How commits are made.
-    compaction : Compaction, optional
+    compaction : Compaction
         When deltas are brought together.
-    cache : Cache, optional
+    cache : Cache
         How much metadata is kept in memory, where nothing else is said at opening.
-    chunk_manifests : ChunkManifests, optional
+    chunk_manifests : ChunkManifests
         How manifests are planned.
-    snapshots : Snapshots, optional
+    snapshots : Snapshots
         How long snapshots stay in the history.
     virtual_containers : tuple of SavedContainer
         Where the files of virtual chunks are. They are read only by those who open the repository
@@ -237,55 +214,8 @@ class Config:
         "where the files of virtual chunks are; read only by those who authorize them",
     ] = ()
 
-    elsewhere: ClassVar[Mapping[str, Option]] = _FLAT_OPTIONS
-
-    def __init__(
-        self,
-        inline_chunk_bytes: int = 512,
-        max_delta_count: int | None = None,
-        commit_attempts: int | None = None,
-        pack_chunk_bytes: int = 262_144,
-        pack_bytes: int = 8_388_608,
-        *,
-        spill_refs: int = 4_000_000,
-        commits: Commits | None = None,
-        compaction: Compaction | None = None,
-        cache: Cache | None = None,
-        chunk_manifests: ChunkManifests | None = None,
-        snapshots: Snapshots | None = None,
-        virtual_containers: tuple[SavedContainer, ...] = (),
-    ) -> None:
-        values: dict[str, Any] = {
-            "inline_chunk_bytes": inline_chunk_bytes,
-            "pack_chunk_bytes": pack_chunk_bytes,
-            "pack_bytes": pack_bytes,
-            "spill_refs": spill_refs,
-            "commits": Commits() if commits is None else commits,
-            "compaction": Compaction() if compaction is None else compaction,
-            "cache": Cache() if cache is None else cache,
-            "chunk_manifests": ChunkManifests() if chunk_manifests is None else chunk_manifests,
-            "snapshots": Snapshots() if snapshots is None else snapshots,
-            "virtual_containers": virtual_containers,
-        }
-        flat = {"max-delta-count": max_delta_count, "commit-attempts": commit_attempts}
-        problems: list[str] = []
-        for name, value in flat.items():
-            section, option = _FLAT[name]
-            if value is None or not isinstance(values[section], Commits | Compaction):
-                continue
-            faults = [under(name, fault) for fault in _FLAT_OPTIONS[name].kind.faults(value)]
-            problems += faults
-            if not faults:
-                field_name = option.replace("-", "_")
-                values[section] = replace(values[section], **{field_name: value})
-        for field_name, value in values.items():
-            object.__setattr__(self, field_name, value)
-        try:
-            check_options(self, self._faults_between)
-        except ConfigError as error:
-            problems += error.problems
-        if problems:
-            raise ConfigError(problems)
+    def __post_init__(self) -> None:
+        check_options(self, self._faults_between)
 
     def _faults_between(self) -> Iterator[str]:
         names = [container.name for container in self.virtual_containers]
@@ -297,16 +227,6 @@ class Config:
                 f"the configuration takes {size:,} bytes as JSON and {MAX_CONFIG_BYTES:,} are "
                 "allowed, since every commit writes it; use fewer or shorter rules"
             )
-
-    @property
-    def max_delta_count(self) -> int:
-        """The same as `compaction.max_delta_count`."""
-        return self.compaction.max_delta_count
-
-    @property
-    def commit_attempts(self) -> int:
-        """The same as `commits.attempts`."""
-        return self.commits.attempts
 
     def to_dict(self) -> dict[str, Any]:
         """The options under their hyphenated names, in sections; without empty lists."""
@@ -345,14 +265,7 @@ class Config:
         """
         from zarr_manifests.config.parsing import parse
 
-        twice = _given_twice(options)
-        try:
-            found = parse(Config, options, "", self)
-        except ConfigError as error:
-            raise ConfigError([*twice, *error.problems]) from None
-        if twice:
-            raise ConfigError(twice)
-        return found
+        return parse(Config, options, "", self)
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Config:
@@ -413,18 +326,3 @@ def config_of_root(options: Mapping[str, Any]) -> Config:
         For unknown options and wrong values; not always for all of them.
     """
     return Config(**saved_values(Config, options))
-
-
-def _given_twice(options: object) -> list[str]:
-    """The faults of options that are given in their section and outside of it."""
-    problems: list[str] = []
-    if not isinstance(options, Mapping):
-        return problems
-    by_name = {hyphened(key): key for key in options}
-    for name, (place, option) in _FLAT.items():
-        inside = options.get(by_name.get(place))
-        twice = isinstance(inside, Mapping) and option in map(hyphened, inside)
-        if name in by_name and twice:
-            given = spelled(by_name[name])
-            problems.append(f"{given}: given twice, also as {place}.{option}; keep that")
-    return problems

@@ -62,8 +62,8 @@ class Option(NamedTuple):
 class Section(Protocol):
     """A frozen dataclass whose `__post_init__` calls `check_options`.
 
-    It may have two class attributes. `misplaced` maps names that might be taken for options here to
-    what to say of them. `elsewhere` maps names to options of inner sections that are read here too.
+    It may have a class attribute `misplaced`, which maps names that might be taken for options here
+    to what to say of them.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -274,7 +274,7 @@ def landed(
             return WriteReport(snapshot_id=done.snapshot_id, replayed=True)
         except ConflictError:
             # What others appended may leave room behind it, or say that the labels are there.
-            if options.mode != "append" or attempts > repository.config.commit_attempts:
+            if options.mode != "append" or attempts > repository.config.commits.attempts:
                 raise
         else:
             written = next(repository.ancestry(snapshot_id, limit=1)).written

@@ -324,7 +324,7 @@ class Ingestion:
                 made = self._commit(session, placed, there, partial(self._heard_of, began, total))
             except ConflictError:
                 attempts += 1
-                if attempts > repository.config.commit_attempts:
+                if attempts > repository.config.commits.attempts:
                     raise
                 continue
             except _FailedFilesError as error:

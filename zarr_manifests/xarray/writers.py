@@ -184,7 +184,7 @@ def write(
                 commits_of(session).relocate_appends(append_dim)
             due = _prepared(parts, session, check=check)
             if conflict is not None:
-                most = workspace_of(session.store).context.config.commit_attempts
+                most = workspace_of(session.store).context.config.commits.attempts
                 if attempts > most or not _goes_on(conflict, tried, due):
                     raise conflict
             for each in due:

@@ -217,7 +217,7 @@ class _Landing:
         if in_turn or seen is None or seen.head.key != due.ref.key:
             # A branch that has moved may move again; during our turn it cannot.
             at = context.roots.read()
-        attempts = request.attempts or context.config.commit_attempts
+        attempts = request.attempts or context.config.commits.attempts
         for attempt in range(attempts):
             root = context.roots.with_branch(at.root, branch)
             try:
