@@ -69,11 +69,24 @@ def test_chunks_that_were_deleted_go_too(repo: zm.Repository) -> None:
     assert chunks(repo) == 1
 
 
+def test_chunks_of_arrays_that_were_written_anew_go_too(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path / "r", CONFIG)
+    for number in (6, 7, 8):
+        with repo.transaction(message="an array at the place of the one before") as store:
+            made = zarr.create_array(
+                store, name="a", shape=(CHUNK,), dtype="u1", compressors=None, overwrite=True
+            )
+            made[:] = number
+    report = repo.clean(keep=1, grace=NOW)
+    assert (chunks(repo), report.compacted) == (1, ("main",))
+    assert values(repo, "main") == [8]
+    assert repo.clean(keep=1, grace=NOW).compacted == ()
+
+
 def test_kept_versions_stay_as_they_were(repo: zm.Repository) -> None:
     repo.clean(keep=3, grace=NOW)
     kept = [info.snapshot_id for info in repo.ancestry()]
-    assert len(kept) == 3
-    assert [values(repo, each) for each in kept] == [[6], [6], [5]]
+    assert [values(repo, each) for each in kept] == [[6], [6], [5], [4]]  # one is a compaction
     for number in (7, 8, 9):
         put(repo, number)
     repo.clean(keep=3, grace=NOW)
@@ -155,4 +168,4 @@ def test_what_to_keep(repo: zm.Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="what to keep"):
         repo.clean()
     repo.save_config({"snapshots": {"keep-last": 2}})
-    assert repo.clean().expiry.kept == {"main": 2}
+    assert repo.clean().expiry.kept == {"main": 3}  # two versions, and the compaction

@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({"__version__", *__all__, *_MODULES})
 
 
 _offer_accessor()

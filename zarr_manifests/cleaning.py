@@ -7,13 +7,18 @@ snapshots that overwrote something are about to leave its history.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from itertools import chain, takewhile
 
 from zarr_manifests.engine.compact.outcomes import compact
 from zarr_manifests.engine.compact.repack_chunks import repack_chunks
+from zarr_manifests.engine.history.ancestry import ancestors
 from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.upkeep.collect import collect
 from zarr_manifests.engine.upkeep.expire import expire
+from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.progress import Progress
@@ -45,6 +50,9 @@ def clean(
         for name in compacted:
             repack_chunks(context, name, _MIN_LIVE, dry_run=False, progress=progress)
             compact(context, name, "full", dry_run=False, progress=progress)
+        if kept.keep_last is not None and kept.keep_last > 1:  # compactions are no versions
+            more = max((_compactions(context, name) for name in compacted), default=0)
+            kept = replace(kept, keep_last=kept.keep_last + more)
         due = expire(context, kept, dry_run=False, progress=progress)
     found = collect(context, grace_ms, dry_run=dry_run, progress=progress)
     return CleanReport(due, compacted, found)
@@ -52,10 +60,22 @@ def clean(
 
 def _holds(context: Context, branch: str, kept: int) -> bool:
     """Whether a branch holds chunks that none of so many newest snapshots reads."""
-    head = context.roots.branch(context.roots.read().root, branch)
-    snapshot = context.open_branch(head).snapshot
-    oldest = snapshot.sequence - kept + 1
-    return any(entry.first <= oldest and _overwrites(entry) for entry in snapshot.deltas)
+    view = _head(context, branch)
+    oldest = view.snapshot.sequence - kept + 1
+    alive = {node.node_id for node in view.nodes.values()}
+    old = [entry for entry in view.snapshot.deltas if entry.first <= oldest]
+    parts = chain.from_iterable([*(e.parts() for e in old), *(m.parts for m in view.manifests)])
+    return any(map(_overwrites, old)) or any(part.node_id not in alive for part in parts)
+
+
+def _compactions(context: Context, branch: str) -> int:
+    """How many of the newest snapshots of a branch are compactions."""
+    newest = ancestors(context, _head(context, branch).ref)
+    return sum(1 for _ in takewhile(lambda each: each[1].kind is CommitKind.REWRITE, newest))
+
+
+def _head(context: Context, branch: str) -> SnapshotView:
+    return context.open_branch(context.roots.branch(context.roots.read().root, branch))
 
 
 def _overwrites(entry: DeltaEntry) -> bool:

@@ -383,6 +383,20 @@ def test_the_same_list_does_nothing_and_a_longer_one_appends(files, tmp_path, ta
     xr.testing.assert_identical(head(place), days(*range(5)))
 
 
+def test_one_file_is_a_list_of_one(files, tmp_path):
+    place = tmp_path / "r"
+    assert len(ingest(SPARK, files[0], place, append_dim="time").added) == 1
+    assert len(ingest(SPARK, str(files[1]), place, append_dim="time").added) == 1
+
+
+def test_what_was_ingested_opens_as_a_tree(files, tmp_path):
+    place = tmp_path / "r"
+    zm.write(days(0), place, group="other", message="beside it")
+    ingest(SPARK, files[:2], place, append_dim="time", group="air")
+    tree = xr.open_datatree(str(place), engine="zarr_manifests")
+    assert {"air", "other"} <= {*tree.children}
+
+
 def test_a_changed_file_is_an_error_unless_it_is_to_be_replaced(files, tmp_path):
     place = tmp_path / "r"
     how = {"append_dim": "time", "encoding": {"t": {"chunks": (3, 3, 4)}}}

@@ -170,7 +170,9 @@ def _touching(repo: Repository, at: str, path: str) -> set[str]:
         names.before(moves)
     if not touched:
         known = {new for _, new, _ in records}
-        raise no_array(now, known, f" that a commit up to {at} has changed")
+        raise no_array(
+            now, known, f" that a commit up to {at} has changed (a version goes to --at)"
+        )
     return touched
 
 

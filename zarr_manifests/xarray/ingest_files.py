@@ -27,7 +27,7 @@ _CHUNK_ENCODING: Final = ("chunks", "shards", "compressors", "filters", "seriali
 
 
 def ingest(
-    files: Iterable[str | os.PathLike[str]],
+    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     url: str | os.PathLike[str] | Storage | Repository,
     *,
     append_dim: str,
@@ -58,8 +58,8 @@ def ingest(
 
     Parameters
     ----------
-    files : iterable of str or path
-        Paths or URLs, in any order.
+    files : str, path or iterable of them
+        A path or URL, or many, in any order.
     url : str, path, Storage or Repository
         Where the repository is, or is to be made.
     append_dim : str
@@ -128,7 +128,8 @@ def ingest(
     """
     _check(open, virtual, on_error, on_changed, files_per_commit, open_options, encoding)
     runner = runner or InProcess()
-    urls = [source_url(file) for file in files]
+    given = [files] if isinstance(files, str | os.PathLike) else files
+    urls = [source_url(file) for file in given]
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
         raise InvalidArgumentError(f"{listed(twice)} in the list more than once")

@@ -87,6 +87,8 @@ def add_records(
     array = _array(store, group)
     if array is None:
         form: Any = zarr_format
+        # Without a name for the axis, xarray could not open the groups as a tree.
+        named: Any = {"dimension_names": ["byte"]} if form == 3 else {}
         zarr.create_group(store, path=join(group, _GROUP), zarr_format=form)
         array = zarr.create_array(
             store,
@@ -95,6 +97,7 @@ def add_records(
             chunks=(_CHUNK_BYTES,),
             dtype="u1",
             zarr_format=form,
+            **named,
         )
     start = array.shape[0]
     array.resize((start + len(data),))

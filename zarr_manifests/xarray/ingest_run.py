@@ -271,8 +271,9 @@ class Ingestion:
         more = f"\n  and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
         lines = "".join(f"\n  {file}" for file in told[:_LISTED])
         noun = "1 file" if len(told) == 1 else f"{len(told):,} files"
+        besides = "more " if self.snapshot_ids else ""
         raise InvalidArgumentError(
-            f"{noun} cannot be ingested; nothing more was committed. Give on_error='report' to "
+            f"{noun} cannot be ingested; nothing {besides}was committed. Give on_error='report' to "
             f"leave such files out{lines}{more}"
         )
 

@@ -6,6 +6,7 @@ that `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -171,6 +172,7 @@ def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, 
     if not isinstance(given, xr.Dataset):
         raise InvalidArgumentError(
             f"what is written is a Dataset, a DataArray or a DataTree, not a {type(given).__name__}"
+            + ("; for files, take zm.ingest" if isinstance(given, str | os.PathLike) else "")
         )
     return [("", given, encoding)]
 
