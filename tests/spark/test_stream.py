@@ -29,6 +29,7 @@ from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
+from zarr_manifests.repository import context_of
 from zarr_manifests.session import initialized_chunks
 from zarr_manifests.spark import read, register
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
@@ -282,7 +283,7 @@ def test_batches_have_as_many_commits_and_bytes_as_they_may(plain: Repository) -
     ids = [append(plain, 3) for _ in range(5)]
     reader = stream(plain, starting_snapshot="main", max_commits=2)
     assert isinstance(reader.getDefaultReadLimit(), ReadMaxFiles)
-    start = Offset(plain.repository_id, "5", ids[0], ids[0]).pack()
+    start = Offset(context_of(plain).repository_id, "5", ids[0], ids[0]).pack()
     found = [Offset.parse(end).snapshot for end in drained(reader, start)]
     assert found == [ids[2], ids[4]]
     assert Offset.parse(reader.latestOffset(start, ReadAllAvailable())).snapshot == ids[4]
@@ -412,7 +413,7 @@ def test_available_now_ends_at_what_was_the_head(plain: Repository) -> None:
     reader.prepareForTriggerAvailableNow()
     append(plain, 1)
     assert [Offset.parse(end).snapshot for end in drained(reader, start)] == [middle]
-    end = Offset(plain.repository_id, "5", middle, None).pack()
+    end = Offset(context_of(plain).repository_id, "5", middle, None).pack()
     assert reader.latestOffset(end, ReadAllAvailable()) == end
     reader.stop()
 
@@ -459,7 +460,7 @@ def test_an_expired_offset_names_the_first_snapshot_that_is_left(plain: Reposito
         with pytest.raises(HistoryExpiredError, match=f"has expired.*begins at {left}"):
             reader.latestOffset(end, ReadAllAvailable())
         with pytest.raises(HistoryExpiredError, match=f"has expired.*begins at {left}"):
-            reader.partitions(end, Offset(plain.repository_id, "5", left, None).pack())
+            reader.partitions(end, Offset(context_of(plain).repository_id, "5", left, None).pack())
 
 
 @pytest.mark.parametrize("mode", ["fail", "skip", "added-only"])

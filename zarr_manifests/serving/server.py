@@ -68,7 +68,7 @@ def serve(
     Listen for a moment, and stop as Ctrl-C does:
 
     >>> import zarr_manifests as zm
-    >>> from zarr_manifests.serving import serve
+    >>> from zarr_manifests.serving.server import serve
     >>> repo = zm.create("memory://serve-example")
     >>> def stop(url):
     ...     print(url[:17])
