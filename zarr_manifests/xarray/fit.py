@@ -355,7 +355,7 @@ class _Comparison:
     def _parts(
         self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """All values, numbers and near times in parts; nothing is copied where arrays are contiguous in memory."""
+        """All values, numbers and near times in parts; contiguous arrays are not copied."""
         # Times that all fit into nanoseconds are decoded alike in parts, in half the time.
         near = given.dtype.kind == "M" and self.with_own is None and not _are_far(given)
         if given.size <= _PART or not (self.in_parts or near):
