@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,33 @@ def test_of_the_other_providers_neither(
     with pytest.raises(StorageError, match=f"another host, {_host(other)},"):
         storage.get("a")
     assert other.requests == []
+
+
+def bearer() -> dict[str, Any]:
+    return {"token": "PLANTED", "expires_at": None}
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://bucket/prefix", {}),
+        ("gs://bucket/prefix", {"credentials": bearer}),
+        ("az://bucket/prefix", {"account": "winds", "credentials": bearer}),
+    ],
+)
+def test_another_port_of_the_host_gets_no_signature_and_no_bearer_token(
+    small_store: Any, other: Any, url: str, options: dict[str, Any]
+) -> None:
+    """The client follows it: it knows hosts, not ports."""
+    _send(small_store, other.endpoint)
+    headers: list[Any] = []
+    other.faults.append(lambda request: headers.append(request.headers))
+    storage = from_url(url, endpoint=small_store.endpoint, allow_http=True, **options)
+    with suppress(StorageError):
+        storage.get("a")
+    sent = {name.lower(): value for name, value in headers[0].items()}
+    assert not {"authorization", "cookie"} & sent.keys()
+    assert {n for n, value in sent.items() if "PLANTED" in value} <= {"x-amz-security-token"}
 
 
 def test_a_web_server_may_be_followed_if_that_is_said(small_store: Any, other: Any) -> None:
