@@ -11,7 +11,7 @@ PIP = .venv/bin/python -m pip install --disable-pip-version-check --quiet \
     --constraint .ci/constraints.txt
 HERE = not servers and not browser and not spark and not cluster and not faults and not benchmarks
 QUICK = not sweep and $(HERE)
-ALL = --hypothesis-profile sweep --examples 2
+ALL = --hypothesis-profile sweep
 NIGHTLY = sweep seeds faults servers browser spark cluster rehearsal package oldest
 
 help:  ## list these commands

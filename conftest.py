@@ -35,9 +35,6 @@ collect_ignore = ["tests/benchmarks", "tests/virtual/make_icechunk.py"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=2000, help="seeds that the simulation tries")
     parser.addoption(
-        "--examples", type=int, default=1, help="calls of a public entrance, for each parameter"
-    )
-    parser.addoption(
         "--cases", type=int, help="of a test with many cases run so many (default: all)"
     )
     parser.addoption("--commit", default="", help="choose the cases that this commit has chosen")
@@ -91,8 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _tries(item: pytest.Item) -> bool:
     """Whether it tries examples, of which there are more by night."""
     function = getattr(item, "function", None)
-    by_examples = getattr(function, "is_hypothesis_test", False)
-    return by_examples or item.path.is_relative_to(Path(__file__).parent / "tests/entrances")
+    inside = item.get_closest_marker("hypothesis") is not None
+    return inside or getattr(function, "is_hypothesis_test", False)
 
 
 def pytest_collection_finish() -> None:

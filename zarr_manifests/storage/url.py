@@ -371,8 +371,7 @@ def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
     _check("memory", options)
     if not name:
         raise InvalidArgumentError(
-            "memory:// needs a name, as in memory://my-data, to be opened a second time; "
-            "`MemoryStorage()` makes one without"
+            "memory:// needs a name, as in memory://my-data, to be opened a second time"
         )
     return MemoryStorage(name)
 
