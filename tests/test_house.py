@@ -1,17 +1,11 @@
-"""The checkout itself: what lies at its top, what it speaks of, how it sets itself up.
-
-The scripts under `.ci` run here in a directory whose `PATH` holds stubs, so that every kind of
-machine can be had.
-"""
+"""The checkout itself: what lies at its top, what it speaks of, what it needs."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-import shutil
 import subprocess
-import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -106,145 +100,6 @@ def project() -> dict[str, Any]:
 def normal(requirement: str) -> str:
     """The name in a requirement, as indexes compare it."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
-
-
-class Machine:
-    """A directory of commands that is the whole `PATH` of a script."""
-
-    def __init__(self, directory: Path) -> None:
-        self.commands = directory
-        for tool in ("sh", "cat", "dirname"):
-            (directory / tool).symlink_to(str(shutil.which(tool)))
-
-    def has(self, command: str, script: str) -> None:
-        stub = self.commands / command
-        stub.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        stub.chmod(0o755)
-
-    def has_python(self, command: str, *, minor: int, venv: bool = True) -> None:
-        """Install a Python of that version, which answers the questions that are asked of it."""
-        self.has(
-            command,
-            f"""case $2 in
-  *version_info*) exec {sys.executable} -c "import sys; sys.version_info = (3, {minor})
-$2" ;;
-  *ensurepip*) exit {0 if venv else 1} ;;
-  *executable*) echo "$0" ;;
-  *) exit 99 ;;
-esac""",
-        )
-
-    def find_python(self, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", str(ROOT / ".ci" / "find-python")],
-            env={"PATH": str(self.commands), **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-def test_the_newest_tested_python_is_taken_first(machine: Machine) -> None:
-    machine.has_python("python3", minor=14)
-    machine.has_python("python3.12", minor=12)
-    machine.has_python("python3.13", minor=13)
-    assert machine.find_python().stdout.strip().endswith("/python3.13")
-    assert machine.find_python(PYTHON="python3.12").stdout.strip().endswith("/python3.12")
-
-
-def test_a_shim_without_a_python_behind_it_is_passed_over(machine: Machine) -> None:
-    machine.has("python3.13", "echo 'python3.13: command not found' >&2; exit 127")
-    machine.has_python("python3", minor=12)
-    found = machine.find_python()
-    assert found.stdout.strip().endswith("/python3")
-    assert found.stderr == ""
-
-
-def test_a_python_that_is_too_old_is_passed_over_for_the_one_of_uv(machine: Machine) -> None:
-    machine.has_python("python3", minor=11)
-    managed = '[ "$*" = "python {} --managed-python 3.13" ]'  # --system: not a .venv
-    machine.has(
-        "uv",
-        f"if {managed.format('install')}; then echo installing >&2\n"
-        f"elif {managed.format('find --system')}; then echo /managed/python3.13\n"
-        "else exit 99; fi",
-    )
-    found = machine.find_python()
-    assert found.returncode == 0
-    assert found.stdout == "/managed/python3.13\n"
-    assert "installing" in found.stderr
-
-
-def test_uv_that_fails_is_no_python(machine: Machine) -> None:
-    machine.has("uv", "exit 2")
-    found = machine.find_python()
-    assert (found.returncode, found.stdout) == (1, "")
-    assert "install Python 3.12 or newer" in found.stderr
-
-
-def test_a_machine_without_python_gets_one_sentence(machine: Machine) -> None:
-    machine.has_python("python3", minor=11)
-    found = machine.find_python()
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr.count("\n") == 1
-    assert found.stderr.startswith("No Python >= 3.12 found")
-    assert "install one, or uv" in found.stderr
-
-
-def test_a_python_that_cannot_make_environments_gets_one_sentence(machine: Machine) -> None:
-    machine.has_python("python3", minor=12, venv=False)
-    found = machine.find_python()
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr.count("\n") == 1
-    assert "apt install python3-venv" in found.stderr
-
-
-def test_setup_is_done_once_and_again_when_a_pin_changes(machine: Machine, tmp_path: Path) -> None:
-    """The Python is a stub that makes an environment whose Python notes how it is called."""
-    tree = tmp_path / "tree"
-    shutil.copytree(ROOT / ".ci", tree / ".ci")
-    (tree / "pyproject.toml").write_text("[project]\n", encoding="utf-8")
-    for tool in ("cksum", "mkdir", "cp", "rm"):
-        (machine.commands / tool).symlink_to(str(shutil.which(tool)))
-    calls = tmp_path / "calls"
-    machine.has_python("python3.13", minor=13)
-    stub = machine.commands / "python3.13"
-    body = stub.read_text(encoding="utf-8")
-    make = f"rm -rf .venv; mkdir -p .venv/bin; cp {machine.commands}/noting .venv/bin/python"
-    stub.write_text(
-        body.replace("case $2 in", f"case $*' ' in *' venv '*) {make}; exit ;; esac\ncase $2 in"),
-        encoding="utf-8",
-    )
-    machine.has("noting", f'echo "$*" >> {calls}; exit "${{FAILS:-0}}"')
-
-    def setup(**environment: str) -> tuple[int, list[str]]:
-        calls.write_text("", encoding="utf-8")
-        done = subprocess.run(
-            ["sh", str(tree / ".ci" / "setup")],
-            env={"PATH": str(machine.commands), **environment},
-            capture_output=True,
-            check=False,
-        )
-        return done.returncode, calls.read_text(encoding="utf-8").splitlines()
-
-    code, ran = setup(FAILS="1")
-    assert code != 0
-    assert len(ran) == 1, "it stops at the first thing that fails"
-    code, ran = setup()
-    assert code == 0
-    assert ["--editable .[all]" in line for line in ran] == [False, True]
-    assert all("--constraint .ci/constraints.txt" in line for line in ran)
-    assert setup() == (0, [])
-    with (tree / ".ci" / "constraints.txt").open("a", encoding="utf-8") as pins:
-        pins.write("something==1\n")
-    assert len(setup()[1]) == 2
-    tree = tree.rename(tmp_path / "moved")
-    assert len(setup()[1]) == 2, "the scripts of a moved environment point to the old place"
 
 
 def test_the_scripts_can_be_run() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -35,11 +34,6 @@ PUBLIC = [
     "zarr_manifests.storage",
     "zarr_manifests.virtual",
 ]
-MODULES = [
-    module.name
-    for module in pkgutil.walk_packages(zarr_manifests.__path__, "zarr_manifests.")
-    if not module.name.endswith("__main__")
-]
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:
@@ -57,23 +51,6 @@ def own_members(kind: type) -> Iterator[tuple[str, Any]]:
             value = value.__func__
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
             yield name, value
-
-
-@pytest.mark.parametrize("name", ["zarr_manifests", *MODULES])
-def test_all_lists_what_a_module_defines(name: str) -> None:
-    module = importlib.import_module(name)
-    listed = getattr(module, "__all__", [])
-    assert len(listed) == len(set(listed))
-    assert [member for member in listed if not hasattr(module, member)] == []
-    defined = {
-        member
-        for member, value in vars(module).items()
-        if not member.startswith("_")
-        and (inspect.isfunction(value) or inspect.isclass(value))
-        and value.__module__ == name
-    }
-    if ".cli." not in name:  # there a verb is called `run` and is for the application only
-        assert defined - set(listed) == set()
 
 
 def sections(pattern: str, text: str) -> dict[str, str]:
