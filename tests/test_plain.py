@@ -127,7 +127,7 @@ def test_names_are_shown_harmless_by_all_that_shows_them(hostile: zm.Repository)
         repr(hostile.du(estimate=True)),
     ]
     texts += [shown._repr_html_() for shown in (hostile, session, session.store)]
-    texts.append(repr(ResolvedChunks.of(HOSTILE, 1, None)))
+    texts.append(repr(ResolvedChunks.from_table(HOSTILE, 1, None)))
     assert [text for text in texts if not harmless(text)] == []
     assert f"+ /{NAME_SHOWN}2" in str(session.status()).split("\n")
 

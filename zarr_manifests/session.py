@@ -677,7 +677,7 @@ class Session:
             return chunk_statistics(self._contents, path, box, cells, self._pin.branch)
         node, table = find_chunks(self._contents, path, box, cells)
         assert node.array is not None
-        return ResolvedChunks.of(f"/{node.path}", len(node.array.shape), table)
+        return ResolvedChunks.from_table(f"/{node.path}", len(node.array.shape), table)
 
     def read_chunks(
         self,

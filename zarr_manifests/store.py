@@ -477,7 +477,7 @@ class ManifestStore(Store):
         node = contents.array_at(array_path)
         assert node.array is not None
         containers = contents.context.containers
-        return VirtualRefs.of(contents.chunks(node), node.array.grid.ndim, containers)
+        return VirtualRefs.from_table(contents.chunks(node), node.array.grid.ndim, containers)
 
     # --- listing -----------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def walked(repository: Repository, branch: str = "main") -> list[SnapshotInfo]:
     """The history of a branch from the snapshots themselves."""
     tip = root_of(repository).branches[branch]
     line = ancestors(context_of(repository), tip.head, tip.floor)
-    return [SnapshotInfo.of(snapshot.entry(ref)) for ref, snapshot in line]
+    return [SnapshotInfo.from_entry(snapshot.entry(ref)) for ref, snapshot in line]
 
 
 def check(storage: MemoryStorage, *branches: str) -> None:

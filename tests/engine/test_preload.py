@@ -94,7 +94,7 @@ def test_what_was_fetched_is_not_fetched_again(forty: MemoryStorage) -> None:
     session = zm.open(counting).readonly_session()
     report = preload_report(session, wait_s=20)
     assert report.done
-    assert [one.refs for one in report.of("fetched")] == [4 + i for i in range(40)]
+    assert [one.refs for one in report.in_state("fetched")] == [4 + i for i in range(40)]
     assert report.nbytes == sum(one.nbytes for one in report.manifests) > 0
     assert sorted(manifests_read(counting)) == sorted(one.key for one in report.manifests)
     counting.reset()
@@ -107,9 +107,9 @@ def test_limits_are_kept_and_said(forty: MemoryStorage) -> None:
     preload = {"arrays": [{"path": ".*/v.*"}], "max-manifests": 2, "max-manifest-size": 40}
     repository = zm.open(counting, {"chunk-manifests": {"preload": preload}})
     report = preload_report(repository.readonly_session(), wait_s=20)
-    assert [one.refs for one in report.of("fetched")] == [4, 5]
+    assert [one.refs for one in report.in_state("fetched")] == [4, 5]
     assert len(manifests_read(counting)) == 2
-    whys = {one.refs: one.why for one in report.of("skipped")}
+    whys = {one.refs: one.why for one in report.in_state("skipped")}
     assert whys[40] == "smaller ones have reached max-manifests, 2"
     assert whys[41] == "its 41 chunk refs are more than max-manifest-size, 40"
     assert len(report.manifests) == 40
@@ -161,7 +161,7 @@ def test_a_read_waits_for_the_fetch_in_flight(forty: MemoryStorage) -> None:
     found: list[bytes] = []
     reader = threading.Thread(target=lambda: found.append(get(session, "v0/c/2")))
     reader.start()
-    assert preload_report(session).of("waiting")
+    assert preload_report(session).in_state("waiting")
     gate.open.set()
     reader.join(20)
     assert preload_report(session, wait_s=20).done
@@ -199,9 +199,9 @@ def test_it_ends_with_the_session(forty: MemoryStorage, how: str) -> None:
     preload.wait(20)
     report = preload.report()
     assert report.done
-    assert 1 <= len(report.of("fetched")) <= 16
-    assert len(report.of("cancelled")) == 40 - len(report.of("fetched"))
-    assert len(manifests_read(counting)) == len(report.of("fetched"))
+    assert 1 <= len(report.in_state("fetched")) <= 16
+    assert len(report.in_state("cancelled")) == 40 - len(report.in_state("fetched"))
+    assert len(manifests_read(counting)) == len(report.in_state("fetched"))
 
 
 def test_a_closed_session_reads_and_does_not_write(forty: MemoryStorage) -> None:
@@ -221,7 +221,7 @@ def test_what_cannot_be_fetched_is_an_error_of_the_read_alone() -> None:
         storage.delete_many([info.key])
     session = zm.open(storage).readonly_session()
     report = preload_report(session, wait_s=20)
-    assert len(report.of("failed")) == 3
+    assert len(report.in_state("failed")) == 3
     assert all("is referenced and not there" in one.why for one in report.manifests)
     with pytest.raises(CorruptObjectError, match="is referenced and not there"):
         get(session, "v0/c/0")
@@ -270,7 +270,7 @@ def test_a_forked_child_reads_what_its_parent_was_fetching(forty: MemoryStorage)
             value = session.store.get_sync("v39/c/0")
             os._exit(0 if value is not None and value.to_bytes() == b"\\0" else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert len(preload_report(session, wait_s=60).of("fetched")) == 40
+        assert len(preload_report(session, wait_s=60).in_state("fetched")) == 40
     """
     run(code, forty)
 

@@ -215,13 +215,13 @@ class PreloadReport:
     manifests: tuple[PreloadedManifest, ...]
     done: bool
 
-    def of(self, state: PreloadState | str) -> tuple[PreloadedManifest, ...]:
+    def in_state(self, state: PreloadState | str) -> tuple[PreloadedManifest, ...]:
         """Those in that state, such as `"fetched"`."""
         return tuple(one for one in self.manifests if one.state == state)
 
     @property
     def nbytes(self) -> int:
         """Bytes of what was fetched."""
-        return sum(one.nbytes for one in self.of(PreloadState.FETCHED))
+        return sum(one.nbytes for one in self.in_state(PreloadState.FETCHED))
 
     _repr_html_ = report

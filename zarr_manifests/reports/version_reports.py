@@ -100,7 +100,7 @@ class SnapshotInfo:
         self._at = at
 
     @classmethod
-    def of(cls, entry: HistoryEntry) -> SnapshotInfo:
+    def from_entry(cls, entry: HistoryEntry) -> SnapshotInfo:
         """The same, with the names that callers use."""
         return cls(HistoryEntries.of([entry]), 0)
 
@@ -169,7 +169,9 @@ class SnapshotInfo:
         return hash(self.snapshot_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SnapshotInfo.of, (self._entries.entry(self._at),)  # without the other entries
+        return SnapshotInfo.from_entry, (
+            self._entries.entry(self._at),
+        )  # without the other entries
 
     def __repr__(self) -> str:
         names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
@@ -579,7 +581,7 @@ class LoggedOperation:
     before: str = ""
 
     @classmethod
-    def of(cls, entry: LogEntry) -> LoggedOperation:
+    def from_entry(cls, entry: LogEntry) -> LoggedOperation:
         """What an entry of the log says."""
         at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
         operation, _, before = entry.operation.partition(" from ")

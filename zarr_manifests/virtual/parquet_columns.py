@@ -1,7 +1,7 @@
 """Virtual refs as numpy columns, validated as a whole and converted to a chunk table without loops.
 
 Invariant: the table of `table_of` has one row per coordinate, all inside the array's grid, and file
-locations without secrets; `VirtualRefs.of` returns the same columns.
+locations without secrets; `VirtualRefs.from_table` returns the same columns.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class VirtualRefs:
         return len(self.source)
 
     @staticmethod
-    def of(table: ChunkTable | None, ndim: int, containers: Containers) -> VirtualRefs:
+    def from_table(table: ChunkTable | None, ndim: int, containers: Containers) -> VirtualRefs:
         """Build it from the virtual rows of a table."""
         none = np.zeros(0, np.int64)
         if table is None:

@@ -72,7 +72,7 @@ _UNSEEN_VERSIONS: Final = 1_000_000
 
 def operations(context: ReadContext) -> Iterator[LoggedOperation]:
     """All operations that the root and its archives know, newest first."""
-    return map(LoggedOperation.of, logged(context, context.roots.read().root))
+    return map(LoggedOperation.from_entry, logged(context, context.roots.read().root))
 
 
 def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:

@@ -180,7 +180,7 @@ class ResolvedChunks:
         return int(self.length.sum())
 
     @classmethod
-    def of(cls, path: str, ndim: int, table: ChunkTable | None) -> ResolvedChunks:
+    def from_table(cls, path: str, ndim: int, table: ChunkTable | None) -> ResolvedChunks:
         """Build it from a table without UNSET rows; empty if there is no table."""
         if table is None:
             none = np.empty(0, np.int64)
