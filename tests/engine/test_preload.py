@@ -188,7 +188,7 @@ def test_it_ends_with_the_session(forty: MemoryStorage, how: str) -> None:
         del session
         for _ in range(1000):  # a thread may hold it for a moment
             gc.collect()
-            if preload.report().of("cancelled"):
+            if preload.report().in_state("cancelled"):
                 break
     elif how == "discard":
         session.discard_changes()

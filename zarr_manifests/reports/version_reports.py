@@ -169,9 +169,8 @@ class SnapshotInfo:
         return hash(self.snapshot_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SnapshotInfo.from_entry, (
-            self._entries.entry(self._at),
-        )  # without the other entries
+        # Without the other entries.
+        return SnapshotInfo.from_entry, (self._entries.entry(self._at),)
 
     def __repr__(self) -> str:
         names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
