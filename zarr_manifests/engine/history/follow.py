@@ -60,9 +60,10 @@ def expired(
     try:
         find_in_history(context, root, snapshot_id)
     except SnapshotExpiredError:
+        what, *_ = str(error).split(";")  # and not what to do about damage
         return SnapshotExpiredError(
             f"snapshot {snapshot_id} has expired while it was read, and objects of it are gone: "
-            f"{error}. Open a new session, `session.rebase()`, open it with follow=True, or take "
+            f"{what}. Open a new session, `session.rebase()`, open it with follow=True, or take "
             "a lease beforehand (`repo.lease`)"
         )
     return None
