@@ -158,7 +158,7 @@ def test_the_driver_reads_no_refs_of_chunks(
         raise AssertionError("refs were read by the driver")
 
     monkeypatch.setattr(Session, "chunk_refs", refuse)
-    monkeypatch.setattr(Session, "initialized_chunks", refuse)
+    monkeypatch.setattr("zarr_manifests.spark.plan.initialized_chunks", refuse)
     assert metadata_table(spark, repo.storage.url, "chunks", path="air").count() == 8
 
 

@@ -224,7 +224,7 @@ def test_a_stream_of_changes_fills_another_repository(tmp_path: Path, spark: Spa
     frame = frame.option("max-commits-per-trigger", 1).load(source.storage.url)
     with source.transaction(message="nothing that has rows") as store:
         zarr.create_group(store, path="notes")
-    writer = frame.writeStream.format("zarr_manifests").option("path", sink.url)
+    writer = frame.writeStream.format("zarr_manifests").option("path", sink.storage.url)
     writer = writer.options(**{"dims": ",".join(DIMS), "append-dim": "time"})
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()

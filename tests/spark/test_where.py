@@ -382,7 +382,7 @@ def test_what_is_left_out_is_explained(spark: SparkSession, ridges: Repository) 
     both = explain_pruning(spark, ridges, ranges={"y": (70, None)})
     assert (both.chunk_shape, both.selected, both.left_out["range"]) == ((20, 30), 2, 6)
     assert both.where == "y in (70, None)"
-    whole = zm.create(ridges.url.removeprefix("file://") + "-whole")
+    whole = zm.create(ridges.storage.url.removeprefix("file://") + "-whole")
     ds = xr.Dataset({"t": (("time", "y"), np.arange(12.0).reshape(3, 4) % 4)})
     zm.write(ds, whole, message="maps", encoding={"t": {"chunks": (1, 4)}})
     said = str(explain_pruning(spark, whole, where="t > 2"))
