@@ -294,7 +294,7 @@ def test_what_the_demo_suggests_works_and_the_readme_serves_the_same(
         assert done.exit_code == 0, (words, done.output)
     assert python[:2] == [".venv/bin/python", "-c"]
     exec(python[2])  # noqa: S102
-    assert served == [zm.open("zarr-manifests-demo/winds").url]
+    assert served == [zm.open("zarr-manifests-demo/winds").storage.url]
     readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
     assert f"\n{shlex.join(verbs[0])}\n" in readme
     assert verbs[0][1] == "serve"
