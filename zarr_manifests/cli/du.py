@@ -50,7 +50,8 @@ def _print(usage: Usage) -> None:
         row = (chunks, grid, *parts, nbytes, *_amount(array.growth))
         table.add_row(plain_text(array.path), *row)
     chunks, nbytes = _amount(usage.total)
-    row = (chunks, "", *("" for _ in kinds if apart), nbytes, *_amount(usage.growth))
+    sums = [sum(getattr(array, kind).nbytes for array in usage.arrays) for kind in kinds if apart]
+    row = (chunks, "", *map(bytes_text, sums), nbytes, *_amount(usage.growth))
     table.add_row("all", *row, style="bold")
     out = console()
     out.print(usage.snapshot_id, style="yellow")
