@@ -19,7 +19,7 @@ import xarray as xr
 from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
-import zarr_manifests.serving
+import zarr_manifests.serving.server
 import zarr_manifests.spark
 from zarr_manifests.cli import app
 from zarr_manifests.demo import CheckFailedError, Demo, DemoPlace, open_relief, open_winds
@@ -276,7 +276,7 @@ def test_what_the_demo_suggests_works_and_the_readme_serves_the_same(
 
     served: list[str] = []
     monkeypatch.setattr(zarr_manifests.spark, "session", no_java)
-    monkeypatch.setattr(zarr_manifests.serving, "serve", serve)
+    monkeypatch.setattr(zarr_manifests.serving.server, "serve", serve)
     monkeypatch.chdir(tmp_path)
     here = tmp_path / ".venv" / "bin"  # as after `make demo`
     here.mkdir(parents=True)

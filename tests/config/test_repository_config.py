@@ -134,10 +134,6 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"cache": {"directory_bytes": 1}}, "cache.directory_bytes: is not saved with a repos"),
         ({"commits": 3}, "commits: expected options and their values, got 3"),
         (
-            {"max-delta-count": 3, "compaction": {"max_delta_count": 3}},
-            "max-delta-count: given twice, also as compaction.max-delta-count; keep that",
-        ),
-        (
             {"pack-bytes": 3, "pack_bytes": 3},
             "pack_bytes: pack-bytes is given twice, once in another spelling; keep one",
         ),
