@@ -418,6 +418,8 @@ class Session:
             If the changes cannot be put on top of what came first. The session is as it was.
         NotFoundError
             If the branch was deleted, and the session has no changes.
+        UnmergedForksError
+            If the session has no changes, and a copy of its store has some.
         InvalidArgumentError
             If the policy is unknown, or the session reads a tag or a snapshot by its id.
 
