@@ -6,7 +6,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -224,3 +226,24 @@ def test_who_is_interrupted_waits_for_no_call_of_its_own(monkeypatch: pytest.Mon
     thread.start()
     thread.join(60)
     assert (len(waited), interrupts) == (1, [True])
+
+
+def test_threads_that_are_quiet_at_once_hear_nothing_and_leave_the_filters_as_they_were() -> None:
+    first_left, second_in = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with runtime.quiet():
+            second_in.set()
+            assert first_left.wait(60)
+            warnings.warn("which is an error in tests", stacklevel=1)
+
+    filters = list(warnings.filters)
+    with ThreadPoolExecutor() as pool:
+        with runtime.quiet():
+            ended = pool.submit(second)
+            assert second_in.wait(60)
+        first_left.set()
+        ended.result()
+    assert warnings.filters == filters
+    with pytest.warns(UserWarning, match="heard"):
+        warnings.warn("heard", stacklevel=1)

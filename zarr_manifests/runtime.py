@@ -15,11 +15,12 @@ import random
 import socket
 import threading
 import time
+import warnings
 import weakref
 from _thread import RLock
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, Protocol
@@ -39,6 +40,7 @@ __all__ = [
     "handed_over",
     "next_step",
     "one_by_one",
+    "quiet",
     "start_thread",
 ]
 
@@ -95,6 +97,41 @@ def fork_awaited_lock() -> AbstractContextManager[bool]:
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
     return lock
+
+
+_filters_lock = ForkSafeLock()
+_quiet: list[warnings.catch_warnings[None]] = []  # as many as there are threads inside `quiet`
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ignore warnings here, also while other threads do.
+
+    The filters are the process's. Of two threads inside `warnings.catch_warnings`, the first to
+    leave lets the warnings of the other through, and the last puts back the wrong filters.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> from zarr_manifests.runtime import quiet
+    >>> with quiet():
+    ...     warnings.warn("nobody reads this")
+    """
+    with _filters_lock:
+        if not _quiet:
+            first = warnings.catch_warnings()
+            first.__enter__()
+            warnings.simplefilter("ignore")
+            _quiet.append(first)
+        else:
+            _quiet.append(_quiet[0])
+    try:
+        yield
+    finally:
+        with _filters_lock:
+            last = _quiet.pop()
+            if not _quiet:
+                last.__exit__(None, None, None)
 
 
 class Latch:

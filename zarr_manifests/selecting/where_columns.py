@@ -5,7 +5,6 @@ Stored values are decoded by xarray, as data is when it is read.
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.tables.merge import rows_at
 from zarr_manifests.planning.zones.skipping import Ranges
+from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 
 __all__ = ["WhereArray", "attributes_of", "comparable", "meta_of"]
@@ -154,8 +154,7 @@ class WhereArray:
         spans = xr.coders.CFTimedeltaCoder(
             time_unit="us", decode_via_units=False, decode_via_dtype=True
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # reading the data gives the same warnings
+        with quiet():  # reading the data gives the same warnings
             try:
                 found = xr.conventions.decode_cf_variable(
                     node.path, encoded, decode_times=times, decode_timedelta=spans

@@ -9,7 +9,6 @@ value never gets one for NULL.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.cells import Lookup
 from zarr_manifests.records import dataclass
+from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
 __all__ = ["AlongAxis", "Values", "encoded", "shown", "to_numpy"]
@@ -337,6 +337,5 @@ def encoded(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     if values.dtype.kind in "biu" and not _PACKING.isdisjoint(fit.attributes or ()):
         values = values.astype(np.float64)  # xarray does not pack integers
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they warn of is checked
+    with quiet():  # what they warn of is checked
         return fit.encoded(values)

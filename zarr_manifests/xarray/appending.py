@@ -11,7 +11,6 @@ stored is found again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal
@@ -35,6 +34,7 @@ from zarr_manifests.planning.conflict.append_labels import (
     plan_append,
 )
 from zarr_manifests.records import dataclass
+from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["Append"]
@@ -194,8 +194,7 @@ class Append:
         encoded = np.asarray(group.encoded(self.dim, self.labels).values)
         if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
             stored, encoded = stored.astype(object), encoded.astype(object)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `write` itself reports what they warn of
+        with quiet():  # `write` itself reports what they warn of
             both = xr.Variable((self.dim,), np.concatenate((stored, encoded)), attributes)
             labels = decode_cf_variable(self.dim, both, stack_char_dim=False).values
         return labels[: len(stored)], labels[len(stored) :]

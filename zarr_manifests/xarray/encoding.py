@@ -9,7 +9,6 @@ checked once, when and where they are computed.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +25,7 @@ from xarray.conventions import decode_cf_variable
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import aligned_blocks
+from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import DECODED_BY, Fit, MisfitError, is_time
@@ -285,8 +285,7 @@ class _Store(ZarrStore):
             if fit is None:
                 encoded.update(encode({name: variable}, {})[0])
                 continue
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what they warn of is checked
+            with np.errstate(all="ignore"), quiet():  # what they warn of is checked
                 own = encode({name: variable}, {})[0][name]
             encoded[name] = fit.checked(variable, own)
         return encoded, encode({}, attributes)[1]
@@ -492,8 +491,7 @@ def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> F
         Its attributes.
     """
     none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # xarray itself warns when it writes
+    with quiet():  # xarray itself warns when it writes
         decoded = decode_cf_variable(name, none, decode_times=False)
     how = _kept({**attributes, **decoded.encoding, "dtype": stored})
     return Fit(name, {}, how, stored, attributes)

@@ -17,9 +17,8 @@ One shortcut is safe: the same type given and stored, with no attribute that cha
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import field
 from datetime import timedelta
 from functools import cached_property
@@ -34,6 +33,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.records import dataclass
+from zarr_manifests.runtime import quiet
 
 __all__ = ["DECODED_BY", "PACKED_BY", "TIMED_BY", "Fit", "Misfit", "MisfitError", "is_time"]
 
@@ -297,8 +297,7 @@ class _Comparison:
         with np.errstate(all="ignore"), _told(self.name):
             if given.dtype.kind in "mM":  # dask would take as long again
                 timed = xr.Variable((self.name,), given, attributes, encoding | of_times)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that xarray chose other units
+                with quiet():  # that xarray chose other units
                     encoded = encode_zarr_variable(timed, name=self.name)
                 told = {key: encoded.attrs.get(key) for key in of_times} | {"dtype": encoded.dtype}
                 if told == of_times:
@@ -374,9 +373,7 @@ class _Comparison:
         """The stored values as `xr.open_dataset` decodes them."""
         raw = xr.Variable(_dims(self.name, stored), stored, dict(attributes))
         times: Any = {} if all_of else {"decode_times": False, "decode_timedelta": False}
-        with warnings.catch_warnings():
-            if all_of:
-                warnings.simplefilter("ignore")  # the reader is warned
+        with quiet() if all_of else nullcontext():  # the reader is warned
             return np.asarray(decode_cf_variable(self.name, raw, **times).values)
 
     def _lost(self, stored: npt.NDArray[Any], opened: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

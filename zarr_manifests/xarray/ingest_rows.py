@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile
 from zarr_manifests.records import dataclass
+from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session, initialized_chunks
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
@@ -346,8 +346,7 @@ def _runs(placed: Sequence[PlacedFile]) -> Iterator[list[PlacedFile]]:
 
 
 def _codes(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they warn of is checked
+    with quiet():  # what they warn of is checked
         return fit.encoded(values)
 
 

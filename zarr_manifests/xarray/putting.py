@@ -10,7 +10,6 @@ rebased onto others'; the labels of an append are compared again with the tip it
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, join
 from zarr_manifests.planning.conflict.append_labels import AppendPlan
 from zarr_manifests.records import dataclass
+from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement, check_not_new
@@ -134,8 +134,7 @@ def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -
         if fit is None or fit.stored is None or variable.chunks is not None or not variable.size:
             continue
         if variable.dims == (name,) or is_time(variable):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what they warn of is checked
+            with quiet():  # what they warn of is checked
                 encoded = there.encoded(str(name), variable)
             fit.checked(variable, encoded)
             if variable.dims != (name,):

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import urllib.parse
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import field
@@ -27,6 +26,7 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.records import dataclass
+from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.storage.url import refuse_slipped
 from zarr_manifests.virtual.containers import VirtualContainer
@@ -332,8 +332,7 @@ def decoded_axis(ds: xr.Dataset, dim: str) -> dict[str, xr.Variable]:
         attributes = {**meaning_of_bounds(name, told), **stored.attrs}
         attributes.pop("coordinates", None)
         given = xr.Variable(stored.dims, stored.values, attributes)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # dates beyond those of numpy become cftime's
+        with quiet():  # dates beyond those of numpy become cftime's
             try:
                 decoded = decode_cf_variable(name, given, decode_timedelta=False).load()
             except (ValueError, OverflowError):  # such as months since a date

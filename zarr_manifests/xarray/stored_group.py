@@ -7,7 +7,6 @@ its event loop. Here a document is parsed where its array is first asked for, wi
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -27,6 +26,7 @@ from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
+from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.xarray.fit import TIMED_BY
 
@@ -108,8 +108,7 @@ class StoredGroup:
             some: Any = stored._data  # of texts, whose length may be that of an axis; not read
             if stored.dtype.kind not in "SOT":
                 some = np.zeros((1,) * stored.ndim, stored.dtype)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # xarray itself warns when it reads
+            with quiet():  # xarray itself warns when it reads
                 own = xr.Variable(stored.dims, some, attributes, stored.encoding)
                 # Of single bytes, xarray would join those along the last axis.
                 self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
@@ -134,8 +133,7 @@ class StoredGroup:
         encode: Any = self._opened.encode_variable
         own = xr.Variable(variable.dims, self.as_fine(name, variable).values)
         own.encoding = dict(self.like(name).encoding)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they warn of is checked
+        with quiet():  # what they warn of is checked
             found: xr.Variable = encode(own, name=name)
         return found
 
