@@ -1,0 +1,129 @@
+"""Plants each fault, and runs the tests that call the function it is in, until one fails.
+
+    python tests/planted [--touched FILE] [NAME ...]
+
+NAME is a fault's or a room's; without one, all are planted. Which test calls which function is
+noted first, by a run of what `make test` runs, or read from FILE if an earlier run wrote it there.
+Prints the test that found each fault, and ends with 1 if one was not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+
+from planted.rooms import ROOMS, Fault  # noqa: E402
+
+QUICK = "not sweep and not servers and not browser and not spark and not cluster and not faults"
+MOST_S = 300.0
+"""Of the tests that call a fault's function, the quickest that take so long together are run."""
+
+type Touched = dict[str, tuple[float, list[str]]]
+
+
+def pytest(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = [str(HERE / "hook"), str(HERE.parent), str(ROOT)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def touched_by_all() -> Touched:
+    """Which functions each test of `make test` calls, and how long the test takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        args = ["-p", "planted.touched", "-n", "auto", "--dist", "worksteal", "-m", QUICK]
+        done = pytest(*args, PLANTED_TOUCHED=folder)
+        print(done.stdout.strip().rpartition("\n")[2], flush=True)
+        parts = [json.loads(part.read_text()) for part in Path(folder).iterdir()]
+    return {test: noted for part in parts for test, noted in part.items()}
+
+
+def function_of(fault: Fault) -> str:
+    """The innermost function around a fault, as it is noted; else its module."""
+    source = (ROOT / "zarr_manifests" / fault.path).read_text(encoding="utf-8")
+    line = source[: source.index(fault.old)].count("\n") + 1
+    starts = [0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            start = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if start <= line <= (node.end_lineno or 0):
+                starts.append(start)
+    return f"{fault.path}:{max(starts) or ''}"
+
+
+def tests_of(fault: Fault, touched: Touched) -> list[str]:
+    """The tests that call the fault's function, quickest first."""
+    function = function_of(fault)
+    whole = function.endswith(":")  # a constant of the module, or of a class
+    calling = [
+        (taken_s, test)
+        for test, (taken_s, called) in touched.items()
+        if any(one == function or (whole and one.startswith(function)) for one in called)
+    ]
+    chosen, total_s = [], 0.0
+    for taken_s, test in sorted(calling):
+        total_s += taken_s
+        if chosen and total_s > MOST_S:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def found_by(fault: Fault, tests: list[str]) -> str:
+    """The first test that fails with the fault; "" if none does."""
+    planted = json.dumps(["zarr_manifests/" + fault.path, fault.old, fault.new])
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
+        listed.write("\n".join(tests))
+        listed.flush()
+        done = pytest("-x", f"@{listed.name}", PLANTED_FAULT=planted) if tests else None
+    if done is None or done.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"{(done.stdout + done.stderr)[-300:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--touched", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    faults = {
+        fault.name: fault
+        for room, of_room in ROOMS.items()
+        for fault in of_room
+        if not args.names or room in args.names or fault.name in args.names
+    }
+    if args.touched is not None and args.touched.exists():
+        touched = json.loads(args.touched.read_text())
+    else:
+        touched = touched_by_all()
+        if args.touched is not None:
+            args.touched.write_text(json.dumps(touched))
+    begun = time.monotonic()
+    missed = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        tests = {name: tests_of(fault, touched) for name, fault in faults.items()}
+        found = pool.map(found_by, faults.values(), tests.values())
+        for (name, its_tests), test in zip(tests.items(), found, strict=True):
+            missed += not test
+            print(f"{name}: {test or f'NOT FOUND by {len(its_tests)} tests'}", flush=True)
+    taken_min = (time.monotonic() - begun) / 60
+    print(f"{len(faults) - missed} of {len(faults)} faults found in {taken_min:.0f} minutes")
+    return min(missed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
