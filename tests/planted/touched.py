@@ -1,4 +1,4 @@
-"""A plugin of pytest that notes which functions of the package each test calls, and how long it takes.
+"""A plugin of pytest that notes which functions of the package each test calls, and its time.
 
 `pytest -p planted.touched` writes a file for each worker into the folder `PLANTED_TOUCHED`.
 """
