@@ -73,7 +73,8 @@ def tests_of(fault: Fault, touched: Touched) -> list[str]:
         for test, (taken_s, called) in touched.items()
         if any(one == function or (whole and one.startswith(function)) for one in called)
     ]
-    chosen, total_s = [], 0.0
+    chosen: list[str] = []
+    total_s = 0.0
     for taken_s, test in sorted(calling):
         total_s += taken_s
         if chosen and total_s > MOST_S:

@@ -25,4 +25,4 @@ def _plant(self: SourceFileLoader, fullname: str) -> CodeType | None:
 
 
 if os.environ.get("PLANTED_FAULT"):
-    SourceFileLoader.get_code = _plant  # type: ignore[method-assign]
+    SourceFileLoader.get_code = _plant  # type: ignore[assignment, method-assign]
