@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import json
 import os
 import re
 import runpy
@@ -289,31 +288,6 @@ def test_the_cells_of_a_notebook_run_with_spark(notebook: Path, tmp_path: Path) 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("cells", "fault"),
-    [
-        (["1 + 1"], "does not end in a picture"),
-        (["from matplotlib import pyplot as p; p.plot([1, 2])", "2"], "does not end in a picture"),
-        (["from matplotlib import pyplot as p; p.subplots()"], "all one color"),
-        (["from matplotlib import pyplot as p; p.imshow([[5, 5], [5, 5]])"], "all one color"),
-        (["from matplotlib import pyplot as p; p.figure()"], "all one color"),
-        ([], "has no code"),
-        (["from matplotlib import pyplot as p; p.imshow([[5, 6], [5, 5]])"], None),
-    ],
-)
-def test_a_notebook_without_a_picture_fails(
-    cells: list[str], fault: str | None, tmp_path: Path
-) -> None:
-    made = [{"cell_type": "code", "source": [cell], "outputs": []} for cell in cells]
-    notebook = tmp_path / "made.ipynb"
-    notebook.write_text(json.dumps({"cells": made}), encoding="utf-8")
-    if fault is None:
-        run_notebook(notebook)
-    else:
-        with pytest.raises(AssertionError, match=fault):
-            run_notebook(notebook)
 
 
 def prose(page: Path) -> str:

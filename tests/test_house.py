@@ -111,7 +111,6 @@ def test_the_scripts_can_be_run() -> None:
 
 PACKAGE = ROOT / "zarr_manifests"
 NAME = "zarr_manifests"
-ENGINE = "zarr_manifests.engine."
 FACADES = {"Repository": "repository.py", "Session": "session.py"}
 
 
@@ -158,28 +157,6 @@ def test_no_class_does_everything() -> None:
         if size[0] > 25 or size[1] > 400:
             large[node.name] = path.name, *size
     assert {name: size for name, size in large.items() if name not in FACADES} == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "facade",
-    [["repository.py"], ["session.py", "commits.py", "engine/edit/pin.py"]],
-    ids=["Repository", "Session"],
-)
-def test_a_facade_hands_its_work_to_several_rooms_of_the_engine(facade: list[str]) -> None:
-    """A session owns a `SessionCommits` and a `Pin`, which hand on what they are asked."""
-    used = [
-        {
-            f"{node.module}.{alias.name}"
-            for node in ast.walk(modules()[PACKAGE / module])
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-            if f"{node.module}.".startswith(ENGINE)
-        }
-        for module in facade
-    ]
-    assert len(used[0]) >= 5
-    assert len({name.split(".")[2] for name in set().union(*used)}) >= 5
 
 
 @pytest.mark.slow

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-import re
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAliasType
 
 import pytest
@@ -23,7 +19,6 @@ from zarr_manifests.storage.disk import Disk
 from zarr_manifests.storage.protocol import ReadsInto
 from zarr_manifests.testing import WrappedStorage
 
-API = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
 PUBLIC = [
     "zarr_manifests",
     "zarr_manifests.bulk",
@@ -53,84 +48,10 @@ def own_members(kind: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def sections(pattern: str, text: str) -> dict[str, str]:
-    """The text below each heading that matches."""
-    parts = re.split(rf"^{pattern}$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def code_spans(text: str) -> list[str]:
-    return re.findall(r"`([^`\n]+)`", text)
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_is_in_the_reference(name: str) -> None:
-    section = sections(r"## (zarr_manifests[.\w]*)", API)[name]
-    named = {re.match(r"[\w.]*", span)[0] for span in code_spans(section)}
-    assert set(importlib.import_module(name).__all__) <= named
-
-
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_module_has_a_page_of_its_docstrings(name: str) -> None:
     page = Path(__file__).parents[1] / f"docs/reference/{name.rpartition('.')[2]}.md"
     assert page.read_text(encoding="utf-8") == f"# {name}\n\n::: {name}\n"
-
-
-@pytest.mark.parametrize("name", ["Repository", "Session", "Fork", "Config"])
-def test_every_method_is_in_the_reference(name: str) -> None:
-    named = {re.match(r"[\w.]*", span)[0].rpartition(".")[2] for span in code_spans(API)}
-    members = {member for member, _ in own_members(getattr(zarr_manifests, name))}
-    assert members <= named
-
-
-def documented_signatures() -> Iterator[tuple[str, Any, str]]:
-    """Every `name(parameters)` of the reference with the object it is about."""
-    for module_name, section in sections(r"## (zarr_manifests[.\w]*)", API).items():
-        module = importlib.import_module(module_name)
-        head, *_ = re.split(r"^### ", section, flags=re.MULTILINE)
-        owners: dict[str, tuple[ModuleType | type, str]] = {"": (module, head)}
-        for title, text in sections(r"### `(\w+)`", section).items():
-            owners[title] = (getattr(module, title), text)
-        for title, (owner, text) in owners.items():
-            for span in code_spans(text):
-                found = re.fullmatch(r"([\w.]+)\((.*)\)", span)
-                if found is None:
-                    continue
-                path = found[1].removeprefix(f"{title}.") if title else found[1]
-                target: Any = owner
-                if title and not hasattr(owner, path.partition(".")[0]):
-                    target = module  # a class, in the section of another or its own
-                for part in path.split("."):
-                    target = getattr(target, part, None)
-                if not callable(target):  # a method, named in the line of its class
-                    continue
-                yield f"{module_name}: {span}", target, f"def f({found[2]}): ..."
-
-
-SIGNATURES = [pytest.param(t, text, id=name) for name, t, text in documented_signatures()]
-
-
-def shape(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
-    return [
-        (p.name, p.kind, p.default)
-        for p in signature.parameters.values()
-        if p.name not in ("self", "cls")
-    ]
-
-
-@pytest.mark.parametrize(("target", "text"), SIGNATURES)
-def test_signatures_are_as_documented(target: Any, text: str) -> None:
-    namespace: dict[str, Any] = {}
-    defaults = {**vars(importlib.import_module("zarr_manifests.errors"))}
-    defaults["timedelta"] = timedelta
-    defaults["SYSTEM"] = importlib.import_module("zarr_manifests.runtime").SYSTEM
-    assert isinstance(ast.parse(text).body[0], ast.FunctionDef)
-    exec(text, defaults, namespace)  # noqa: S102 - the project's own page
-    assert shape(inspect.signature(target)) == shape(inspect.signature(namespace["f"]))
-
-
-def test_signatures_are_found() -> None:
-    assert len(SIGNATURES) >= 30
 
 
 def has_docstring(kind: type | None, name: str, value: Any) -> bool:
