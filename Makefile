@@ -1,5 +1,5 @@
 .PHONY: help setup demo lint test docs check-spark check-package size bench nightly \
-    sweep seeds faults servers browser spark cluster rehearsal package oldest simulate explore
+    sweep seeds faults servers browser spark cluster rehearsal package oldest mutants simulate
 
 # Compiled once: programs that tests start import all of the package.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,7 +57,7 @@ sweep: setup  ## nightly: the cases and slow tests that make test leaves out, an
 	$(PYTEST) -m "$(HERE)" --cases 3 --rest --ignore tests/simulation $(ALL) -n auto --dist worksteal
 
 seeds: setup  ## nightly: the simulation with 2,000 seeds, and all faults that are planted
-	$(PYTEST) -n auto --dist worksteal tests/simulation
+	$(PYTEST) --seeds 2000 -n auto --dist worksteal tests/simulation
 
 faults: setup  ## nightly: everything that can be done to the network
 	$(PYTEST) -m faults $(ALL) -n auto tests/storage
@@ -88,8 +88,8 @@ oldest:  ## nightly: the tests of make test on Python 3.12 with the oldest depen
 	@VENV=.venv-oldest .ci/setup
 	.venv-oldest/bin/pytest -m "$(QUICK) and not slow" --cases 1 -n auto --dist worksteal
 
+mutants: setup  ## break each rule of tests/planted, and see that a test of make test finds it
+	.venv/bin/python tests/planted $(ARGS)
+
 simulate: setup  ## try other seeds than make seeds does (MINUTES=10 FIRST=100000)
 	.venv/bin/python tests/simulation --minutes $(MINUTES) --first $(FIRST)
-
-explore: setup  ## try other examples of the property tests than make test does
-	$(PYTEST) -m hypothesis --hypothesis-profile explore -n auto

@@ -10,14 +10,15 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # How long an example takes depends on the machine; how long it may take is no property of the code.
-settings.register_profile("explore", deadline=None, print_blob=True)
-# The same code gives the same result: a change is judged by what it changes. `make explore` draws
-# other examples.
 settings.register_profile(
-    "sweep", settings.get_profile("explore"), derandomize=True, max_examples=40
+    "sweep",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=40,
 )
 # `make sweep` tries more; see `examples` in tests/support/effort.py.
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
@@ -33,26 +34,28 @@ collect_ignore = ["tests/benchmarks", "tests/virtual/make_icechunk.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seeds", type=int, default=2000, help="seeds that the simulation tries")
+    parser.addoption("--seeds", type=int, default=60, help="seeds that the simulation tries")
     parser.addoption(
         "--cases", type=int, help="of a test with many cases run so many (default: all)"
     )
-    parser.addoption("--commit", default="", help="choose the cases that this commit has chosen")
+    parser.addoption(
+        "--commit", default="", help="draw cases, examples and seeds as this commit does"
+    )
     parser.addoption(
         "--rest", action="store_true", help="run what --cases leaves out, and what tries examples"
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its seed
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.cases is not None and not config.option.commit:
-        config.option.commit = _head()  # workers are handed it
+    """Draw by the commit: each tries other examples and seeds, and the same one the same."""
+    config.option.commit = config.option.commit or _head()  # workers are handed it
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(int(config.option.commit, 16))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    if config.option.cases is None:
-        return None
-    chosen = f"--cases {config.option.cases} --commit {config.option.commit}"
-    return f"of tests with many cases run a few, which the commit chooses: {chosen}"
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"to draw the same cases, examples and seeds again: --commit {config.option.commit}"
 
 
 @pytest.hookimpl(trylast=True)  # of the cases that the marks leave

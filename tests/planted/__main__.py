@@ -21,12 +21,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from planted.rooms import ROOMS, Fault
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
-
-from planted.rooms import ROOMS, Fault  # noqa: E402
-
 QUICK = "not sweep and not servers and not browser and not spark and not cluster and not faults"
 MOST_S = 300.0
 """Of the tests that call a fault's function, the quickest that take so long together are run."""
@@ -35,7 +33,7 @@ type Touched = dict[str, tuple[float, list[str]]]
 
 
 def pytest(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    path = [str(HERE / "hook"), str(HERE.parent), str(ROOT)]
+    path = [str(HERE / "planted/hook"), str(HERE), str(ROOT)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from types import CodeType
 
 import pytest
 
-_PACKAGE = str(Path(__file__).parents[2] / "zarr_manifests") + os.sep
+_PACKAGE = str(Path(__file__).parents[3] / "zarr_manifests") + os.sep
 _TOOL = 4  # of the numbers that sys.monitoring gives to tools, one that nobody uses
 _EVENTS = sys.monitoring.events
 
