@@ -13,7 +13,7 @@ from zarr_manifests.records import dataclass
 
 __all__ = ["Snapshots", "duration_of"]
 
-_DURATION: Final = r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])"
+_DURATION: Final = r"(\d{1,10}(?:\.\d{1,9})?)([smhdw])"
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _MOST: Final = timedelta(days=36_525)
 

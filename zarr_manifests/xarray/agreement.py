@@ -138,6 +138,8 @@ def _check_variable(
     own = dict(variable.attrs)
     if "units" in own and attributes.get("calendar") not in (None, *_SAME_NOW):
         own.setdefault("calendar", "standard")  # as CF says
+    if "units" in attributes and own.get("calendar") not in (None, *_SAME_NOW):
+        attributes.setdefault("calendar", "standard")
     for key in TIMED_BY:
         there, given = attributes.get(key), own.get(key)
         if not (given is None or there is None or _same_units(str(given), str(there))):

@@ -87,7 +87,8 @@ def chunk_statistics(
                 rows.append(at[new])
                 bounds.append(zones.bounds.take(counts[new]))
     if table is None or not rows:
-        nothing, none = np.empty(0, meaning.dtype), np.empty(0, np.int64)
+        kind = np.dtype("S1") if meaning.dtype.kind in "UV" else meaning.dtype
+        nothing, none = np.empty(0, kind), np.empty(0, np.int64)
         coords = np.empty((0, len(node.array.shape)), np.int64)
         found = Bounds(nothing, nothing, none == 0, none, none, none)
     else:
