@@ -1,0 +1,98 @@
+"""The root, commits, merges and appends."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "archive-of-another-version-believed",
+        "engine/root/roots.py",
+        "if root.version != version:",
+        "if root.version < version:",
+    ),
+    Fault(
+        "found-swap-not-made-durable",
+        "engine/root/roots.py",
+        "be durable yet.\n            self._storage.sync([ROOT_KEY])",
+        "be durable yet.\n            self._storage.sync([])",
+    ),
+    Fault(
+        "loser-of-a-creation-told-it-won",
+        "engine/root/roots.py",
+        "return found if found.root.write_id == root.write_id else None",
+        "return found",
+    ),
+    Fault(
+        "lost-repository-covered-by-a-new-one",
+        "engine/root/create.py",
+        "if not _is_abandoned(key):",
+        "if not _is_abandoned(key) and not key.startswith('root/'):",
+    ),
+    Fault(
+        "repository-made-inside-another",
+        "engine/root/create.py",
+        "    check_outside(storage)\n    repository_id",
+        "    repository_id",
+    ),
+    Fault(
+        "objects-of-others-withdrawn",
+        "engine/root/deferred_create.py",
+        "for key in keys if any(name in key for name in own))",
+        "for key in keys if own)",
+    ),
+    Fault(
+        "withdrawn-while-a-swap-may-land",
+        "engine/root/deferred_create.py",
+        "return True  # a request",
+        "return False  # a request",
+    ),
+    Fault(
+        "epoch-comes-twice",
+        "engine/root/epochs.py",
+        "moved = replace(tip, epoch=root.version + 1)",
+        "moved = replace(tip, epoch=tip.epoch + 1)",
+    ),
+    Fault(
+        "collection-goes-on-on-an-older-root",
+        "engine/root/epochs.py",
+        "if newest < epoch:",
+        "if newest < 0:",
+    ),
+    Fault(
+        "lease-trusted-by-one-clock",
+        "engine/root/heartbeat.py",
+        " or runtime.now_ms() >= self.until_ms",
+        "",
+    ),
+    Fault(
+        "unknown-outcome-leaves-the-session-open",
+        "engine/commit/landing.py",
+        "if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):",
+        "if not isinstance(error, ManifestsError):",
+    ),
+    Fault(
+        "said-to-be-committed-before-it-is-durable",
+        "engine/commit/advance_marks.py",
+        "context.storage.sync([ROOT_KEY])",
+        "context.storage.sync([])",
+    ),
+    Fault(
+        "forgotten-mark-stays-in-its-page",
+        "engine/commit/advance_marks.py",
+        "for app, version in page.items() if app not in gone}",
+        "for app, version in page.items()}",
+    ),
+    Fault(
+        "revert-overwrites-later-changes",
+        "engine/commit/replay.py",
+        "return touched[left], touched[left & ~fits]",
+        "return touched[left], touched[:0]",
+    ),
+    Fault(
+        "values-changed-before-an-append-are-lost",
+        "appends.py",
+        "if not _equal(now[: move.start - first], before):",
+        "if len(now) < move.start - first:",
+    ),
+]

@@ -1,0 +1,80 @@
+"""Documents and their checks: checksums, bounds, and what readers refuse."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "checksums-of-objects-not-compared",
+        "format/envelope.py",
+        "if crc32c(memoryview(data)[CRC_FROM:]) != header.crc32c:",
+        "if header.crc32c < 0:",
+    ),
+    Fault(
+        "exchanged-objects-accepted",
+        "format/envelope.py",
+        "if crc is not None and crc != self.crc32c:",
+        "if crc is not None and crc < 0:",
+    ),
+    Fault(
+        "unknown-flags-ignored",
+        "format/envelope.py",
+        "self.version != FORMAT_VERSION or self.flags:",
+        "self.version != FORMAT_VERSION:",
+    ),
+    Fault(
+        "small-objects-fill-memory",
+        "format/envelope.py",
+        "if size > min(expanded_at_most(data), MAX_PAYLOAD_BYTES):",
+        "if size > MAX_PAYLOAD_BYTES:",
+    ),
+    Fault(
+        "lists-without-a-bound",
+        "format/envelope.py",
+        "_like_containers(data, most) > most:",
+        "_like_containers(data, most) < 0:",
+    ),
+    Fault(
+        "directories-not-verified",
+        "format/blocks.py",
+        "if crc32c_of_all(parts) != header.crc32c:",
+        "if header.crc32c < 0:",
+    ),
+    Fault(
+        "blocks-not-verified",
+        "format/blocks.py",
+        "!= self.lengths[number] or crc32c(data) != self.crcs[number]:",
+        "!= self.lengths[number]:",
+    ),
+    Fault(
+        "snapshots-of-other-repositories-accepted",
+        "format/snapshot.py",
+        "if self.repository_id != repository_id:",
+        "if not self.repository_id:",
+    ),
+    Fault(
+        "unknown-features-ignored",
+        "format/root.py",
+        "for feature in features if feature not in FEATURES]",
+        "for feature in features if not feature]",
+    ),
+    Fault(
+        "written-larger-than-readers-accept",
+        "format/envelope.py",
+        "if CRC_FROM + len(covered) > _MOST_BYTES.get(kind, HEADER_BYTES + MAX_PAYLOAD_BYTES):",
+        "if len(covered) > HEADER_BYTES + MAX_PAYLOAD_BYTES:",
+    ),
+    Fault(
+        "upper-bounds-rounded-down",
+        "format/zone_maps.py",
+        "high = (up >> np.uint64(shift)) + (up & np.uint64((1 << shift) - 1) > 0)",
+        "high = up >> np.uint64(shift)",
+    ),
+    Fault(
+        "rows-out-of-order-accepted",
+        "format/chunk_table.py",
+        "bool((self.index[1:] > self.index[:-1]).all())",
+        "bool((self.index >= 0).all())",
+    ),
+]

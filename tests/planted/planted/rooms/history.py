@@ -1,0 +1,110 @@
+"""Versions, branches, tags, leases, history and differences."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "reset-drops-commits-unasked",
+        "engine/history/refs.py",
+        "if not force and expected is None and not self._comes_after(moved, old):",
+        "if not force and expected is None and not self._comes_after(old, old):",
+    ),
+    Fault(
+        "reset-drops-what-came-meanwhile",
+        "engine/history/refs.py",
+        "if expected is not None and at != expected:",
+        "if expected is not None and not at:",
+    ),
+    Fault(
+        "reset-ends-a-claim",
+        "engine/history/refs.py",
+        "epoch=old.epoch, index=old.index)\n            at =",
+        "epoch=0, index=old.index)\n            at =",
+    ),
+    Fault(
+        "fast-forward-ends-a-claim",
+        "engine/history/refs.py",
+        "epoch=old.epoch, index=old.index)\n            return",
+        "epoch=0, index=old.index)\n            return",
+    ),
+    Fault(
+        "fast-forward-drops-commits",
+        "engine/history/refs.py",
+        "if snapshot_id_of(old.head.key) != expected:",
+        "if not expected:",
+    ),
+    Fault(
+        "name-of-a-deleted-tag-used-again",
+        "engine/history/refs.py",
+        "deleted = (*root.deleted_tags, name)",
+        "deleted = root.deleted_tags",
+    ),
+    Fault(
+        "ambiguous-name-guessed",
+        "engine/history/find_version.py",
+        "if branch is not None and tag is not None:",
+        "if branch is not None and tag is not None and branch.head.key == tag.key:",
+    ),
+    Fault(
+        "version-written-at-the-time-itself-passed-over",
+        "engine/history/find_version.py",
+        "if part.written_ms[at] <= until_ms:",
+        "if part.written_ms[at] < until_ms:",
+    ),
+    Fault(
+        "changes-told-beyond-the-floor",
+        "engine/history/changes_between.py",
+        "if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:",
+        "if snapshot.parent is None and snapshot_id_of(ref.key) == floor:",
+    ),
+    Fault(
+        "net-changes-forget-what-was-cut-off",
+        "engine/history/net_changes.py",
+        "cut |= delta.truncated.keys() & both",
+        "cut |= set()",
+    ),
+    Fault(
+        "different-shards-of-one-checksum-are-the-same",
+        "engine/history/net_changes.py",
+        "or array is None or not array.checks_itself:",
+        "or array is None or array.checks_itself:",
+    ),
+    Fault(
+        "lease-that-was-taken-away-renewed",
+        "engine/history/leases.py",
+        "if _name(held) not in there:",
+        "if not there and not held.session:",
+    ),
+    Fault(
+        "damage-stops-the-renewal-of-other-leases",
+        "engine/history/leases.py",
+        "lost[held.lease_id] = error\n            except CorruptObjectError:",
+        "lost[held.lease_id] = error\n            except ZeroDivisionError:",
+    ),
+    Fault(
+        "forked-child-gives-up-its-parents-lease",
+        "engine/history/leases.py",
+        "    if held.is_inherited:\n        return\n    context.heart.drop(held)",
+        "    context.heart.drop(held)",
+    ),
+    Fault(
+        "head-that-went-told-as-damage",
+        "engine/history/follow.py",
+        "if not is_missing(error) or str(error) in missed:",
+        "if not is_missing(error) or str(error) not in missed:",
+    ),
+    Fault(
+        "what-has-lost-chunks-named-again",
+        "engine/history/left_behind.py",
+        "return not chunks",
+        "return True",
+    ),
+    Fault(
+        "page-of-marks-not-reached",
+        "engine/history/reachability.py",
+        "if value.marks_page is not None:",
+        "if value.marks_page is not None and of_page:",
+    ),
+]

@@ -1,0 +1,68 @@
+"""Choosing chunks by their statistics, decoding them, and comparing values."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "bounds-of-a-negative-scale-are-the-wrong-way-round",
+        "selecting/pruning.py",
+        "low, high = np.minimum(one, other), np.maximum(one, other)",
+        "low, high = one, other",
+    ),
+    Fault(
+        "rounded-times-are-taken-for-exact-bounds",
+        "selecting/pruning.py",
+        "low, high = low - _US, high + _US",
+        "pass",
+    ),
+    Fault(
+        "bounds-of-another-packing-count",
+        "selecting/pruning.py",
+        "if zones.meaning != self._meaning.digest:",
+        "if False:",
+    ),
+    Fault(
+        "bounds-count-for-a-chunk-that-was-replaced",
+        "selecting/pruning.py",
+        "counts = at >= 0 if number < len(checked) else valid(zones, table)",
+        "counts = at >= 0",
+    ),
+    Fault(
+        "bounds-of-pages-count-for-chunks-that-have-changed",
+        "selecting/pruning.py",
+        "return untouched and overlay.truncated is None",
+        "return True",
+    ),
+    Fault(
+        "missing-values-are-counted-as-before-an-array-grew",
+        "selecting/pruning.py",
+        "nulls = ((bounds.missing > 0) | ~hold) & nullable",
+        "nulls = (bounds.missing > 0) & nullable",
+    ),
+    Fault(
+        "chunks-that-a-writer-has-planned-with-do-not-count-as-read",
+        "selecting/pruning.py",
+        "if not usable or not note_unchanged(contents, self._node, region):",
+        "if not usable:",
+    ),
+    Fault(
+        "nan-is-equal-to-every-number",
+        "planning/zones/skipping.py",
+        '_ABOVE_NAN: Final = (">", ">=", "!=")',
+        '_ABOVE_NAN: Final = (">", ">=")',
+    ),
+    Fault(
+        "blosc-reads-what-lies-behind-a-chunk",
+        "decoding.py",
+        "        if stored > len(data):\n",
+        "        if False:\n",
+    ),
+    Fault(
+        "another-fill-value-changes-no-cell",
+        "value_changes.py",
+        "if was.node_id != now.node_id or _fill(was) != _fill(now):",
+        "if was.node_id != now.node_id:",
+    ),
+]

@@ -1,0 +1,128 @@
+"""Serving over HTTP: who may read, what is escaped, and what readers may keep."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "any-host-name-is-answered",
+        "serving/application.py",
+        "if self._hosts is not None and host not in self._hosts:",
+        "if False:",
+    ),
+    Fault(
+        "a-user-name-counts-as-the-token",
+        "serving/application.py",
+        'partition(b":")[2]',
+        'partition(b":")[0]',
+    ),
+    Fault(
+        "pages-of-any-origin-may-read",
+        "serving/application.py",
+        "allow_origin_regex=_LOOPBACK_ORIGIN,",
+        'allow_origin_regex=".*",',
+    ),
+    Fault(
+        "a-host-that-others-reach-needs-no-token",
+        "serving/server.py",
+        "if not local and token is None:",
+        "if False:",
+    ),
+    Fault(
+        "slices-of-changing-files-are-kept",
+        "serving/application.py",
+        "if containers_of(self._served.repo):",
+        "if False:",
+    ),
+    Fault(
+        "a-missing-chunk-is-not-found",
+        "serving/answers.py",
+        "return 503",
+        "return 404",
+    ),
+    Fault(
+        "what-a-branch-names-is-kept-for-ever",
+        "serving/answers.py",
+        '_FOREVER if fixed else "no-cache"',
+        "_FOREVER",
+    ),
+    Fault(
+        "a-part-of-another-value-is-continued",
+        "serving/answers.py",
+        'if "if-range" in request.headers and request.headers["if-range"] != value.etag:',
+        "if False:",
+    ),
+    Fault(
+        "large-values-are-sent-unchecked",
+        "serving/answers.py",
+        "if is_small != is_whole:",
+        "if False:",
+    ),
+    Fault(
+        "a-range-ends-a-byte-early",
+        "serving/http_ranges.py",
+        "_number(last) + 1",
+        "_number(last)",
+    ),
+    Fault(
+        "chunks-of-changing-files-have-an-etag",
+        "serving/values.py",
+        "if not source.is_dated:",
+        "if False:",
+    ),
+    Fault(
+        "names-in-folders-are-not-escaped",
+        "serving/folder_links.py",
+        "{html_text(name)}</a>",
+        "{name}</a>",
+    ),
+    Fault(
+        "links-in-folders-lead-elsewhere",
+        "serving/folder_links.py",
+        'check_inside(name.removesuffix("/"))',
+        "pass",
+    ),
+    Fault(
+        "a-folder-of-too-many-chunks-is-listed",
+        "serving/folder_links.py",
+        "if min(refs, box.size) > _MOST_CHUNKS:",
+        "if False:",
+    ),
+    Fault(
+        "pages-do-not-escape-what-they-show",
+        "serving/web_pages.py",
+        "autoescape=True,",
+        "autoescape=False,",
+    ),
+    Fault(
+        "pages-show-characters-that-disguise",
+        "serving/web_pages.py",
+        "finalize=_shown,",
+        "",
+    ),
+    Fault(
+        "fill-values-are-drawn",
+        "serving/slices.py",
+        "missing |= reading == value",
+        "pass",
+    ),
+    Fault(
+        "a-slice-reads-any-number-of-chunks",
+        "serving/slices.py",
+        "if int(np.prod(counts, dtype=np.float64)) <= MOST_CHUNKS:",
+        "if True:",
+    ),
+    Fault(
+        "a-slice-reads-chunks-of-any-size",
+        "serving/slices.py",
+        "if size > MOST_CHUNK_BYTES:",
+        "if False:",
+    ),
+    Fault(
+        "requests-hold-any-number-of-bytes",
+        "serving/served.py",
+        "while self._left < nbytes:",
+        "while False:",
+    ),
+]

@@ -1,0 +1,104 @@
+"""Changes of sessions and their copies, packs, chunk bytes and caches."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "copy-not-told-that-its-report-was-too-late",
+        "engine/edit/reporting_copies.py",
+        "if not _is_there(storage, token):",
+        "if not token:",
+    ),
+    Fault(
+        "committed-though-copies-may-go-on",
+        "engine/edit/reporting_copies.py",
+        "    if _is_there(storage, token):",
+        "    if not token:",
+    ),
+    Fault(
+        "one-copys-report-replaces-anothers",
+        "engine/edit/forks.py",
+        "if not all(same_chunk(contents, nodes.get(node_id), first, ref) for ref in others):",
+        "if not all(same_chunk(contents, nodes.get(node_id), ref, ref) for ref in others):",
+    ),
+    Fault(
+        "unmerged-copies-left-out-silently",
+        "engine/edit/forks.py",
+        "    if writers:",
+        "    if len(writers) > 1:",
+    ),
+    Fault(
+        "reporting-copy-deletes-in-vain",
+        "engine/edit/workspace.py",
+        'if self.reports:\n            refuse_in_copy(f"what is below',
+        'if self.reports and not prefix:\n            refuse_in_copy(f"what is below',
+    ),
+    Fault(
+        "chunks-of-strangers-merged",
+        "engine/edit/foreign_refs.py",
+        "    if foreign:\n        raise",
+        "    if len(foreign) > 1000:\n        raise",
+    ),
+    Fault(
+        "spilled-chunks-of-strangers-merged",
+        "engine/edit/foreign_refs.py",
+        "elif isinstance(rows, Spilled) and rows.is_own:",
+        "elif isinstance(rows, Spilled):",
+    ),
+    Fault(
+        "chunks-outside-the-array-merged",
+        "engine/edit/foreign_refs.py",
+        "if outside.any():",
+        "if outside.all() and len(outside) > 1000:",
+    ),
+    Fault(
+        "chunks-of-copies-not-made-durable",
+        "engine/edit/workspace.py",
+        "[partial(self.storage.sync, part) for part in sync_parts(due)]",
+        "[partial(self.storage.sync, part) for part in sync_parts([])]",
+    ),
+    Fault(
+        "pack-that-was-not-written-referred-to",
+        "engine/edit/packs.py",
+        "if not pack.written:",
+        "if pack.written is None:",
+    ),
+    Fault(
+        "overwritten-chunk-comes-back-with-its-pack",
+        "engine/edit/packs.py",
+        "if id(ref) in self._places and self._is_live(ref, changes):",
+        "if id(ref) in self._places:",
+    ),
+    Fault(
+        "reads-of-documents-not-noted",
+        "engine/edit/overlay.py",
+        "self.changes.reads.documents.add(path)",
+        "self.changes.reads.documents.discard(path)",
+    ),
+    Fault(
+        "different-shards-of-two-forks-merged",
+        "engine/edit/overlay.py",
+        "if node is None or node.array is None or not node.array.checks_itself:",
+        "if node is None or node.array is None or node.array.checks_itself:",
+    ),
+    Fault(
+        "reads-of-a-box-not-noted",
+        "engine/edit/bulk_chunks.py",
+        "if contents.keys is not None and read is None:",
+        "if contents.keys is None and read is None:",
+    ),
+    Fault(
+        "damaged-chunk-read-as-data",
+        "engine/objects/chunks.py",
+        "if length == ref.length and crc32c(data) != ref.crc32c:",
+        "if length > ref.length and crc32c(data) != ref.crc32c:",
+    ),
+    Fault(
+        "restored-chunk-read-as-damaged",
+        "engine/objects/chunks.py",
+        "(data,) = self._storage.get_ranges(ref.key, [(ref.offset + start, length)])",
+        "self._storage.head(ref.key)",
+    ),
+]

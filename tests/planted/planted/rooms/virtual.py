@@ -1,0 +1,146 @@
+"""Files elsewhere: what may be read, whether it is still the same, and what an import may take."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    Fault(
+        "a-container-holds-folders-beside-it",
+        "virtual/containers.py",
+        'path.startswith(root.rstrip("/") + "/")',
+        "path.startswith(root)",
+    ),
+    Fault(
+        "saved-containers-need-no-authorization",
+        "virtual/containers.py",
+        "authorize = known if authorize else ()",
+        "authorize = known",
+    ),
+    Fault(
+        "a-name-may-lead-to-this-machine",
+        "virtual/containers.py",
+        'and leads_to_local(path.partition("/")[0])',
+        "and False",
+    ),
+    Fault(
+        "links-lead-out-of-a-container",
+        "storage/files.py",
+        "real = os.path.realpath(inside + path, strict=True)",
+        "return open_regular(inside + path, follow_links=True)",
+    ),
+    Fault(
+        "a-signed-url-is-kept",
+        "virtual/locations.py",
+        'if scheme in REMOTE and ("?" in rest or "#" in rest):',
+        "if False:",
+    ),
+    Fault(
+        "a-file-of-another-size-is-read",
+        "virtual/virtual_files.py",
+        "if known.nbytes is not None and found.nbytes != known.nbytes:",
+        "if False:",
+    ),
+    Fault(
+        "a-file-of-another-etag-is-read",
+        "virtual/virtual_files.py",
+        "found.etag is None or plain_etag(found.etag) != plain_etag(known.tag)",
+        "False",
+    ),
+    Fault(
+        "a-file-that-is-newer-than-its-reference-is-read",
+        "virtual/virtual_files.py",
+        "found.modified_ms is None or found.modified_ms // unit_ms > since_ms // unit_ms",
+        "False",
+    ),
+    Fault(
+        "a-request-does-not-ask-for-the-known-version",
+        "storage/object_versions.py",
+        "if known.etag is not None and not known.etag.startswith",
+        "if False and not known.etag.startswith",
+    ),
+    Fault(
+        "a-file-that-ends-early-is-read-as-far-as-it-goes",
+        "virtual/virtual_files.py",
+        "len(data) == length\n            and ref.length",
+        "ref.length",
+    ),
+    Fault(
+        "checksums-of-files-elsewhere-are-not-compared",
+        "virtual/virtual_files.py",
+        "and crc32c(data) != ref.crc32c)",
+        "and False)",
+    ),
+    Fault(
+        "linked-folders-are-imported",
+        "virtual/references.py",
+        "if entry.is_symlink():",
+        "if False:",
+    ),
+    Fault(
+        "documents-that-are-listed-and-missing-are-left-out",
+        "virtual/references.py",
+        "if place not in values:",
+        "if False:",
+    ),
+    Fault(
+        "an-import-goes-over-what-is-there",
+        "engine/edit/import_references.py",
+        "for other in workspace.contents.within(path):",
+        "for other in ():",
+    ),
+    Fault(
+        "references-that-no-array-reads-are-taken-in",
+        "engine/edit/import_references.py",
+        "if only_chunks:",
+        "if False:",
+    ),
+    Fault(
+        "references-are-appended-within-a-chunk",
+        "virtual/appended_references.py",
+        "if length % chunk:",
+        "if False:",
+    ),
+    Fault(
+        "references-are-appended-in-another-encoding",
+        "virtual/appended_references.py",
+        "if json.dumps(one.get(name)) != json.dumps(other.get(name))",
+        "if False",
+    ),
+    Fault(
+        "generated-references-are-not-counted",
+        "virtual/kerchunk.py",
+        "left -= count",
+        "pass",
+    ),
+    Fault(
+        "what-references-unpack-to-is-not-counted",
+        "virtual/kerchunk.py",
+        "budget.take(len(part), url)",
+        "pass",
+    ),
+    Fault(
+        "what-parquet-unpacks-to-is-not-counted",
+        "virtual/kerchunk_parquet.py",
+        "budget.check(nbytes + unpacked, where)",
+        "pass",
+    ),
+    Fault(
+        "rows-beyond-an-array-are-left-out",
+        "virtual/kerchunk_parquet.py",
+        "if max(there[due:].max(initial=-1), inline[due:].max(initial=-1)) >= 0:",
+        "if False:",
+    ),
+    Fault(
+        "what-an-icechunk-file-unpacks-to-is-not-bounded",
+        "virtual/icechunk_files.py",
+        "zstandard.frame_content_size(body)\n            if nbytes > self.max_bytes:",
+        "zstandard.frame_content_size(body)\n            if False:",
+    ),
+    Fault(
+        "chunks-that-are-gone-in-icechunk-stay",
+        "engine/edit/import_icechunk.py",
+        "if gone.any() and grid.ndim:",
+        "if False:",
+    ),
+]

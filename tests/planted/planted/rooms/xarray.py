@@ -1,0 +1,158 @@
+"""Writing with xarray: values, units, labels, appends, ingested files, and workers."""
+
+from __future__ import annotations
+
+from planted.fault import Fault
+
+FAULTS = [
+    # values
+    Fault(
+        "packed-values-may-be-off-by-the-whole-range",
+        "xarray/fit.py",
+        "return step * (0.5 + 1e-6) + error * (extent + 2 * offset)",
+        "return extent",
+    ),
+    Fault(
+        "times-may-be-off-by-hours",
+        "xarray/fit.py",
+        'apart = np.abs(one.astype(unit) - other.astype(unit)) >= np.timedelta64(1, "s")',
+        'apart = np.abs(one.astype(unit) - other.astype(unit)) >= np.timedelta64(1, "D")',
+    ),
+    Fault(
+        "whole-numbers-may-lose-digits-as-floats",
+        "xarray/fit.py",
+        "(read.real.astype(given.dtype) == given)",
+        "(read.real == given.astype(read.dtype))",
+    ),
+    Fault("texts-may-be-cut", "xarray/fit.py", "else one != other", "else False"),
+    Fault(
+        "far-dates-are-lost-beside-a-missing-one",
+        "xarray/fit.py",
+        'if given.dtype.kind != "M" or not (_are_far(given) or np.isnat(given).any()):',
+        "if True:",
+    ),
+    Fault(
+        "blocks-of-dask-are-not-checked",
+        "xarray/fit.py",
+        "        self.block(given, codes.reshape(given.shape), start)\n",
+        "",
+    ),
+    # what is there
+    Fault(
+        "any-two-reference-dates-are-the-same",
+        "xarray/agreement.py",
+        "return bool((a.values == b.values).all())",
+        "return True",
+    ),
+    Fault(
+        "no-calendar-is-any-calendar",
+        "xarray/agreement.py",
+        'own.setdefault("calendar", "standard")',
+        "pass",
+    ),
+    Fault(
+        "encoded-values-are-taken-for-decoded-ones",
+        "xarray/agreement.py",
+        "if key in variable.attrs and key not in attributes:",
+        "if False:",
+    ),
+    Fault(
+        "an-append-replaces-the-grid",
+        "xarray/agreement.py",
+        "is_index = variable.dims == (name,) and append_dim is not None and name != append_dim",
+        "is_index = False",
+    ),
+    Fault(
+        "an-append-leaves-arrays-behind",
+        "xarray/agreement.py",
+        "    if missing:\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "a-dimension-may-have-two-lengths",
+        "xarray/agreement.py",
+        "(there != size and dim != append_dim)",
+        "False",
+    ),
+    Fault(
+        "what-checks-read-counts-as-read",
+        "xarray/stored_group.py",
+        "cls(unrecorded(contents_of(store)), path)",
+        "cls(contents_of(store), path)",
+    ),
+    # labels
+    Fault(
+        "labels-that-exist-are-appended-again",
+        "planning/conflict/append_labels.py",
+        'if known.any() and on_existing == "error":',
+        "if False:",
+    ),
+    Fault(
+        "one-of-two-equal-labels-is-replaced",
+        "planning/conflict/append_labels.py",
+        "    if several.any():\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "labels-are-not-compared-on-the-tip",
+        "xarray/appending.py",
+        "if (now.appended, now.replaced) != (planned.appended, planned.replaced):",
+        "if False:",
+    ),
+    Fault(
+        "labels-of-a-session-that-changed-them-are-not-compared",
+        "xarray/appending.py",
+        "if not np.array_equal(now, before):",
+        "if False:",
+    ),
+    Fault(
+        "the-same-call-twice-makes-two-commits",
+        "xarray/writers.py",
+        "    if changes_nothing(workspace):\n",
+        "    if False:\n",
+    ),
+    # ingested files
+    Fault(
+        "a-file-that-changes-while-it-is-read-is-ingested",
+        "xarray/ingest_rows.py",
+        "if error[0] is None and stamp_of(",
+        "if False and stamp_of(",
+    ),
+    Fault(
+        "a-file-that-another-ingests-meanwhile-is-ingested-twice",
+        "xarray/ingest_run.py",
+        "if self._is_there(known.get(url), file)]",
+        "if False]",
+    ),
+    Fault(
+        "an-older-state-that-another-ingested-is-appended-to",
+        "xarray/ingest_run.py",
+        "[url for url in waiting if url in known and url not in again]",
+        "[]",
+    ),
+    Fault(
+        "a-changed-file-with-more-rows-overwrites-the-next-file",
+        "xarray/ingest_run.py",
+        "start = known.start if known.rows == file.rows else None",
+        "start = known.start",
+    ),
+    Fault(
+        "a-chunk-is-referred-to-in-two-files",
+        "xarray/ingest_run.py",
+        "if each.start % chunk), None)",
+        "if False), None)",
+    ),
+    # workers
+    Fault(
+        "workers-write-to-the-memory-of-another-process",
+        "xarray/distributed.py",
+        "if storage.capabilities.shared:",
+        "if True:",
+    ),
+    Fault(
+        "tables-of-workers-are-left-out",
+        "xarray/distributed.py",
+        "tables = own.tables.get(node_id, ())",
+        "tables = ()",
+    ),
+]
