@@ -1,4 +1,4 @@
-.PHONY: help setup demo lint test docs check-spark check-package size bench nightly \
+.PHONY: help setup demo lint test docs check-package size bench nightly \
     sweep seeds faults servers browser spark cluster rehearsal package oldest mutants simulate
 
 # Compiled once: programs that tests start import all of the package.
@@ -9,8 +9,8 @@ FIRST ?= 100000
 PYTEST = .venv/bin/pytest
 PIP = .venv/bin/python -m pip install --disable-pip-version-check --quiet \
     --constraint .ci/constraints.txt
-HERE = not servers and not browser and not spark and not cluster and not faults and not benchmarks
-QUICK = not sweep and $(HERE)
+HERE = not servers and not browser and not cluster and not faults and not benchmarks
+QUICK = not sweep and $(HERE) and (smoke or not spark)
 ALL = --hypothesis-profile sweep
 NIGHTLY = sweep seeds faults servers browser spark cluster rehearsal package oldest
 
@@ -29,17 +29,11 @@ lint: setup  ## check style, types and layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: lint  ## run lint and the tests; of tests with many cases, those that the commit chooses
-	$(PYTEST) -m "$(QUICK)" --cases 3 -n auto --dist worksteal --durations 10
+test: lint  ## run lint and the tests
+	$(PYTEST) -m "$(QUICK)" -n auto --dist loadgroup --durations 10
 
 docs: setup  ## build the documentation's site into site/, strictly
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --config-file .mkdocs.yml
-
-check-spark: setup  ## try Spark: rows in and out, files, SQL, and a stream
-	$(PYTEST) $(addprefix tests/spark/,test_read.py::test_monthly_mean_speed_in_sql_is_xarrays \
-	    test_write_dataframe.py::test_rows_come_back test_data_source.py::test_views_answer_sql \
-	    test_ingest.py::test_tasks_copy_files_and_leave_out_what_they_cannot_open \
-	    test_stream_sink.py::test_each_batch_lands_once_however_often_it_comes)
 
 check-package: setup  ## build a wheel, and run the demo with it in an empty environment without Java
 	@.ci/try-package wheel
@@ -51,10 +45,11 @@ bench: setup  ## compare with other stores; ARGS="--quick --only small-read-fuse
 	$(PIP) --group bench
 	.venv/bin/python tests/benchmarks $(ARGS)
 
-nightly: $(NIGHTLY)  ## run what make test leaves out on this commit, part by part
+nightly: $(NIGHTLY)  ## run what make test leaves out, part by part
 
-sweep: setup  ## nightly: the cases and slow tests that make test leaves out, and more examples
-	$(PYTEST) -m "$(HERE)" --cases 3 --rest --ignore tests/simulation $(ALL) -n auto --dist worksteal
+sweep: setup  ## nightly: crashes and interrupts at every call, and more examples
+	$(PYTEST) -m "$(HERE) and not spark and (sweep or hypothesis)" --ignore tests/simulation $(ALL) \
+	    -n auto --dist worksteal
 
 seeds: setup  ## nightly: the simulation with 2,000 seeds, and all faults that are planted
 	$(PYTEST) --seeds 2000 -n auto --dist worksteal tests/simulation
@@ -65,11 +60,11 @@ faults: setup  ## nightly: everything that can be done to the network
 servers: setup  ## nightly: each server of object stores, and other readers of Zarr
 	@.ci/setup-servers
 	$(PIP) --group readers
-	$(PYTEST) -m servers $(ALL) -n auto tests/storage tests/serving
+	$(PYTEST) -m servers $(ALL) -n auto tests/storage tests/api/serving
 
 browser: setup  ## nightly: the pages of zarr-manifests serve in Chromium
 	@.ci/setup-browser
-	$(PYTEST) -m browser tests/browser
+	$(PYTEST) -m browser tests/api/browser
 
 spark: setup  ## nightly: all tests that start Spark
 	$(PYTEST) -m "spark and not benchmarks"
@@ -79,14 +74,14 @@ cluster: setup  ## nightly: kill tasks, executors and drivers of a Spark cluster
 
 rehearsal: setup  ## nightly: each row of the benchmarks once
 	$(PIP) --group bench
-	$(PYTEST) -m benchmarks tests/test_benchmarks.py
+	$(PYTEST) -m benchmarks tests/docs/test_benchmarks.py
 
 package: setup  ## nightly: build wheel and sdist, and try them in empty environments
 	@.ci/try-package wheel sdist
 
 oldest:  ## nightly: the tests of make test on Python 3.12 with the oldest dependencies
 	@VENV=.venv-oldest .ci/setup
-	.venv-oldest/bin/pytest -m "$(QUICK) and not slow" --cases 1 -n auto --dist worksteal
+	.venv-oldest/bin/pytest -m "$(QUICK) and not spark" -n auto --dist worksteal
 
 mutants: setup  ## break each rule of tests/planted, and see that a test of make test finds it
 	.venv/bin/python tests/planted $(ARGS)

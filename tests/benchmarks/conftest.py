@@ -1,3 +1,3 @@
-"""These files are no tests: the comparison is run by `tests/test_benchmarks.py`."""
+"""These files are no tests: the comparison is run by `tests/docs/test_benchmarks.py`."""
 
 collect_ignore_glob = ["*.py"]

@@ -1,4 +1,4 @@
-"""Every object of a repository, damaged in every way: a typed error that names it, or the truth.
+"""Every kind of object damaged, gone, or in another's place: an error that names it, or the truth.
 
 No damage may ever read as other data, or as fill value, and what does not need the damaged object
 still reads.
@@ -6,9 +6,11 @@ still reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+import itertools
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,38 +18,63 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from effort import some_or_all
-from inside import context_of
-from zarr_manifests import Session
-from zarr_manifests.engine.history.by_id import snapshot_ref
+from inside import short_pages
+from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import NotARepositoryError
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    MissingChunkError,
-    SnapshotExpiredError,
-    UnsupportedFormatError,
-)
-from zarr_manifests.format.history_pages import History
-from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import snapshot_key
-from zarr_manifests.storage import Storage
+from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
+from zarr_manifests.repository import build_index
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import CountingStorage
+from zarr_manifests.testing import CountingStorage, copy_of, in_order
 
-ERRORS = {
-    "current": (CorruptObjectError, UnsupportedFormatError, NotARepositoryError),
-    "chunks": (CorruptObjectError, MissingChunkError),
-    "deltas": (CorruptObjectError, UnsupportedFormatError),
-    "manifests": (CorruptObjectError, UnsupportedFormatError),
-    "nodes": (CorruptObjectError, UnsupportedFormatError),
-    "snapshots": (CorruptObjectError, UnsupportedFormatError, SnapshotExpiredError),
-}
-BIG = bytes(range(256)) * 3
+START_MS = 1_700_000_000_000
+KINDS = ("chunks", "deltas", "manifests", "nodes", "snapshots", "history")
+MOST_KEYS = 2
 
 
-def put(session: Session, key: str, value: bytes) -> None:
-    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
+def runtime(*, at_ms: Iterator[int] | None = None) -> Runtime:
+    clock = at_ms or itertools.repeat(START_MS + 10**9)
+    return in_order(now_ms=lambda: next(clock))
+
+
+def put(session: Session, key: str, data: bytes) -> None:
+    session.store.set_sync(key, cpu.Buffer.from_bytes(data))
+
+
+def make(seed: int) -> MemoryStorage:
+    """A repository with many kinds of objects; repositories of two seeds differ in all values."""
+    storage, rng = MemoryStorage(), np.random.default_rng(seed)
+    config = {
+        "compaction": {"max-delta-count": 4},
+        "inline-chunk-bytes": 250,
+        "pack-chunk-bytes": 400,
+    }
+    repository = zm.create(
+        storage, config, runtime=runtime(at_ms=itertools.count(START_MS, 60_000))
+    )
+    session = repository.writable_session()
+    group = zarr.create_group(session.store)
+    group.create_array("a", shape=(120,), chunks=(1,), dtype="u1", compressors=None)
+    group.create_array("x", data=rng.random(30), chunks=(5,), dimension_names=("x",))
+    session.commit("made")
+    with short_pages():
+        for i in range(8):
+            for at in (i, i + 13, i + 26):
+                put(session, f"a/c/{at}", rng.bytes(300))
+            put(session, f"a/c/{i + 40}", rng.bytes(900))
+            put(session, f"x/c/{i % 6}", rng.bytes(60))
+            if i in (2, 5):
+                for at in range(40):  # more than fits into a delta
+                    put(session, f"a/c/{60 + at}", rng.bytes(200))
+                for number in range(6):  # more than is copied along with a pointer
+                    put(session, f"note-{i}-{number}.txt", rng.bytes(2_500))
+            session.commit(f"commit {i}")
+            if i == 4:
+                repository.create_tag("t")
+                repository.create_branch("b")
+                build_index(repository)
+    return storage
 
 
 def contents(session: Session) -> dict[str, bytes]:
@@ -56,194 +83,145 @@ def contents(session: Session) -> dict[str, bytes]:
         value = session.store.get_sync(key)
         assert value is not None, f"{key} is listed and reads as absent"
         found[key] = value.to_bytes()
+    assert session.store.get_sync("a/c/119") is None
     return found
 
 
-def write_much(session: Session, seed: int) -> None:
-    """Small chunks, more than fit into a delta, and notes, more than are copied along with one."""
-    rng = np.random.default_rng(seed)
-    for i in range(40):
-        put(session, f"a/c/{40 + i}", rng.bytes(300))
-        put(session, f"note-{i}.txt", rng.bytes(300))
+class Ways:
+    """Everything that reads one repository, by name, and what it answers of a sound one."""
 
+    def __init__(self, storage: MemoryStorage) -> None:
+        infos = [*zm.open(storage, runtime=runtime()).ancestry()]
+        newest, middle, oldest = infos[0], infos[len(infos) // 2], infos[-1]
+        self.reads: dict[str, Callable[[Repository], Any]] = {
+            "branch": lambda r: contents(r.readonly_session()),
+            "other branch": lambda r: contents(r.readonly_session("b")),
+            "as of": lambda r: contents(r.readonly_session(f"main@{middle.written_at}")),
+            "estimate": lambda r: r.du(estimate=True),
+            "diff": lambda r: r.diff(middle.snapshot_id, newest.snapshot_id),
+            "changes": lambda r: [*r.changes(oldest.snapshot_id)],
+            "bulk": lambda r: [
+                ([*map(int, coords)], data)
+                for coords, data in r.readonly_session().read_chunks("a")
+            ],
+        }
+        for info in infos[::4]:
+            one = partial(Repository.readonly_session, version=info.snapshot_id)
+            self.reads[f"id {info.message}"] = lambda r, one=one: contents(one(r))
+        self.answers: dict[str, str] = {}
+        self.keys: dict[str, set[str]] = {}
+        for name, read in self.reads.items():
+            counting = CountingStorage(storage)
+            self.answers[name] = repr(read(zm.open(counting, runtime=runtime())))
+            self.keys[name] = {record.key for record in counting.log}
 
-def damages(data: bytes) -> Iterator[tuple[str, bytes | None]]:
-    yield "missing", None
-    for length in sorted({0, 1, 23, 24, len(data) // 2, len(data) - 1} & {*range(len(data))}):
-        yield f"cut to {length}", data[:length]
-    yield "longer", data + b"\0"
-    yield "zeros", bytes(len(data))
-    for at in sorted({*range(min(24, len(data))), *range(24, len(data), len(data) // 12 + 1)}):
-        for bit in (1, 0x80):
-            flipped = bytes([data[at] ^ bit])
-            yield f"bit {bit} of byte {at} flipped", data[:at] + flipped + data[at + 1 :]
-
-
-class Seeded:
-    """A small repository with every kind of object, and what each of its snapshots holds."""
-
-    def __init__(self) -> None:
-        self.storage = MemoryStorage()
-        repository = zm.create(self.storage, {"compaction": {"max-delta-count": 3}})
-        session = repository.writable_session("main")
-        group = zarr.create_group(session.store)
-        group.create_array("a", shape=(90,), chunks=(1,), dtype="u1")
-        self.snapshots: dict[str, dict[str, bytes]] = {}
-        write_much(session, 0)
-        self._commit(session)
-        for i in range(4):
-            put(session, f"a/c/{i}", BIG + bytes([i]))
-            if i == 2:
-                write_much(session, i)
-            self._commit(session)
-        self.used = {snapshot_id: self._uses(snapshot_id) for snapshot_id in self.snapshots}
-        self.used_by_head = self._uses(None)
-        self.head = contents(repository.readonly_session("main"))
-
-    def _commit(self, session: Session) -> None:
-        held = contents(session)
-        self.snapshots[session.commit("more")] = held
-
-    def _uses(self, snapshot_id: str | None) -> set[str]:
-        counting = CountingStorage(self.storage)
-        repository = zm.open(counting)
-        contents(repository.readonly_session(snapshot_id))
-        return {record.key for record in counting.log}
+    def check(self, storage: MemoryStorage, keys: set[str], what: str) -> int:
+        """Read in all ways; how many raise an error, which names one of these keys."""
+        ids = {part for key in keys for part in key.partition("/")[2].rsplit("/", 1)}
+        told = []
+        for name, read in self.reads.items():
+            if what != "gone" and not keys & self.keys[name]:
+                continue
+            try:
+                assert repr(read(zm.open(storage, runtime=runtime()))) == self.answers[name], what
+            except ManifestsError as error:
+                told.append((name, str(error)))
+        for name, text in told:
+            assert keys & self.keys[name], (what, name)
+            assert any(part in text for part in ids), (what, text)
+        return len(told)
 
 
 @pytest.fixture(scope="module")
-def seeded() -> Seeded:
-    return Seeded()
+def storage() -> MemoryStorage:
+    return make(0)
 
 
-def test_the_repository_has_every_kind_of_object(seeded: Seeded) -> None:
-    kinds = {info.key.split("/")[0] for info in seeded.storage.list()}
-    read = {"current", "chunks", "deltas", "manifests", "nodes", "snapshots"}
-    assert kinds == read | {"root", "indexes"}
-    assert any("rewrite" == i.kind for i in zm.open(seeded.storage).ancestry())
-    used = set().union(*seeded.used.values(), seeded.used_by_head)
-    assert {key.split("/")[0] for key in used} == read
+@pytest.fixture(scope="module")
+def other() -> MemoryStorage:
+    return make(1)
 
 
-def _read(storage: Storage, snapshot_id: str | None) -> dict[str, bytes]:
-    return contents(zm.open(storage).readonly_session(snapshot_id))
+@pytest.fixture(scope="module")
+def ways(storage: MemoryStorage) -> Ways:
+    return Ways(storage)
 
 
-@pytest.mark.parametrize("kind", ["current", "chunks", "deltas", "manifests", "nodes", "snapshots"])
-@some_or_all
-def test_damage_of_every_object(seeded: Seeded, kind: str, every: int) -> None:
-    storage = seeded.storage
-    reads: list[tuple[str | None, dict[str, bytes], set[str]]] = [
-        (None, seeded.head, seeded.used_by_head)
-    ]
-    # The oldest and two between: the first has deltas only, the others a base.
-    reads.extend(
-        (snapshot_id, seeded.snapshots[snapshot_id], seeded.used[snapshot_id])
-        for snapshot_id in [*seeded.snapshots][::2]
-    )
-    noticed = 0
-    of_kind = [info for info in storage.list() if info.key.split("/")[0] == kind]
-    of_kind.sort(key=lambda info: all(info.key not in read[2] for read in reads))  # the read first
-    for info in of_kind[::every]:
-        data = storage.get(info.key)
-        users = [read for read in reads if info.key in read[2]]
-        others = [read for read in reads if info.key not in read[2]]
-        for what, damaged in damages(data):
-            where = f"{info.key} ({len(data)} bytes), {what}"
-            if damaged is None:
-                storage.delete_many([info.key])
-            else:
-                storage.put(info.key, damaged)
-            try:
-                for snapshot_id, held, _ in users:
-                    try:
-                        found = _read(storage, snapshot_id)
-                    except ERRORS[kind] as error:
-                        named = str(error)
-                        assert info.key in named or str(snapshot_id) in named, where
-                        noticed += 1
-                    else:
-                        # What lies behind a chunk in its object does not matter.
-                        assert (kind, what) == ("chunks", "longer"), where
-                        assert found == held, where
-                if what in ("missing", "zeros"):
-                    for snapshot_id, held, _ in others:
-                        assert _read(storage, snapshot_id) == held, where
-            finally:
-                storage.put(info.key, data)
-    assert noticed
-    assert _read(storage, None) == seeded.head
+def flipped(data: bytes) -> Iterator[bytes]:
+    for at in (6, 14, len(data) // 2, len(data) - 1):
+        yield data[:at] + bytes([data[at] ^ 0x81]) + data[at + 1 :]
 
 
-def test_objects_of_the_same_kind_cannot_stand_in_for_each_other(seeded: Seeded) -> None:
-    storage = seeded.storage
-    by_kind: dict[str, list[str]] = {}
-    for key in sorted(set().union(*seeded.used.values())):
-        by_kind.setdefault(key.split("/")[0], []).append(key)
-    del by_kind["current"]
-    swapped = 0
-    for keys in by_kind.values():
-        for key, other in zip(keys, [*keys[1:], keys[0]], strict=True):
-            data = storage.get(key)
-            if key == other or storage.get(other) == data:
-                continue
-            storage.put(key, storage.get(other))
-            try:
-                for snapshot_id, used in seeded.used.items():
-                    # A snapshot asked for by its id has no pointer that could tell.
-                    if key in used and key != snapshot_key(snapshot_id):
-                        with pytest.raises(CorruptObjectError, match=key):
-                            _read(storage, snapshot_id)
-                        swapped += 1
-            finally:
-                storage.put(key, data)
-    assert swapped > 5
+def damages(
+    storage: MemoryStorage, other: MemoryStorage, keys: list[str], key: str
+) -> Iterator[tuple[str, dict[str, bytes | None]]]:
+    """What may lie at a key instead, and at others."""
+    at, data = keys.index(key), storage.get(key)
+    next_key = keys[(at + 1) % len(keys)]
+    yield "gone", {key: None}
+    yield "exchanged", {key: storage.get(next_key), next_key: data}
+    yield "like another", {key: storage.get(keys[at - 1])}
+    kind = key.partition("/")[0]
+    theirs = [info.key for info in other.list(f"{kind}/")]
+    yield "of another repository", {key: other.get(theirs[at % len(theirs)])}
+    for part in (data[: len(data) // 2], bytes(len(data))):
+        yield f"cut to {len(part)}", {key: part}
+    for bits in flipped(data):
+        yield "flipped", {key: bits}
 
 
-def test_a_damaged_archive_hinders_nobody(seeded: Seeded) -> None:
-    storage = MemoryStorage()
-    for info in seeded.storage.list():
-        storage.put(info.key, seeded.storage.get(info.key))
-    for info in [*storage.list("root/")]:
-        storage.put(info.key, b"damaged")
-    assert _read(storage, None) == seeded.head
-    session = zm.open(storage).writable_session("main")
-    put(session, "a/c/89", b"x")
-    session.commit("goes on")
+def damaged(storage: MemoryStorage, objects: dict[str, bytes | None]) -> MemoryStorage:
+    copy = copy_of(storage)
+    copy.delete_many(objects)
+    for key, data in objects.items():
+        if data is not None:
+            copy.put(key, data)
+    return copy
 
 
-def test_a_history_that_runs_in_a_circle_ends(seeded: Seeded) -> None:
-    """Found by its keys alone: with every object in the cache no checksum stands in the way."""
-    storage = MemoryStorage()
-    for info in seeded.storage.list():
-        storage.put(info.key, seeded.storage.get(info.key))
-    repository = zm.open(storage)
-    context, ids = context_of(repository), [info.snapshot_id for info in repository.ancestry()]
-    objects, refs = context.objects, [snapshot_ref(context, one) for one in ids]
-    untold = [replace(objects.load(ref, Snapshot), history=History()) for ref in refs]
-    untold[2] = replace(untold[2], parent=refs[0])
-    objects.cache.clear()
-    for ref, snapshot in zip(refs, untold, strict=True):
-        objects.remember(ref, snapshot)
-    with pytest.raises(CorruptObjectError, match="is its own ancestor"):
-        list(islice(repository.ancestry(), 100))
-    with pytest.raises(CorruptObjectError, match="is its own ancestor"):
-        repository.diff(ids[-1], ids[0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_an_error_that_names_it_and_never_other_data(
+    storage: MemoryStorage, other: MemoryStorage, ways: Ways, kind: str
+) -> None:
+    keys = [info.key for info in storage.list(f"{kind}/")]
+    used = [key for key in keys if key in set().union(*ways.keys.values())]
+    errors = 0
+    for key in used[:: -(-len(used) // MOST_KEYS)]:
+        for what, objects in damages(storage, other, keys, key):
+            copy = damaged(storage, objects)
+            errors += ways.check(copy, {*objects}, what)
+            if what in ("exchanged", "like another"):
+                assert not zm.open(copy, runtime=runtime()).verify().ok
+    assert errors or kind == "history"  # without a page of it, the snapshots are read
 
 
-def test_a_missing_log_fails_closed(seeded: Seeded) -> None:
-    """Whether two commits conflict is not guessed at."""
-    storage = MemoryStorage()
-    for info in seeded.storage.list():
-        storage.put(info.key, seeded.storage.get(info.key))
-    session = zm.open(storage).writable_session("main")
-    put(session, "a/c/55", b"mine")  # in the midst of the others'
-    other = zm.open(storage).writable_session("main")
-    before = {info.key for info in storage.list("deltas/")}
-    write_much(other, 9)
-    other.commit("other")
-    added = [info.key for info in storage.list("deltas/") if info.key not in before]
-    storage.delete_many(added[:1])
-    with pytest.raises(CorruptObjectError, match=added[0]):
-        session.commit("mine")
-    assert not any(i.message == "mine" for i in zm.open(storage).ancestry())
+def test_a_damaged_root_is_an_error(storage: MemoryStorage) -> None:
+    data = storage.get("current")
+    for bad in (*flipped(data), data[:-1], b""):
+        with pytest.raises((CorruptObjectError, UnsupportedFormatError, NotARepositoryError)):
+            zm.open(damaged(storage, {"current": bad}))
+
+
+def test_another_repositorys_root_is_refused_by_who_knows_this_one(
+    storage: MemoryStorage, other: MemoryStorage
+) -> None:
+    copy = copy_of(storage)
+    repository = zm.open(copy, runtime=runtime())
+    session = repository.writable_session()
+    put(session, "note.txt", b"rewritten")
+    assert contents(repository.readonly_session())
+    copy.put("current", other.get("current"))
+    for use in (
+        lambda: session.commit("mine"),
+        lambda: [*repository.ancestry()],
+        repository.du,
+        lambda: repository.create_tag("new"),
+        lambda: repository.expire_snapshots(keep_last=1),
+        lambda: repository.garbage_collect(timedelta(0)),
+        lambda: repository.compact(mode="full"),
+        lambda: contents(repository.readonly_session()),
+    ):
+        with pytest.raises(ManifestsError):
+            use()
+    assert copy.get("current") == other.get("current")
+    assert {i.key for i in copy.list()} >= {i.key for i in storage.list()}

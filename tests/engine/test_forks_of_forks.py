@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import zarr
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Fork, Session
-from zarr_manifests.errors import ConflictError, InvalidArgumentError
+from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
@@ -58,9 +58,6 @@ def opened(name: str, config: dict[str, Any] | None = None) -> Session:
             set_key(session, f"a/c/{row}/{column}", b"committed")
     session.commit("begin")
     return session
-
-
-# --- the model -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -188,8 +185,6 @@ def test_merged_in_any_way_they_are_what_one_session_writes(
     session, single = opened("many", config), opened("one", config)
     assert run(plan, session) == []
     alone(plan, single)
-    for name in ("hands_up", "again", "beside"):
-        event(f"{name}: {any(getattr(each, name) for each in plan.all())}")
     assert read(session) == read(single)
     if session.status():
         session.commit("of many")
@@ -215,42 +210,6 @@ def clashing(plan: Plan, values: dict[int, bytes]) -> Plan:
     return replace(plan, forks=forks, clashes=values.get(plan.number))
 
 
-# --- one by one ------------------------------------------------------------------------------
-
-
-def test_whether_a_fork_has_changes() -> None:
-    session = opened("one")
-    set_key(session, "a/c/0/1", b"before the fork")
-    fork = sent(session.fork())
-    assert not fork.has_changes
-    inner = fork.fork()
-    assert not inner.has_changes
-    set_key(inner, "a/c/0/3", b"x")
-    assert inner.has_changes
-    assert sent(inner).has_changes
-    assert not fork.has_changes
-    fork.merge(inner)
-    assert fork.has_changes
-    other = session.fork()
-    set_key(other, "a/c/0/1", b"y")
-    set_key(other, "a/c/0/1", b"before the fork")
-    assert not other.has_changes  # it has what it began with
-    third = session.fork()
-    set_key(third, "a/c/0/5", b"x")
-    third.store.delete_sync("a/c/0/5")
-    assert not third.has_changes
-
-
-def test_a_fork_reads_what_the_fork_it_was_made_from_has_written() -> None:
-    session = opened("one", {"inline-chunk-bytes": 4})
-    fork = sent(session.fork())
-    set_key(fork, "a/c/0/1", b"written by the fork")
-    inner = sent(fork.fork())
-    assert get_key(inner, "a/c/0/1") == b"written by the fork"
-    set_key(fork, "a/c/0/1", b"written later")
-    assert get_key(inner, "a/c/0/1") == b"written by the fork"
-
-
 def test_what_a_fork_of_a_fork_has_changed_needs_the_fork() -> None:
     session = opened("one")
     fork = session.fork()
@@ -262,30 +221,3 @@ def test_what_a_fork_of_a_fork_has_changed_needs_the_fork() -> None:
     assert not session.status()
     session.merge(inner, fork)  # in any order within a call
     assert get_key(session, "new/c/1") == b"x"
-
-
-def test_a_fork_that_is_refused_leaves_the_other_as_it_is() -> None:
-    session = opened("one")
-    left, right = session.fork(), session.fork()
-    set_key(left, "a/c/0/1", b"left")
-    set_key(right, "a/c/0/1", b"right")
-    set_key(right, "a/c/0/3", b"right")
-    before = read(left)
-    with pytest.raises(ConflictError, match=r"/a: chunks \[\(0, 1\)\]"):
-        left.merge(right)
-    assert read(left) == before
-    session.merge(left)
-    assert get_key(session, "a/c/0/1") == b"left"
-
-
-def test_forks_of_another_session_are_refused_by_forks() -> None:
-    session = opened("one")
-    repository = zm.open(MemoryStorage("forks-of-forks-one"))
-    other = repository.writable_session().fork()
-    with pytest.raises(InvalidArgumentError, match="a fork of another session"):
-        session.fork().merge(other)
-    inner = session.fork().fork()
-    set_key(session, "a/c/0/1", b"x")
-    session.commit("goes on")
-    with pytest.raises(InvalidArgumentError, match="another base"):
-        session.merge(inner)

@@ -67,42 +67,6 @@ def read(repo: Repository, n: int) -> list[int]:
     return [*map(int, np.asarray(array[:n]))]
 
 
-def test_concurrent_commits_of_one_chunk_conflict(made: tuple[Repository, int]) -> None:
-    repo, chunk = made
-    one, other = values(chunk)
-    mine = repo.writable_session()
-    write(mine, other)
-    commit(repo, one)
-    with pytest.raises(ConflictError, match="also written"):
-        mine.commit("write")
-    assert read(repo, chunk) == one.tolist()
-
-
-def test_forks_and_their_session_conflict_unless_the_bytes_are_equal(
-    made: tuple[Repository, int],
-) -> None:
-    repo, chunk = made
-    one, other = values(chunk)
-    session = repo.writable_session()
-    forks = [session.fork() for _ in range(3)]
-    for fork, what in zip(forks, (one, other, one), strict=True):
-        write(fork, what)
-    with pytest.raises(ConflictError, match="different bytes"):
-        session.merge(*forks)
-    session.merge(forks[0], forks[2])
-    with pytest.raises(ConflictError, match="different bytes"):
-        session.merge(forks[1])
-    mixed = repo.writable_session()
-    forks = [mixed.fork() for _ in range(2)]
-    for writer, what in zip((mixed, *forks), (one, other, one), strict=True):
-        write(writer, what)
-    with pytest.raises(ConflictError, match="different bytes"):
-        mixed.merge(forks[0])
-    mixed.merge(forks[1])
-    session.commit("merged")
-    assert read(repo, chunk) == one.tolist()
-
-
 def test_merged_branches_conflict_and_keep_what_differs(made: tuple[Repository, int]) -> None:
     repo, chunk = made
     one, other = values(chunk)
@@ -120,22 +84,3 @@ def test_merged_branches_conflict_and_keep_what_differs(made: tuple[Repository, 
     commit(repo, one + other, start=0)
     with pytest.raises(ConflictError, match="in one place"):
         repo.merge("late")
-
-
-def test_what_came_after_a_commit_is_not_reverted_with_it(made: tuple[Repository, int]) -> None:
-    repo, chunk = made
-    one, other = values(chunk)
-    first = commit(repo, one)
-    commit(repo, other)
-    with pytest.raises(ConflictError, match="cannot be undone"):
-        repo.revert(first)
-    assert read(repo, chunk) == other.tolist()
-
-
-def test_differences_between_branches_name_the_chunk(made: tuple[Repository, int]) -> None:
-    repo, chunk = made
-    one, other = values(chunk)
-    repo.create_branch("dev")
-    commit(repo, one)
-    commit(repo, other, "dev")
-    assert repo.diff("main", "dev", symmetric=False).chunks["/a"].tolist() == [[0]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,16 +12,13 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from inside import root_of
+from at_keys import array_document, put
 from zarr_manifests import Repository
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.envelope import MAX_MS
-from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import in_order
 
-LAST = datetime.fromtimestamp(MAX_MS / 1000, UTC)
+LAST = datetime.fromtimestamp(253_402_300_799.999, UTC)
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 NOTHING = timedelta(0)
 
@@ -35,23 +31,13 @@ def check(repo: Repository) -> Repository:
     return fresh
 
 
-@pytest.mark.parametrize(
-    ("now_ms", "said"),
-    [
-        (-1, FIRST),
-        (-(2**70), FIRST),
-        (MAX_MS, LAST),
-        (MAX_MS + 1, LAST),
-        (2**63, LAST),
-        (2**70, LAST),
-    ],
-)
+@pytest.mark.parametrize(("now_ms", "said"), [(-1, FIRST), (2**63, LAST), (2**70, LAST)])
 def test_a_clock_that_is_far_off_makes_nothing_unreadable(now_ms: int, said: datetime) -> None:
     runtime = in_order(now_ms=lambda: now_ms)
     repo = zm.create(MemoryStorage(), runtime=runtime)
     for i in range(3):
         with repo.transaction("main", message=f"commit {i}") as store:
-            zarr.create_array(store, name=f"a{i}", data=np.arange(4) + i)
+            zarr.create_group(store, path=f"g{i}")
     head = repo.list_branches()["main"]
     repo.create_tag("v1", head)
     with repo.lease(head, timedelta(days=366)):
@@ -63,69 +49,25 @@ def test_a_clock_that_is_far_off_makes_nothing_unreadable(now_ms: int, said: dat
     fresh = check(repo)
     assert {info.written_at for info in fresh.ancestry()} == {said}
     assert {entry.at for entry in fresh.ops_log()} == {said}
-    repo.storage.delete_many([ROOT_KEY])
+    repo.storage.delete_many(["current"])
     assert zm.recover(repo.storage, runtime=runtime).branches["main"]
     check(repo)
-
-
-def test_times_are_clamped_once_however_often_a_runtime_is_made() -> None:
-    runtime = replace(replace(SYSTEM, now_ms=lambda: -5), sleep=lambda seconds: None)
-    assert runtime.now_ms() == 0
-    assert runtime.now_ms is replace(runtime, jitter=lambda limit_s: 0.0).now_ms
 
 
 NOT_TEXT = "\udc80ab"
 
 
-def test_a_name_that_is_no_text_is_logged_as_far_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZARR_MANIFESTS_WHO", NOT_TEXT + "x" * 1000)
-    repo = zm.create(MemoryStorage())
-    with repo.transaction("main", message="m") as store:
-        zarr.create_group(store)
-    repo.create_tag("v1")
-    said = "?ab" + "x" * 97
-    assert {entry.by for entry in check(repo).ops_log()} == {said}
-    repo.storage.delete_many([ROOT_KEY])
-    zm.recover(repo.storage)
-    assert next(check(repo).ops_log()).by == said
-
-
-@pytest.mark.parametrize("owner", [NOT_TEXT, "\N{SNOWMAN}" * 1000])
-def test_an_owner_of_any_text_can_be_read(owner: str) -> None:
-    repo = zm.create(MemoryStorage())
-    with repo.lease(repo.list_branches()["main"], owner=owner):
-        (lease,) = root_of(check(repo)).leases
-    assert lease.owner == owner.replace("\udc80", "?")[:200]
-
-
-@pytest.mark.parametrize("owner", [None, 7, b"me", ["me"]])
-def test_an_owner_that_is_no_text_is_refused(owner: Any) -> None:
-    """It was written as it came, and nobody could open the repository any more."""
-    repo = zm.create(MemoryStorage())
-    with (
-        pytest.raises(InvalidArgumentError, match="owner"),
-        repo.lease(repo.list_branches()["main"], owner=owner),
-    ):
-        raise AssertionError("unreachable")
-    check(repo)
-
-
 OF_NUMPY: dict[str, tuple[Any, Any]] = {
     "int": (np.int64(-3), -3),
-    "uint": (np.uint64(2**64 - 1), 2**64 - 1),
     "float": (np.float32(0.5), 0.5),
-    "longdouble": (np.longdouble(0.5), 0.5),
-    "bool": (np.bool(True), True),
     "text": (np.str_("x"), "x"),
     "time": (np.datetime64("2020-02-03T04:05"), "2020-02-03T04:05"),
     "inside": ({"a": [np.int8(1), (np.float64(2.5),)]}, {"a": [1, [2.5]]}),
-    "as a name": ({np.int64(3): 1}, {3: 1}),
 }
 
 
-@pytest.mark.parametrize("name", OF_NUMPY)
-def test_scalars_of_numpy_are_kept_as_what_they_are(name: str) -> None:
-    given, kept = OF_NUMPY[name]
+@pytest.mark.parametrize(("given", "kept"), OF_NUMPY.values(), ids=OF_NUMPY)
+def test_scalars_of_numpy_are_kept_as_what_they_are(given: Any, kept: Any) -> None:
     repo = zm.create(MemoryStorage())
     with repo.transaction("main", message="m", metadata={"value": given}) as store:
         zarr.create_group(store)
@@ -137,16 +79,9 @@ def test_scalars_of_numpy_are_kept_as_what_they_are(name: str) -> None:
 
 NOT_KEPT: dict[str, Any] = {
     "a list": [1],
-    "a text": "ab",
-    "a number": 1,
-    "pairs": [("a", 1)],
     "not text": {"a": NOT_TEXT},
-    "a name that is not text": {NOT_TEXT: 1},
     "a name deep inside": {"a": [{NOT_TEXT: 1}]},
     "an array": {"a": np.arange(3)},
-    "a duration": {"a": np.timedelta64(3, "D")},
-    "a date": {"a": datetime.now(UTC)},
-    "a complex number": {"a": np.complex128(1)},
     "too many lists": {"a": [[]] * 100_000},
     "too large a number": {"a": 2**64},
 }
@@ -165,10 +100,9 @@ def test_metadata_that_cannot_be_kept_is_told_so(name: str) -> None:
 
 NAMES: dict[str, Callable[[Repository, str], Any]] = {
     "create_branch": lambda repo, text: repo.create_branch(text),
-    "create_tag": lambda repo, text: repo.create_tag(text),
     "message": lambda repo, text: repo.writable_session("main").amend(text),
     "group": lambda repo, text: zarr.create_group(repo.writable_session("main").store, path=text),
-    "restore": zm.recover,
+    "owner": lambda repo, _: repo.lease(repo.list_branches()["main"], owner=None).__enter__(),
 }
 
 
@@ -180,3 +114,21 @@ def test_other_texts_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError):
         NAMES[name](repo, NOT_TEXT)
     check(repo)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunk_grid": {"name": "spiral"}},
+        {"chunk_key_encoding": {"name": "fanout"}},
+        {"storage_transformers": [{"name": "of-keys"}]},
+        {"node_type": "table"},
+        {"zarr_format": 4},
+    ],
+)
+def test_an_array_stays_as_it_is_if_its_next_document_is_refused(changes: dict[str, Any]) -> None:
+    store = zm.create(MemoryStorage()).writable_session().store
+    zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="u1")[:] = 7
+    with pytest.raises(UnsupportedFormatError):
+        put(store, "a/zarr.json", array_document((4,), **changes))
+    assert zarr.open_array(store, path="a")[:].tolist() == [7] * 4

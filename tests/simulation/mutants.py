@@ -2,7 +2,7 @@
 
 A mutant replaces functions of the package by ones that leave a mechanism out. `SEEDS` has a seed
 that finds each; `python tests/simulation/mutants.py` looks for one for those that have none any
-more, and prints the table that `docs/guide/simulation.md` shows.
+more.
 """
 
 from __future__ import annotations
@@ -631,18 +631,11 @@ def first_seed(mutant: Mutant) -> int | None:
     return next(found, None)
 
 
-def table() -> str:
-    """All mutants and their seeds, as the documentation shows them."""
-    rows = [f"| `{one.name}` | {one.says} | {SEEDS.get(one.name, '')} |" for one in MUTANTS]
-    return "\n".join(["| fault | what the package does wrong | seed |", "|---|---|---|", *rows])
-
-
 def main() -> None:
     for one in MUTANTS:
         known = SEEDS.get(one.name)
         if known is None or run(one, known).failure is None:
             print(f'"{one.name}": {first_seed(one)},', flush=True)
-    print(table())
 
 
 if __name__ == "__main__":

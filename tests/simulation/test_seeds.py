@@ -103,7 +103,6 @@ def test_the_trace_is_the_same_in_another_process_whatever_strings_hash_to() -> 
     assert outcome.trace[-1] in shown[0]
 
 
-@pytest.mark.slow
 def test_a_run_leaves_nothing_in_memory() -> None:
     before = [one for one in gc.get_objects() if isinstance(one, Process)]
     for seed in range(5):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
+import contextlib
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,8 +13,6 @@ import pyarrow as pa
 import pytest
 import xarray as xr
 import zarr
-from hypothesis import given as drawn
-from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from row_writes import rows_of, run_tasks, write_table
@@ -57,165 +54,9 @@ def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, pa.array(values))
 
 
-# --- every dataset, shuffled, is written as it is ------------------------------------------------
-
-
-@st.composite
-def stored(draw: st.DrawFn) -> tuple[xr.Dataset, dict[str, Any]]:
-    """A dataset, and how to store it."""
-    sizes = {dim: draw(st.integers(1, 7), label=dim) for dim in DIMS[: draw(st.integers(1, 3))]}
-    dims = list(sizes)
-    labels = {
-        "time": lambda n: np.datetime64("2020-01-01", "ns") + np.arange(n) * np.timedelta64(6, "h"),
-        "lat": lambda n: np.cos(np.arange(n)) * (np.arange(n) + 1),  # neither even nor sorted
-        "lon": lambda n: np.arange(n)[::-1].astype("f4") / 10,
-    }
-    ds = xr.Dataset(coords={dim: labels[dim](n) for dim, n in sizes.items()})
-    encoding: dict[str, Any] = {}
-    for name in "ab"[: draw(st.integers(1, 2))]:
-        own = draw(st.permutations(dims))
-        shape = tuple(sizes[dim] for dim in own)
-        values: Any = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 100, shape)
-        kind = draw(st.sampled_from(["f4", "f8", "f2", "i2", "u1", "i8", "b1", "packed", "text"]))
-        chunks = tuple(draw(st.integers(1, 4)) for _ in own)
-        how: dict[str, Any] = {"chunks": chunks}
-        if draw(st.booleans()):
-            how["shards"] = tuple(n * draw(st.integers(1, 3)) for n in chunks)
-        if kind == "packed":
-            values = values / 2
-            how |= {"dtype": "i2", "scale_factor": 0.5, "add_offset": 10.0, "_FillValue": -99}
-        elif kind == "text":
-            values = values.astype(str).astype(object)
-        else:
-            values = values.astype(kind)
-        if kind in ("f4", "f8", "packed"):
-            gaps = np.random.default_rng(draw(st.integers(0, 99))).random(shape) < 0.2
-            values = np.where(gaps, np.nan, values).astype(values.dtype)
-        ds[name], encoding[name] = (own, values), how
-    return ds, encoding
-
-
-def within(bounds: Sequence[Any]) -> slice:
-    lo, hi = sorted(bounds)
-    return slice(lo, hi + 1)
-
-
-@pytest.mark.slow
-@drawn(stored(), st.data())
-def test_rows_are_the_dataset(case: tuple[xr.Dataset, dict[str, Any]], data: st.DataObject) -> None:
-    """Created, over a region and appended: what is read is what a write with xarray would give."""
-    ds, encoding = case
-    dims = [str(dim) for dim in ds["a"].dims]
-    buffer = data.draw(st.sampled_from([1, 40, 10**6]), label="buffer")
-    seed = data.draw(st.integers(0, 9))
-    how = {"dims": dims, "buffer_bytes": buffer, "parallelism": data.draw(st.integers(1, 3))}
-    how["max_tasks"] = data.draw(st.sampled_from([1, 2, 1000]))
-    with tempfile.TemporaryDirectory() as folder:
-        repo = zm.create(folder)
-        cells = write_table(
-            repo,
-            rows_of(ds, dims, seed),
-            target="g",
-            mode="create",
-            template=ds,
-            encoding=encoding,
-            **how,
-        )
-        assert cells == ds["a"].size
-        xr.testing.assert_equal(opened(repo, "g"), ds)
-
-        part = {
-            dim: within([data.draw(st.integers(0, ds.sizes[dim] - 1)) for _ in range(2)])
-            for dim in dims
-        }
-        changed = ds.copy(deep=True)
-        for name in ds.data_vars:
-            flat = changed[name].values.ravel()
-            changed[name].values[:] = np.roll(flat, 1).reshape(changed[name].shape)
-        rows = rows_of(changed.isel(part), dims, seed)
-        write_table(repo, rows, target="/g", mode="overwrite-region", **how)
-        for name in ds.data_vars:
-            ds[name][part] = changed[name][part]
-        xr.testing.assert_equal(opened(repo, "g"), ds)
-
-        if "time" in dims:
-            more = changed.assign_coords(time=changed.time + np.timedelta64(9, "D"))
-            write_table(repo, rows_of(more, dims, seed), target="g", append_dim="time", **how)
-            both = xr.concat([ds, more], "time", data_vars="all")
-            both = both.assign({name: both[name].transpose(*ds[name].dims) for name in ds})
-            xr.testing.assert_equal(opened(repo, "g"), both)
-
-
-@pytest.mark.slow
-@drawn(st.data())
-def test_cells_without_rows(data: st.DataObject) -> None:
-    """They are filled or kept, in the region, and kept outside of it."""
-    ds = winds(lat=4, lon=5)
-    chunks = tuple(data.draw(st.integers(1, 4)) for _ in DIMS)
-    part = {
-        dim: within([data.draw(st.integers(0, n - 1)) for _ in range(2)])
-        for dim, n in ds.sizes.items()
-    }
-    missing = data.draw(st.sampled_from(["fill", "keep"]))
-    buffer = data.draw(st.sampled_from([1, 40, 10**6]))
-    with tempfile.TemporaryDirectory() as folder:
-        zm.write(ds, folder, message="all", encoding={"u": {"chunks": chunks}})
-        repo = zm.open(folder)
-        rows = rows_of(-ds.isel(part), DIMS)
-        rows = rows.slice(0, data.draw(st.integers(1, rows.num_rows)))
-        region = {
-            dim: tuple(np.sort(ds[dim].values[[at.start, at.stop - 1]]).tolist())
-            for dim, at in part.items()
-            if dim != "time"
-        }
-        region["time"] = tuple(ds["time"].values[[part["time"].start, part["time"].stop - 1]])
-        write_table(
-            repo,
-            rows,
-            target="u",
-            dims=DIMS,
-            mode="overwrite-region",
-            region=region,
-            missing=missing,
-            buffer_bytes=buffer,
-        )
-        expected = ds.u.copy(deep=True)
-        if missing == "fill":
-            expected[part] = np.nan
-        frame = rows.to_pandas()
-        at = [
-            ds.indexes[dim].get_indexer(
-                frame[dim].astype(ds[dim].dtype)
-                if dim != "time"
-                else frame[dim].dt.tz_localize(None)
-            )
-            for dim in DIMS
-        ]
-        expected.values[tuple(at)] = frame["u"]
-        np.testing.assert_array_equal(opened(repo).u.values, expected.values)
-
-
-# --- append --------------------------------------------------------------------------------------
-
-
 def later(months: int = 6, **sizes: int) -> xr.Dataset:
     times = (TIMES.astype("M8[M]") + np.timedelta64(months, "M")).astype("M8[ns]")
     return winds(times, **sizes) + 1000
-
-
-def test_an_append_completes_the_last_chunk(tmp_path: Path) -> None:
-    zm.write(winds(TIMES[:5]), tmp_path, message="5", encoding={"u": {"chunks": (4, 5, 8)}})
-    repo, more = zm.open(tmp_path), later(5)
-    write_table(repo, rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time")
-    found = opened(repo)
-    xr.testing.assert_equal(found, xr.concat([winds(TIMES[:5]), more], "time"))
-
-
-def test_a_descending_coordinate_goes_on_descending(tmp_path: Path) -> None:
-    zm.write(winds(TIMES[::-1]), tmp_path, message="backwards")
-    repo, more = zm.open(tmp_path), later(-6)
-    write_table(repo, rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time")
-    assert (np.diff(opened(repo).time.values).astype(int) < 0).all()
 
 
 @pytest.mark.parametrize(
@@ -235,23 +76,6 @@ def test_labels_to_append_go_behind(
     assert repo.readonly_session().snapshot_id == before
 
 
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """Whole days stay whole days."""
-    encoding = {"time": {"units": "days since 2024-01-01", "dtype": "i4"}}
-    zm.write(winds(), tmp_path, message="days", encoding=encoding)
-    more = winds(TIMES + np.timedelta64(200 * 24 + 6, "h"))
-    with pytest.raises(InvalidArgumentError, match=r"labels of 'time' do not fit.*06:00"):
-        write_table(
-            zm.open(tmp_path), rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time"
-        )
-
-
-def test_an_append_does_not_leave_others_behind(repo: Repository) -> None:
-    zm.write(winds().rename(u="v"), repo, message="another", mode="a")
-    with pytest.raises(InvalidArgumentError, match="'v' would be left shorter"):
-        write_table(repo, rows_of(later(), DIMS), target="/", dims=DIMS, append_dim="time")
-
-
 def test_dimensions_without_a_coordinate_have_positions(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": (("y", "x"), np.arange(6.0).reshape(2, 3))})
     zm.write(ds, tmp_path, message="2 rows")
@@ -263,9 +87,6 @@ def test_dimensions_without_a_coordinate_have_positions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened(repo).a.values, expected)
     with pytest.raises(AlreadyExistsError, match=r"4 positions, so .* from 4 on, not 2, 3"):
         write_table(repo, rows, target="a", dims=["x", "y"], append_dim="y")
-
-
-# --- which cell a row is of ----------------------------------------------------------------------
 
 
 def over(repo: Repository, rows: pa.Table, **asked: Any) -> int:
@@ -282,23 +103,11 @@ def test_labels_are_looked_up_exactly(repo: Repository) -> None:
         over(repo, off, tolerance={"lat": 1e-4})
     over(repo, off, tolerance={"lat": 1e-2})
     np.testing.assert_array_equal(opened(repo).u.values, -winds().u.values)
-
-
-def test_times_have_a_tolerance(repo: Repository) -> None:
-    ds = winds(TIMES + np.timedelta64(30, "s"))
+    late = rows_of(-winds(TIMES + np.timedelta64(30, "s")), DIMS)
     with pytest.raises(InvalidArgumentError, match=r"'time'.*2024-01-01T00:00:30"):
-        over(repo, rows_of(-ds, DIMS))
-    over(repo, rows_of(-ds, DIMS), tolerance={"time": timedelta(minutes=1)})
+        over(repo, late)
+    over(repo, late, tolerance={"time": timedelta(minutes=1)})
     np.testing.assert_array_equal(opened(repo).u.values, -winds().u.values)
-
-
-def test_a_float32_label_is_found_by_a_double(tmp_path: Path) -> None:
-    ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": np.array([0.1, 0.2, 0.4], "f4")})
-    zm.write(ds, tmp_path, message="grid")
-    repo = zm.open(tmp_path)
-    rows = pa.table({"x": [0.2, 0.1, 0.4], "a": [2.0, 1.0, 4.0]})
-    over(repo, rows, target="a", dims=["x"])
-    assert opened(repo).a.values.tolist() == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -306,9 +115,6 @@ def test_a_float32_label_is_found_by_a_double(tmp_path: Path) -> None:
     [
         (np.array([2**64 - 1, 7], "u8"), -1, pa.int64()),
         (np.array([-1, 7], "i8"), Decimal(2**64 - 1), pa.decimal128(20)),
-        (np.array([-1, 7], "i2"), Decimal(2**64 - 1), pa.decimal128(20)),
-        (np.array([2.0**53, 7]), 2**53 + 1, pa.int64()),
-        (np.array([2.0**63, 7]), 2**63 - 1, pa.int64()),
         (np.array([2.0**24, 7], "f4"), 2**24 + 1, pa.int32()),
     ],
 )
@@ -349,42 +155,14 @@ def test_whole_labels_and_texts(tmp_path: Path) -> None:
             over(repo, wrong, **how)
 
 
-def test_a_label_that_is_there_twice_names_no_cell(tmp_path: Path) -> None:
-    ds = xr.Dataset({"a": ("x", np.zeros(3))}, {"x": [1.0, 2.0, 1.0]})
-    zm.write(ds, tmp_path, message="grid")
-    with pytest.raises(InvalidArgumentError, match=r"1\.0 occurs twice along 'x'"):
-        over(zm.open(tmp_path), pa.table({"x": [1.0], "a": [1.0]}), target="a", dims=["x"])
-
-
-def test_rows_outside_the_region_are_refused(repo: Repository) -> None:
+def test_a_region_is_one_run_that_has_all_rows(repo: Repository) -> None:
     rows = rows_of(-winds(), DIMS)
     with pytest.raises(InvalidArgumentError, match=r"outside the region.*lat=-60"):
         over(repo, rows, region={"lat": (-30, 60)})
-
-
-def test_a_region_is_one_run(repo: Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="2 separate runs"):
-        over(repo, rows_of(-winds(), DIMS), region={"lat": [60, -60]})
+        over(repo, rows, region={"lat": [60, -60]})
     with pytest.raises(InvalidArgumentError, match="selects nothing"):
-        over(repo, rows_of(-winds(), DIMS), region={"lat": (70, 80)})
-
-
-def test_attempts_that_lose_leave_only_garbage(tmp_path: Path) -> None:
-    """Tasks that Spark has run three times: what the last attempts wrote is committed, once."""
-    repo = zm.create(tmp_path, zm.Config(inline_chunk_bytes=0))
-    encoding = {"u": {"chunks": (2, 3, 4)}}
-    zm.write(winds(), repo, message="half a year", encoding=encoding)
-    over(repo, rows_of(-winds(), DIMS), buffer_bytes=1, attempts=3)
-    xr.testing.assert_equal(opened(repo), -winds())
-    assert len(list(repo.ancestry())) == 3
-    objects = len(list(repo.storage.list("chunks/")))
-    repo.garbage_collect(timedelta(0))
-    report = repo.verify()
-    assert report.ok
-    assert objects > len(list(repo.storage.list("chunks/"))) == report.chunk_objects
-
-
-# --- two rows of one cell ------------------------------------------------------------------------
+        over(repo, rows, region={"lat": (70, 80)})
 
 
 @pytest.mark.parametrize("gathered", [1, 10**9])
@@ -405,11 +183,7 @@ def test_two_rows_of_a_cell_are_refused(
         assert "time=2024-0" in str(found.value)
 
 
-@pytest.mark.parametrize("gathered", [1, 10**9])
-def test_the_last_of_two_rows_counts(
-    repo: Repository, monkeypatch: pytest.MonkeyPatch, gathered: int
-) -> None:
-    monkeypatch.setattr(cell_shares, "GATHER_BYTES", gathered)
+def test_the_last_of_two_rows_counts(repo: Repository) -> None:
     old = rows_of(-winds(), DIMS, 1)
     newer = np.random.default_rng(1).random(old.num_rows) < 0.5
     first = old.append_column("seq", pa.array(np.zeros(len(newer), "i8")))
@@ -432,25 +206,12 @@ def test_the_last_of_two_rows_counts(
         over(repo, first.set_column(4, "seq", empty), **how)
 
 
-# --- cells and values ----------------------------------------------------------------------------
-
-
-def test_cells_without_a_row_may_be_an_error(repo: Repository) -> None:
-    rows = rows_of(-winds(), DIMS, seed=None)
-    with pytest.raises(InvalidArgumentError, match="no row for time=2024-01-01, lat=60, lon=20"):
-        over(repo, pa.concat_tables([rows.slice(0, 2), rows.slice(3)]), missing="error")
-    xr.testing.assert_equal(opened(repo), winds())
-
-
-@pytest.mark.parametrize("missing", ["fill", "error"])
-def test_chunks_without_any_row_count_too(repo: Repository, missing: str) -> None:
+def test_chunks_without_any_row_count_too(repo: Repository) -> None:
     rows = rows_of(-winds().isel(time=[0], lat=[0], lon=[0]), DIMS)
-    region = {"time": (None, None)}
-    if missing == "error":
-        with pytest.raises(InvalidArgumentError, match="no row for"):
-            over(repo, rows, region=region, missing=missing, buffer_bytes=1)
-        return
-    over(repo, rows, region=region, missing=missing, buffer_bytes=1)
+    whole = {"region": {"time": (None, None)}, "buffer_bytes": 1}
+    with pytest.raises(InvalidArgumentError, match="no row for"):
+        over(repo, rows, missing="error", **whole)
+    over(repo, rows, missing="fill", **whole)
     assert int(opened(repo).u.notnull().sum()) == 1
 
 
@@ -482,28 +243,6 @@ def test_null_is_the_missing_value(tmp_path: Path) -> None:
         np.testing.assert_array_equal(opened(repo)[name].values, [np.nan, 7, np.nan, 8])
 
 
-def test_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    ds = xr.Dataset({"t": ("x", [250.0, 300.0])}, {"x": [1, 2]})
-    packed = {"dtype": "i2", "scale_factor": 0.001, "add_offset": 275.0, "_FillValue": -(2**15)}
-    zm.write(ds, tmp_path, message="packed", encoding={"t": packed})
-    rows = pa.table({"x": [2, 1], "t": [pa.scalar(330.0), pa.scalar(260.0)]})
-    with pytest.raises(InvalidArgumentError, match=r"330 at x=2 would be read back as 264"):
-        over(zm.open(tmp_path), rows, target="t", dims=["x"])
-
-
-def test_times_are_values_too(tmp_path: Path) -> None:
-    seen = np.array(["2024-01-01T06", "NaT", "2024-03-01"], "M8[ns]")
-    ds = xr.Dataset({"seen": ("x", seen)}, {"x": [1, 2, 3]})
-    encoding = {"units": "hours since 2000-01-01", "dtype": "f8", "_FillValue": np.nan}
-    zm.write(ds, tmp_path, message="times", encoding={"seen": encoding})
-    repo = zm.open(tmp_path)
-    rows = rows_of(ds.assign(seen=ds.seen + np.timedelta64(1, "h")), ["x"])
-    over(repo, rows, target="seen", dims=["x"])
-    np.testing.assert_array_equal(opened(repo).seen.values, seen + np.timedelta64(1, "h"))
-    with pytest.raises(InvalidArgumentError, match="is of type double, and the array has datetime"):
-        over(repo, with_column(rows, "seen", [1.0, 2.0, 3.0]), target="seen", dims=["x"])
-
-
 def test_a_date_that_a_missing_one_would_hide_is_refused(tmp_path: Path) -> None:
     """Xarray cannot open a group with both: another cell may have none."""
     seen = np.array(["2024-01-01", "2024-03-01"], "M8[s]")
@@ -516,28 +255,6 @@ def test_a_date_that_a_missing_one_would_hide_is_refused(tmp_path: Path) -> None
         over(zm.open(tmp_path), far, **how)
 
 
-def test_whole_chunks_have_statistics(repo: Repository) -> None:
-    over(repo, rows_of(-winds(), DIMS))
-    found = repo.readonly_session().chunks_where("u", "u < -200")
-    assert found.selected > 0 < found.left_out["statistics"]
-    over(repo, rows_of(-winds() - 1, DIMS), statistics=False)  # the same bytes have them still
-    found = repo.readonly_session().chunks_where("u", "u < -200")
-    assert found.left_out["statistics"] == 0
-
-
-# --- create --------------------------------------------------------------------------------------
-
-
-def test_labels_come_from_the_rows(repo: Repository) -> None:
-    rows = rows_of(winds().rename(u="v"), DIMS)
-    write_table(
-        repo, rows, target="new", dims=DIMS, mode="create", encoding={"v": {"chunks": (3, 3, 3)}}
-    )
-    found = opened(repo, "new")
-    xr.testing.assert_equal(found, winds().rename(u="v").sortby("lat"))
-    assert found.v.encoding["chunks"] == (3, 3, 3)
-
-
 def test_what_is_there_is_the_grid(repo: Repository) -> None:
     """A variable on coordinates of the group, as a path of its own."""
     mean = winds().u.mean("time").to_dataset(name="mean")
@@ -547,34 +264,6 @@ def test_what_is_there_is_the_grid(repo: Repository) -> None:
     off = with_column(off, "lat", np.asarray(off["lat"]) + 1)
     with pytest.raises(InvalidArgumentError, match="have no cell in the grid"):
         write_table(repo, off, target="other", dims=["lon", "lat"], mode="create")
-
-
-def test_a_template_says_what_variables_are_like(repo: Repository) -> None:
-    ds = winds().rename(u="v").assign_coords(area=(("lat", "lon"), np.ones((5, 8))))
-    ds.v.attrs["units"], ds.attrs["title"] = "m s-1", "winds"
-    packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (6, 5, 2)}
-    ds.v.encoding = packed
-    template = ds.copy()
-    template["v"] = ds.v.copy(data=np.broadcast_to(np.float32(np.nan), ds.v.shape))
-    rows = rows_of(ds.drop_vars("area"), DIMS)
-    write_table(repo, rows, target="g", dims=DIMS, mode="create", template=template)
-    found = opened(repo, "g")
-    xr.testing.assert_identical(found, ds.assign(v=ds.v.astype(found.v.dtype)))
-    assert {key: found.v.encoding[key] for key in packed} == packed
-    how = {"target": "h", "dims": DIMS, "mode": "create", "template": template}
-    with pytest.raises(InvalidArgumentError, match="the template has the variables v, and"):
-        write_table(repo, rows.rename_columns([*DIMS, "w"]), **how)
-
-
-def test_a_group_keeps_its_attributes(tmp_path: Path) -> None:
-    zm.write(winds().assign_attrs(title="winds"), tmp_path, message="winds")
-    repo = zm.open(tmp_path)
-    rows = rows_of(winds().rename(u="v"), DIMS)
-    write_table(repo, rows, target="v", dims=DIMS, mode="create")
-    template = winds().rename(u="w").assign_attrs(source="rows")
-    rows = rows.rename_columns([*DIMS, "w"])
-    write_table(repo, rows, target="w", dims=DIMS, mode="create", template=template)
-    assert opened(repo).attrs == {"title": "winds", "source": "rows"}
 
 
 def test_nothing_is_created_if_it_fails(repo: Repository) -> None:
@@ -589,43 +278,20 @@ def test_nothing_is_created_if_it_fails(repo: Repository) -> None:
     assert list(zarr.open_group(repo.readonly_session().store, mode="r")) == [*sorted([*DIMS, "u"])]
 
 
-# --- what goes with what -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
         ({"mode": "replace"}, "mode cannot be 'replace'"),
-        ({"missing": "zero"}, "missing cannot be"),
         ({"append_dim": "time"}, "append_dim goes with mode='append'"),
-        ({"mode": "append"}, "needs append_dim, one of time, lat, lon"),
-        ({"mode": "create", "region": {"lat": (0, 1)}}, "region goes with"),
-        ({"region": {"x": (0, 1)}}, "'x' is not among the dims"),
         ({"duplicates": "last"}, "order_by go together"),
-        ({"order_by": "u"}, "order_by go together"),
         ({"tolerance": {"lat": -1}}, "not a tolerance"),
         ({"dims": ["time", "lat"], "target": "/"}, r"'lon' has the dimensions \(lon\), and"),
-        ({"dims": "time"}, "dims are names"),
         ({"dims": [*DIMS, "x"]}, "no column 'x'"),
-        ({"dims": [*DIMS, "u"]}, "there are no values"),
-        ({"buffer_bytes": 0}, "buffer_bytes must be 1 or more"),
     ],
 )
 def test_options_that_cannot_be(repo: Repository, asked: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidArgumentError, match=what):
         over(repo, rows_of(winds(), DIMS), **asked)
-
-
-def test_columns_and_targets(repo: Repository) -> None:
-    rows = rows_of(winds(), DIMS)
-    with pytest.raises(InvalidArgumentError, match="one column besides dims, named 'u'"):
-        over(repo, rows.rename_columns([*DIMS, "v"]))
-    with pytest.raises(NotFoundError, match="no variable 'v' in group /; mode='create'"):
-        over(repo, rows.rename_columns([*DIMS, "v"]), target="/")
-    with pytest.raises(InvalidArgumentError, match="cast the column"):
-        over(repo, with_column(rows, "u", ["x"] * rows.num_rows))
-    with pytest.raises(InvalidArgumentError, match=r"'lat' is of type string.*numbers"):
-        over(repo, with_column(rows, "lat", ["x"] * rows.num_rows))
 
 
 def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
@@ -647,10 +313,7 @@ def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
     ("kind", "given", "read"),
     [
         ("u8", "-1", None),
-        ("u8", "18446744073709551617", None),
         ("i8", "18446744073709551617", None),
-        ("f8", "9007199254740993", None),
-        ("i8", "-7", -7),
         ("i8", "1152921504606846977", 1152921504606846977),
         ("u8", "18446744073709551615", 18446744073709551615),
     ],
@@ -660,11 +323,59 @@ def test_decimals_are_whole_numbers_or_refused(
 ) -> None:
     repo = zm.create(tmp_path)
     zm.write(xr.Dataset({"v": ("x", np.zeros(2, kind))}, {"x": [0, 1]}), repo, message="m")
-    for precision in (20, 38):
-        decimals = pa.array([Decimal(given)], pa.decimal128(precision, 0))
-        table = pa.table({"x": pa.array([0]), "v": decimals})
-        try:
-            write_table(repo, table, target="/", dims=["x"], mode="overwrite-region")
-        except InvalidArgumentError:
-            assert read is None
-        assert opened(repo).v.values.tolist() == [read or 0, 0]
+    table = pa.table({"x": [0], "v": pa.array([Decimal(given)], pa.decimal128(38, 0))})
+    expected = contextlib.nullcontext() if read else pytest.raises(InvalidArgumentError)
+    with expected:
+        over(repo, table, target="/", dims=["x"])
+    assert opened(repo).v.values.tolist() == [read or 0, 0]
+
+
+def test_a_group_keeps_its_attributes(tmp_path: Path) -> None:
+    zm.write(winds().assign_attrs(title="winds"), tmp_path, message="winds")
+    repo = zm.open(tmp_path)
+    rows = rows_of(winds().rename(u="v"), DIMS)
+    write_table(repo, rows, target="v", dims=DIMS, mode="create")
+    template = winds().rename(u="w").assign_attrs(source="rows")
+    rows = rows.rename_columns([*DIMS, "w"])
+    write_table(repo, rows, target="w", dims=DIMS, mode="create", template=template)
+    assert opened(repo).attrs == {"title": "winds", "source": "rows"}
+
+
+def test_columns_and_targets(repo: Repository) -> None:
+    rows = rows_of(winds(), DIMS)
+    with pytest.raises(InvalidArgumentError, match="one column besides dims, named 'u'"):
+        over(repo, rows.rename_columns([*DIMS, "v"]))
+    with pytest.raises(NotFoundError, match="no variable 'v' in group /; mode='create'"):
+        over(repo, rows.rename_columns([*DIMS, "v"]), target="/")
+    with pytest.raises(InvalidArgumentError, match="cast the column"):
+        over(repo, with_column(rows, "u", ["x"] * rows.num_rows))
+    with pytest.raises(InvalidArgumentError, match=r"'lat' is of type string.*numbers"):
+        over(repo, with_column(rows, "lat", ["x"] * rows.num_rows))
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Whole days stay whole days."""
+    encoding = {"time": {"units": "days since 2024-01-01", "dtype": "i4"}}
+    zm.write(winds(), tmp_path, message="days", encoding=encoding)
+    more = winds(TIMES + np.timedelta64(200 * 24 + 6, "h"))
+    with pytest.raises(InvalidArgumentError, match=r"labels of 'time' do not fit.*06:00"):
+        write_table(
+            zm.open(tmp_path), rows_of(more, DIMS), target="/", dims=DIMS, append_dim="time"
+        )
+
+
+def test_a_template_says_what_variables_are_like(repo: Repository) -> None:
+    ds = winds().rename(u="v").assign_coords(area=(("lat", "lon"), np.ones((5, 8))))
+    ds.v.attrs["units"], ds.attrs["title"] = "m s-1", "winds"
+    packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (6, 5, 2)}
+    ds.v.encoding = packed
+    template = ds.copy()
+    template["v"] = ds.v.copy(data=np.broadcast_to(np.float32(np.nan), ds.v.shape))
+    rows = rows_of(ds.drop_vars("area"), DIMS)
+    write_table(repo, rows, target="g", dims=DIMS, mode="create", template=template)
+    found = opened(repo, "g")
+    xr.testing.assert_identical(found, ds.assign(v=ds.v.astype(found.v.dtype)))
+    assert {key: found.v.encoding[key] for key in packed} == packed
+    how = {"target": "h", "dims": DIMS, "mode": "create", "template": template}
+    with pytest.raises(InvalidArgumentError, match="the template has the variables v, and"):
+        write_table(repo, rows.rename_columns([*DIMS, "w"]), **how)

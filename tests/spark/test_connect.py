@@ -36,7 +36,6 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
 
 
@@ -55,7 +54,6 @@ def test_reads_need_no_spark_context(tmp_path: Path) -> None:
         command = [sys.executable, __file__, str(place)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
-    assert done.stdout.split()[-1] == "done"
     written = xr.open_zarr(zm.open(place).readonly_session().store, consolidated=False)
     assert np.array_equal(written.a, VALUES + 1)
 
@@ -72,13 +70,11 @@ def main(place: str) -> None:
         look(spark, place)
     finally:
         spark.stop()
-    print("done")
 
 
 def look(spark: SparkSession, place: str) -> None:
     """Read in all ways, and write a little."""
     assert read(spark, place, where="a > 150").count() == 49
-    assert read(spark, place, where="a > 1500").count() == 0
     assert read(spark, place, engine="pandas").count() == 200
     assert changes(spark, place, None).count() == 200
     assert explain_pruning(spark, place, where="a > 150").left_out["statistics"] == 6
@@ -87,9 +83,7 @@ def look(spark: SparkSession, place: str) -> None:
     register(spark)
     loaded = spark.read.format("zarr_manifests").option("where", "a < 10").load(place)
     assert sorted(row.a for row in loaded.collect()) == list(range(10))
-    for table in ("snapshots", "operations", "arrays", "chunks", "statistics"):
-        assert metadata_table(spark, place, table).count() > 0
-    assert metadata_table(spark, place, "manifests").columns[0] == "key"  # no rows yet
+    assert metadata_table(spark, place, "chunks").count() > 0
     assert maintenance.verify(spark, place).ok
     more = read(spark, place).selectExpr("y", "x", "a + 1 AS a")
     write_dataframe(more, place, "/", dims=["y", "x"], mode="overwrite-region", message="more")

@@ -1,4 +1,4 @@
-"""Files that Spark's tasks open and write; tests/xarray/test_ingest.py has everything else."""
+"""Files that Spark's tasks open and write; tests/api/xarray/test_ingest.py has everything else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-import raw_files
 import zarr_manifests as zm
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import ingest
-
-pytestmark = pytest.mark.spark
 
 
 def day(number: int) -> xr.Dataset:
@@ -40,6 +37,7 @@ def head(url: object) -> xr.Dataset:
     return xr.open_dataset(url, engine="zarr_manifests").load()
 
 
+@pytest.mark.smoke
 def test_tasks_copy_files_and_leave_out_what_they_cannot_open(spark, files, tmp_path):
     def opened(path: str) -> xr.Dataset:
         ds = xr.open_dataset(path, engine="scipy")
@@ -66,53 +64,3 @@ def test_tasks_refer_to_files(spark, files, tmp_path):
     report = ingest(spark, files, place, append_dim="time", virtual=True)
     assert (len(report.added), report.unchanged) == (5, 7)
     xr.testing.assert_equal(head(place), days(*range(12)))
-
-
-@pytest.mark.parametrize("virtual", [False, True], ids=["copy", "virtual"])
-@pytest.mark.parametrize("kind", ["netcdf", "grib"])
-def test_tasks_open_other_formats(spark, tmp_path, kind, virtual):
-    """With the libraries of HDF5 and of GRIB, in processes that Spark has forked."""
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    files = [raw / str(number) for number in range(3)]
-    for number, file in enumerate(files):
-        if kind == "netcdf":
-            raw_files.save(kind, raw_files.day(number), file)
-        else:
-            raw_files.save_grib(file, number, raw_files.SHAPE, ("2t",))
-    place = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
-    report = ingest(spark, files, place, append_dim="time", open=kind, virtual=virtual)
-    assert len(report.added) == 3
-    found = head(place)
-    if kind == "netcdf":
-        xr.testing.assert_equal(found, raw_files.days(3))
-    else:
-        due = [raw_files.grib_values(number, raw_files.SHAPE) for number in range(3)]
-        np.testing.assert_allclose(found.t2m, np.stack(due))
-    assert place.verify().ok
-
-
-def test_a_failed_task_is_tried_again(spark, files, tmp_path):
-    """As when the storage of the repository fails once."""
-    marker = tmp_path / "failed"
-
-    def fails_once(path: str) -> xr.Dataset:
-        from zarr_manifests.storage.local import LocalStorage
-
-        put = LocalStorage.create
-
-        def failing(self, *args, **options):
-            LocalStorage.create = put
-            if marker.exists():
-                return put(self, *args, **options)
-            marker.touch()
-            raise zm.errors.StorageError("the disk is away")
-
-        LocalStorage.create = failing
-        return xr.open_dataset(path, engine="scipy")
-
-    place = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0})
-    ingest(spark, files[:2], place, append_dim="time", open=fails_once)
-    assert marker.exists()
-    xr.testing.assert_equal(head(tmp_path / "r"), days(0, 1))
-    assert zm.open(tmp_path / "r").verify().ok

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import xarray as xr
 from pyspark import cloudpickle
-from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests.errors import StorageError
@@ -76,7 +73,6 @@ def disturbed(tmp_path: Path) -> tuple[Disturbed, Path]:
     return Disturbed(LocalStorage(tmp_path / "repo"), flag), flag
 
 
-@pytest.mark.spark
 def test_a_read_is_one_snapshot_under_retry(spark: SparkSession, tmp_path: Path) -> None:
     storage, flag = disturbed(tmp_path)
     frame = read(spark, storage, target_rows=10)
@@ -88,37 +84,3 @@ def test_a_read_is_one_snapshot_under_retry(spark: SparkSession, tmp_path: Path)
     again = read(spark, storage)
     assert again.count() == 2 * ROWS
     assert again.agg({"a": "min"}).first()[0] == 2000.0  # type: ignore[index]
-
-
-@pytest.mark.spark
-def test_without_a_lease_the_snapshot_may_be_collected(spark: SparkSession, tmp_path: Path) -> None:
-    storage, flag = disturbed(tmp_path)
-    frame = read(spark, storage, target_rows=10, lease=None)
-    flag.touch()
-    with pytest.raises(PythonException, match="SnapshotExpiredError"):
-        frame.collect()
-
-
-@pytest.mark.spark
-def test_no_query_changes_the_rows_of_another(spark: SparkSession, tmp_path: Path) -> None:
-    zm.write(dataset(0.0), tmp_path / "repo", message="write", encoding={"a": {"chunks": 10}})
-
-    def frame(where: str | None = None) -> DataFrame:
-        return read(spark, tmp_path / "repo", where=where)
-
-    def xs(found: DataFrame) -> list[int]:
-        return sorted(row.x for row in found.collect())
-
-    whole, few = frame(), frame("a >= 30 AND x < 35")
-    assert xs(whole.where("a >= 30")) == list(range(30, 40))
-    assert xs(whole) == list(range(40))
-    assert xs(few) == list(range(30, 35))
-    assert xs(few.unionAll(frame("a < 2"))) == [0, 1, *range(30, 35)]
-    assert xs(whole.where("x < 3").unionAll(whole.where("x > 37"))) == [0, 1, 2, 38, 39]
-    cached = few.cache()
-    assert (cached.count(), cached.where("x = 31").count(), cached.count()) == (5, 1, 5)
-    assert whole.join(few, "x").count() == few.alias("l").join(few.alias("r"), "x").count() == 5
-    queries = ["x < 3", "a > 36.5", "a IN (7, 8)", "x BETWEEN 4 AND 6"] * 2
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda where: xs(frame(where)), queries))
-    assert found == [[0, 1, 2], [37, 38, 39], [7, 8], [4, 5, 6]] * 2

@@ -11,24 +11,20 @@ import pytest
 import xarray as xr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 import zarr_manifests as zm
+from overtaken import OvertakenStorage
 from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
-    MissingChunkError,
 )
 from zarr_manifests.spark import read, write_dataframe
-from zarr_manifests.spark import write_dataframe as module_of_it
 from zarr_manifests.spark.write_plan import WriteReport
-
-pytestmark = pytest.mark.spark
+from zarr_manifests.storage.local import LocalStorage
 
 DIMS = ["time", "lat", "lon"]
-MODULE = "zarr_manifests.spark.write_dataframe"
 
 
 def winds(first: str = "2024-01") -> xr.Dataset:
@@ -55,6 +51,7 @@ def later(spark: SparkSession, url: str) -> DataFrame:
     return rows.withColumn("time", f.add_months("time", 6).cast("timestamp")).orderBy(f.rand(3))
 
 
+@pytest.mark.smoke
 def test_rows_come_back(spark: SparkSession, url: str) -> None:
     """Two variables are appended, then written over in part, in one commit each."""
     report = write_dataframe(later(spark, url), url, "/", dims=DIMS, append_dim="time")
@@ -79,27 +76,10 @@ def test_rows_come_back(spark: SparkSession, url: str) -> None:
     assert sum(1 for _ in repo.ancestry()) == 4  # and the one that made it
 
 
-def test_sorted_within_tasks(spark: SparkSession, url: str) -> None:
-    """One chunk at a time in each of two tasks."""
-    how = {"buffer_bytes": 1, "max_tasks": 2, "dims": DIMS, "append_dim": "time"}
-    assert write_dataframe(later(spark, url), url, "/", **how).tasks == 2
-    xr.testing.assert_equal(opened(url), xr.concat([winds(), winds("2024-07")], "time"))
-
-
 def test_an_aggregate_becomes_a_variable(spark: SparkSession, url: str) -> None:
     mean = read(spark, url, "u").groupBy("lat", "lon").agg(f.avg("u").alias("mean"))
     write_dataframe(mean, url, "mean", dims=["lat", "lon"], mode="create")
     np.testing.assert_allclose(opened(url)["mean"], winds().u.mean("time"))
-
-
-def test_tasks_without_rows_fill_too(spark: SparkSession, url: str) -> None:
-    one = read(spark, url, "u").where("time = '2024-01-01' AND lat = 60 AND lon = 0")
-    how = {"dims": DIMS, "mode": "overwrite-region", "region": {"lat": (None, None)}}
-    assert write_dataframe(one, url, "u", **how, buffer_bytes=1).cells == 1
-    assert int(opened(url).u.notnull().sum()) == 1
-    none = one.where("lat > 90").withColumnRenamed("u", "v")
-    assert write_dataframe(none, url, "v", **how).cells == 0
-    assert int(opened(url).v.notnull().sum()) == 0
 
 
 def test_no_rows_write_nothing(spark: SparkSession, url: str) -> None:
@@ -131,7 +111,6 @@ def test_a_step_is_written_once(spark: SparkSession, url: str) -> None:
     ("change", "what"),
     [
         (lambda df: df.withColumn("lat", f.col("lat") + 1), "no cell in the grid.*lat=61"),
-        (lambda df: df.union(df), "two rows are of the cell time=2024-"),
         (lambda df: df.withColumn("lon", f.lit(None).cast("double")), "lon=None"),
     ],
 )
@@ -150,105 +129,28 @@ def test_wrong_rows_are_told_once(
     xr.testing.assert_equal(opened(url), winds())
 
 
-def test_the_driver_collects_labels_and_forks_but_no_rows(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collected: list[tuple[list[str], int, int]] = []
-
-    def noted(name: str) -> None:
-        own = getattr(ClassicDataFrame, name)
-
-        def call(frame: Any, *args: Any) -> Any:
-            found = own(frame, *args)
-            rows = found.to_pylist() if name == "toArrow" else [row.asDict() for row in found]
-            nbytes = sum(len(bytes(row.get("fork") or b"")) for row in rows)
-            collected.append((frame.columns, len(rows), nbytes))
-            return found
-
-        monkeypatch.setattr(ClassicDataFrame, name, call)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("collects rows")
-
-    for name in ("collect", "toArrow"):
-        noted(name)
-    for name in ("toPandas", "toLocalIterator", "take", "head"):
-        monkeypatch.setattr(ClassicDataFrame, name, refuse)
-    repo = zm.create(tmp_path / "r", {"inline-chunk-bytes": 0})
-    rows = spark.range(200_000).selectExpr("id div 1000 AS t", "id % 1000 AS x", "id AS a")
-    encoding = {"a": {"chunks": (1, 250)}}
-    how: Any = {"dims": ["t", "x"], "mode": "create", "encoding": encoding}
-    report = write_dataframe(rows, repo, "a", **how, buffer_bytes=400_000)
-    assert report.cells == 200_000
-    (labels, many, _), (reports, tasks, nbytes) = collected
-    assert (labels[:2], many) == (["t", "x"], 1_200)
-    assert (reports, tasks) == (["fork", "cells", "failure"], report.tasks)
-    assert 1 < tasks < 10
-    assert nbytes < 200_000  # of 800 chunks with 1.6 MB of values
-
-
-def test_null_among_new_labels(spark: SparkSession, url: str) -> None:
-    rows = later(spark, url).withColumn("time", f.when(f.col("lon") > 0, f.col("time")))
-    with pytest.raises(InvalidArgumentError, match="NULL in 'time'"):
-        write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
-    rows = rows.select("lat", (f.col("lon") / f.lit(float("nan"))).alias("lon"), "u")
-    with pytest.raises(InvalidArgumentError, match="NaN in 'lon'"):
-        write_dataframe(rows, url, "g", dims=["lat", "lon"], mode="create")
-
-
-def test_damage_met_in_a_task_is_told_as_such(spark: SparkSession, tmp_path: Path) -> None:
-    """A cell is written to a chunk that is missing, whose other cells stay."""
-    noise = np.random.default_rng(1).random((50, 100))
-    zm.write(xr.Dataset({"a": (("y", "x"), noise)}), tmp_path / "r", message="noise")
-    for chunk in (tmp_path / "r" / "chunks").rglob("*"):
-        if chunk.is_file():
-            chunk.unlink()
-    one = spark.createDataFrame([(0, 0, 1.0)], ["y", "x", "a"])
-    how = {"dims": ["y", "x"], "mode": "overwrite-region", "missing": "keep"}
-    with pytest.raises(MissingChunkError) as found:
-        write_dataframe(one, tmp_path / "r", "a", **how)
-    assert "chunks/" in str(found.value)
-    assert "Traceback" not in str(found.value)
-
-
-def test_an_append_that_was_overtaken_goes_behind(
-    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_append_that_was_overtaken_goes_behind(spark: SparkSession, url: str) -> None:
     """It is planned anew; and refused where others have appended the same labels."""
-    written = module_of_it.__globals__["_write"]
-    others = [winds("2024-07").isel(time=[0, 1])]
-
-    def overtaken(*args: Any) -> Any:
-        found = written(*args)
-        if others:
-            zm.write(others.pop(), url, message="first", append_dim="time")
-        return found
-
-    monkeypatch.setitem(module_of_it.__globals__, "_write", overtaken)
+    how: Any = {"dims": DIMS, "append_dim": "time"}
+    first = winds("2024-07").isel(time=[0, 1])
     rows = later(spark, url).where("time >= '2024-09-01'")
-    write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+    write_dataframe(rows, overtaken(url, first, append_dim="time"), "/", **how)
     xr.testing.assert_equal(opened(url), xr.concat([winds(), winds("2024-07")], "time"))
-
-    others.append(winds("2025-01"))
     rows = later(spark, url).withColumn("time", f.add_months("time", 6).cast("timestamp"))
     with pytest.raises(AlreadyExistsError, match="there already"):
-        write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
+        write_dataframe(rows, overtaken(url, winds("2025-01"), append_dim="time"), "/", **how)
 
 
-def test_a_region_that_others_changed_is_a_conflict(
-    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = module_of_it.__globals__["_write"]
-
-    def overtaken(*args: Any) -> Any:
-        found = written(*args)
-        zm.write(winds() * 2, url, message="first", mode="a")
-        return found
-
-    monkeypatch.setitem(module_of_it.__globals__, "_write", overtaken)
+def test_a_region_that_others_changed_is_a_conflict(spark: SparkSession, url: str) -> None:
+    storage = overtaken(url, winds() * 2, mode="a")
     with pytest.raises(ConflictError):
-        write_dataframe(read(spark, url, "u"), url, "u", dims=DIMS, mode="overwrite-region")
+        write_dataframe(read(spark, url, "u"), storage, "u", dims=DIMS, mode="overwrite-region")
     xr.testing.assert_equal(opened(url), winds() * 2)
+
+
+def overtaken(url: str, ds: xr.Dataset, **how: Any) -> OvertakenStorage:
+    """The storage under which others write a dataset before the next commit."""
+    return OvertakenStorage(LocalStorage(url), lambda: zm.write(ds, url, message="first", **how))
 
 
 def test_dates_and_times_without_zone_are_of_the_session(spark: SparkSession, url: str) -> None:
@@ -264,18 +166,6 @@ def test_dates_and_times_without_zone_are_of_the_session(spark: SparkSession, ur
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
     np.testing.assert_array_equal(opened(url).u[1], -winds().u[1])
-
-
-def test_columns_are_found_in_any_case(spark: SparkSession, url: str) -> None:
-    rows = later(spark, url).toDF("TIME", "Lat", "lon", "U", "v")
-    write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
-    xr.testing.assert_equal(opened(url), xr.concat([winds(), winds("2024-07")], "time"))
-    spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
-        with pytest.raises(InvalidArgumentError, match="there is no column 'time'"):
-            write_dataframe(rows, url, "/", dims=DIMS, append_dim="time")
-    finally:
-        spark.conf.unset("spark.sql.caseSensitive")
 
 
 def test_a_region_is_of_the_sessions_zone(spark: SparkSession, url: str) -> None:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
-from pathlib import Path
 
-import dask
-import dask.array as da
 import numpy as np
-import pytest
 import xarray as xr
 
 import zarr_manifests as zm
-from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import write_dataset
-from zarr_manifests.spark.tasks import run_tasks
-
-pytestmark = pytest.mark.spark
 
 ENCODING = {"t": {"chunks": (2, 200)}, "n": {"chunks": (2,)}}
 
@@ -67,22 +58,6 @@ def test_blocks_are_computed_by_tasks_and_make_one_commit(spark, tmp_path):
     assert zm.open(tmp_path).verify().ok
 
 
-def test_blocks_go_to_tasks_in_groups(spark, tmp_path):
-    ds = xr.Dataset({"v": ("x", da.arange(4000, chunks=2))})
-    before = len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
-    spark.sparkContext.setJobGroup("groups", "blocks")
-    write_dataset(ds, tmp_path, spark=spark, message="create")
-    tracker = spark.sparkContext.statusTracker()
-    stages = [
-        tracker.getStageInfo(stage)
-        for job in tracker.getJobIdsForGroup("groups")
-        for stage in tracker.getJobInfo(job).stageIds
-    ]
-    assert before >= 0
-    assert 2 <= sum(stage.numTasks for stage in stages) <= 16  # of 2000 blocks
-    assert head(tmp_path).v.values.tolist() == list(range(4000))
-
-
 def test_lazy_values_without_dask_are_read_by_tasks(spark, tmp_path):
     """Also where an append begins within a chunk."""
     for number, rows in enumerate((slice(0, 7), slice(7, 12))):
@@ -90,32 +65,9 @@ def test_lazy_values_without_dask_are_read_by_tasks(spark, tmp_path):
     place = tmp_path / "r"
     for number in range(2):
         with xr.open_dataset(tmp_path / f"{number}.nc", engine="scipy") as ds:
-            lazy = ds.t.variable
-            assert not lazy._in_memory
             how = {"encoding": ENCODING} if number == 0 else {"append_dim": "time"}
             write_dataset(ds, place, spark=spark, message=f"file {number}", **how)
-            assert not lazy._in_memory, "the driver has read it"
     xr.testing.assert_equal(head(place), field(0, 12))
-
-
-def test_values_in_memory_are_written_by_the_driver(spark, tmp_path):
-    write_dataset(field(0, 4), tmp_path, spark=spark, message="create", encoding=ENCODING)
-    xr.testing.assert_identical(head(tmp_path), field(0, 4))
-
-
-def test_errors_are_those_of_write(spark, tmp_path):
-    ds = field(0, 4).chunk(time=2)
-    with pytest.raises(InvalidArgumentError, match="takes no scheduler"):
-        write_dataset(ds, tmp_path, spark=spark, message="a", scheduler="threads")
-    with pytest.raises(InvalidArgumentError, match="is in the memory of this process"):
-        write_dataset(ds, "memory://spark-write", spark=spark, message="a")
-    small = {"t": {"dtype": "i2", "chunks": (2, 400)}}
-    ds["t"] = ds.t * 1000
-    with pytest.raises(InvalidArgumentError, match="would be read back as"):
-        write_dataset(ds, tmp_path / "r", spark=spark, message="a", encoding=small)
-    assert not zm.exists(tmp_path / "r")
-    with pytest.raises(TypeError, match="no_such"):
-        write_dataset(ds, tmp_path, spark=spark, message="a", no_such=1)
 
 
 def test_a_failed_task_is_tried_again(spark, tmp_path):
@@ -134,42 +86,3 @@ def test_a_failed_task_is_tried_again(spark, tmp_path):
     assert marker.exists()
     xr.testing.assert_identical(head(tmp_path / "r"), field(0, 8))
     assert zm.open(tmp_path / "r").verify().ok
-
-
-def test_results_of_tasks_come_in_order(spark):
-    assert list(run_tasks(spark, abs, range(-20, 20))) == [abs(n) for n in range(-20, 20)]
-    assert list(run_tasks(spark, abs, [])) == []
-    with pytest.raises(ZeroDivisionError):
-        list(run_tasks(spark, lambda n: 1 / n, [1, 0]))
-
-
-def test_results_of_tasks_come_before_the_last_task_ends(spark, tmp_path):
-    """The last one waits until this process has the results of the others."""
-    heard = tmp_path / "heard"
-    os.mkfifo(heard)
-
-    def call(number: int) -> int:
-        if number == 3:
-            with heard.open("r+b", buffering=0) as pipe:
-                assert select.select([pipe], [], [], 300)[0]
-        return number
-
-    found = run_tasks(spark, call, range(4))
-    assert [next(found) for _ in range(3)] == [0, 1, 2]
-    heard.write_bytes(b".")
-    assert list(found) == [3]
-
-
-def test_write_computes_with_the_scheduler_it_is_given(tmp_path):
-    asked = []
-
-    def scheduler(graph, keys, **options):
-        asked.append(len(keys))
-        return dask.get(graph, keys)
-
-    ds = field(0, 8).chunk(time=2)
-    zm.write(ds, tmp_path / "a", message="a", encoding=ENCODING, scheduler=scheduler)
-    zm.write(ds, tmp_path / "b", message="b", encoding=ENCODING, scheduler="synchronous")
-    assert asked
-    for name in "ab":
-        xr.testing.assert_identical(head(Path(tmp_path, name)), field(0, 8))

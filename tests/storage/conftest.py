@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
+import obstore
 import pytest
+from obstore.store import S3Store
 
-from inside import open_handles
-from s3_server import object_server, server_named
+from s3_server import ObjectServer, object_server, server_named
 from small_store import module_store, small_store
-from zarr_manifests.storage import handles, local, object_clients
+from zarr_manifests.storage import local, object_clients
 
 __all__ = ["module_store", "object_server", "server_named", "small_store"]
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer) -> Any:
+    """The bucket of the test server, empty."""
+    client = S3Store(object_server.bucket)
+    for page in obstore.list(client):
+        obstore.delete(client, [meta["path"] for meta in page])
+    return client
 
 
 @pytest.fixture
@@ -25,13 +35,3 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def network_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every folder lies on a network filesystem."""
     monkeypatch.setattr(local, "is_remote_filesystem", lambda path: "nfs4")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """What time it is for files that are kept open, in seconds; none is open yet."""
-    now = [1000.0]
-    open_handles().clear()
-    monkeypatch.setattr(handles, "_now_s", lambda: now[0])
-    yield now
-    open_handles().clear()

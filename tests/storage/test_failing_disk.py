@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +28,9 @@ from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
 
 CALLS = (
-    "open",
-    "pread",
-    "preadv",
-    "write",
-    "fsync",
-    "link",
-    "rename",
-    "unlink",
-    "mkdir",
-    "rmdir",
-    "scandir",
-    "stat",
-    "lstat",
-    "fstat",
-    "truncate",
-    "posix_fallocate",
-)
+    "open", "pread", "preadv", "write", "fsync", "link", "rename", "unlink", "mkdir", "rmdir",
+    "scandir", "stat", "lstat", "fstat", "truncate", "posix_fallocate",
+)  # fmt: skip
 RUNTIME = replace(SYSTEM, sleep=lambda _: None)
 
 
@@ -115,11 +100,6 @@ def read(repo: zm.Repository) -> None:
     assert values(repo) == "old"
 
 
-def expire_and_collect(repo: zm.Repository) -> None:
-    repo.expire_snapshots(keep_last=1)
-    repo.garbage_collect(timedelta(0))
-
-
 def values(repo: zm.Repository) -> str:
     """Whether all values are the old ones or all the new ones."""
     store = repo.readonly_session("main").store
@@ -133,7 +113,7 @@ def values(repo: zm.Repository) -> str:
 
 @pytest.fixture
 def seeded(tmp_path: Path) -> Path:
-    """A repository of chunks in packs and of their own, with something to expire and collect."""
+    """A repository of chunks in packs and of their own."""
     place = tmp_path / "seeded"
     repo = zm.create(place, zm.Config(inline_chunk_bytes=0))
     for first, all_big in ((0, 5), (1, 7)):
@@ -149,8 +129,10 @@ def seeded(tmp_path: Path) -> Path:
 @pytest.mark.skipif(
     not Path("/proc/self/fd").exists(), reason="the system does not say which file is read"
 )
-@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("operation", [commit, read, expire_and_collect])
+@pytest.mark.parametrize(
+    ("operation", "for_good"),
+    [(commit, False), (commit, True), (read, False)],
+)
 def test_a_disk_that_fails_at_any_call(
     seeded: Path,
     tmp_path: Path,
@@ -183,7 +165,5 @@ def test_a_disk_that_fails_at_any_call(
             assert found == "new"
         elif not isinstance(failure, CommitOutcomeUnknownError):
             assert found == "old", f"{disk.made}: {failure}"
-        if operation is expire_and_collect:
-            assert repo.verify().ok
         refused += failure is not None
     assert refused > 5

@@ -11,7 +11,7 @@ import zarr
 
 import zarr_manifests as zm
 from s3_server import ENVIRONMENT, ObjectServer
-from zarr_manifests.errors import CorruptObjectError, StorageError
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage import from_url
 
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 64}
@@ -63,9 +63,7 @@ def other_account() -> dict[str, str]:
     }
 
 
-def test_within_a_bucket(
-    object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_within_a_bucket(object_server: ObjectServer, tmp_path: Path) -> None:
     at = f"s3://{object_server.bucket}/within/{tmp_path.name}"
     source = make(f"{at}/source")
     chunks = sum(1 for _ in source.storage.list("chunks/"))
@@ -76,16 +74,6 @@ def test_within_a_bucket(
     report = zm.clone(source, f"{at}/other", storage_options={"credentials": other_account})
     assert report.within_store == 0
     assert_equal(source, zm.open(f"{at}/other"))
-
-    def refuse(*_: Any) -> Any:
-        def copy(key: str, nbytes: int) -> None:
-            raise StorageError(f"{key} is too large to be copied")
-
-        return copy
-
-    monkeypatch.setattr("zarr_manifests.engine.upkeep.clone_repository.copier_within", refuse)
-    assert zm.clone(source, f"{at}/sent").within_store == 0
-    assert_equal(source, zm.open(f"{at}/sent"))
 
 
 def test_damage_is_not_copied_within_a_bucket(object_server: ObjectServer, tmp_path: Path) -> None:

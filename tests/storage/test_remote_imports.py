@@ -1,4 +1,4 @@
-"""Zarr stores, icechunk repositories and kerchunk references in a bucket, taken in by reference."""
+"""Zarr stores in a bucket, taken in by reference."""
 
 from __future__ import annotations
 
@@ -12,51 +12,26 @@ import obstore
 import pytest
 import zarr
 import zarr.storage
-import zstandard
 from fsspec.implementations.reference import LazyReferenceMapper
 from obstore.store import S3Store
 
 import zarr_manifests as zm
 from s3_server import ObjectServer
-from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
+from zarr_manifests.error_cases import VirtualSourceChangedError
 from zarr_manifests.errors import InvalidArgumentError, MissingChunkError, NotFoundError
 from zarr_manifests.storage.memory import MemoryStorage
 
-GOLDEN = Path(__file__).parents[1] / "virtual/icechunk_golden/format-2"
 DATA = np.arange(24, dtype="i4").reshape(4, 6)
 
 
-@pytest.fixture
-def bucket(object_server: ObjectServer) -> Any:
-    """The bucket of the test server, empty."""
-    client = S3Store(object_server.bucket)
-    for page in obstore.list(client):
-        obstore.delete(client, [meta["path"] for meta in page])
-    return client
-
-
-def repository(bucket: Any, **options: Any) -> zm.Repository:
-    places: dict[str, Any] = {"bucket": "s3://tests"}
-    return zm.create(MemoryStorage(), virtual_containers=places)
-
-
-def plain(store: Any, zarr_format: Any) -> None:
+@pytest.mark.parametrize(("zarr_format", "copy"), [(2, False), (3, True)])
+def test_a_zarr_store_in_a_bucket(bucket: Any, zarr_format: Any, copy: bool) -> None:
+    store = zarr.storage.ObjectStore(S3Store("tests", prefix="in/plain.zarr"))
     root = zarr.create_group(store, zarr_format=zarr_format, attributes={"title": "plain"})
     root.create_array("a/t", data=DATA, chunks=(2, 6))
     root.create_array("u", data=DATA[0], chunks=(3,))
-
-
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("copy", [False, True])
-def test_a_zarr_store_in_a_bucket(bucket: Any, zarr_format: int, copy: bool) -> None:
-    store = zarr.storage.ObjectStore(S3Store("tests", prefix="in/plain.zarr"))
-    plain(store, zarr_format)
-    told: list[int] = []
-    repo = repository(bucket)
-    zm.virtual.import_zarr(
-        repo, "s3://tests/in/plain.zarr", copy=copy, progress=lambda _, n: told.append(n)
-    )
-    assert told[-1] == 4
+    repo = zm.create(MemoryStorage(), virtual_containers={"bucket": "s3://tests"})
+    zm.virtual.import_zarr(repo, "s3://tests/in/plain.zarr", copy=copy)
     zm.virtual.import_zarr(repo, store, "again", copy=copy)
     for path in ("", "again"):
         group = zarr.open_group(
@@ -80,6 +55,19 @@ def test_a_zarr_store_in_a_bucket(bucket: Any, zarr_format: int, copy: bool) -> 
         array[2:]
 
 
+def test_references_are_not_unpacked_beyond_what_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 10**6))
+    repo = zm.create(MemoryStorage())
+    with pytest.raises(InvalidArgumentError, match="2000 bytes"):
+        zm.virtual.import_kerchunk(repo, tmp_path / "bomb.json.gz", max_bytes=2000)
+
+
+def plain(store: Any, zarr_format: Any) -> None:
+    root = zarr.create_group(store, zarr_format=zarr_format, attributes={"title": "plain"})
+    root.create_array("a/t", data=DATA, chunks=(2, 6))
+    root.create_array("u", data=DATA[0], chunks=(3,))
+
+
 def test_stores_that_are_at_no_place_are_copied(tmp_path: Path) -> None:
     repo = zm.create(MemoryStorage())
     memory, zipped = zarr.storage.MemoryStore(), tmp_path / "plain.zip"
@@ -101,55 +89,18 @@ def test_stores_that_are_at_no_place_are_copied(tmp_path: Path) -> None:
     assert len(session.store.get_virtual_refs("folder/u")) == 2
 
 
-def test_an_icechunk_repository_in_a_bucket(bucket: Any) -> None:
-    for path in GOLDEN.rglob("*"):
-        if path.is_file():
-            obstore.put(bucket, f"ice/{path.relative_to(GOLDEN).as_posix()}", path.read_bytes())
-    repo = repository(bucket)
-    ours = zm.virtual.import_icechunk(repo, "s3://tests/ice")
-    assert zm.virtual.import_icechunk(repo, "s3://tests/ice") == ours
-    array = zarr.open_array(repo.readonly_session("made").store, path="air/p", mode="r")
-    local = zm.create(MemoryStorage(), virtual_containers={"golden": GOLDEN})
-    zm.virtual.import_icechunk(local, GOLDEN)
-    same = zarr.open_array(local.readonly_session("made").store, path="air/p", mode="r")
-    np.testing.assert_array_equal(array[:], same[:])
-    refs = array.store.get_virtual_refs("air/p")
-    assert refs.guarded.all()
-    obstore.delete(bucket, refs.locations[0].removeprefix("s3://tests/"))
-    with pytest.raises(MissingChunkError, match="not read as fill value"):
-        array[:10]
+@pytest.fixture
+def bucket(object_server: ObjectServer) -> Any:
+    """The bucket of the test server, empty."""
+    client = S3Store(object_server.bucket)
+    for page in obstore.list(client):
+        obstore.delete(client, [meta["path"] for meta in page])
+    return client
 
 
-def test_references_that_are_compressed_and_remote(bucket: Any, tmp_path: Path) -> None:
-    obstore.put(bucket, "data.bin", DATA.tobytes())
-    document = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 6], "dtype": "<i4"}
-    document |= {"compressor": None, "filters": None, "fill_value": 0, "order": "C"}
-    keys: dict[str, Any] = {".zgroup": {"zarr_format": 2}, "t/.zarray": document}
-    keys |= {f"t/{i}.0": ["tests/data.bin", 48 * i, 48] for i in range(2)}
-    text = json.dumps({"version": 1, "refs": keys}).encode()
-    repo = repository(bucket)
-    for name, data in (
-        ("refs.json", text),
-        ("refs.json.gz", gzip.compress(text)),
-        ("refs.json.zst", zstandard.compress(text)),
-    ):
-        obstore.put(bucket, name, data)
-        (tmp_path / name).write_bytes(data)
-        for place in (f"s3://tests/{name}", tmp_path / name):
-            zm.virtual.import_kerchunk(repo, place, remote_protocol="s3", mode="w")
-            store = repo.readonly_session().store
-            found = zarr.open_array(store, path="t", mode="r", zarr_format=2)
-            np.testing.assert_array_equal(found[:], DATA)
-            assert store.get_virtual_refs("t").guarded.all()
-    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 10**6))
-    with pytest.raises(InvalidArgumentError, match="more than 2000 bytes"):
-        zm.virtual.import_kerchunk(repo, tmp_path / "bomb.json.gz", max_bytes=2000)
-    with pytest.raises(NotFoundError, match="no file s3://tests/nothing"):
-        zm.virtual.import_kerchunk(repo, "s3://tests/nothing.json", mode="w")
-    with pytest.raises(UnsupportedStorageError, match="ftp:// locations"):
-        zm.virtual.import_kerchunk(repo, keys, mode="w", remote_protocol="ftp")
-    with pytest.raises(InvalidArgumentError, match="'w-' or 'w'"):
-        zm.virtual.import_kerchunk(repo, keys, remote_protocol="s3", mode="a")  # type: ignore[arg-type]
+def repository(bucket: Any, **options: Any) -> zm.Repository:
+    places: dict[str, Any] = {"bucket": "s3://tests"}
+    return zm.create(MemoryStorage(), virtual_containers=places)
 
 
 def test_a_folder_of_parquet_references_in_a_bucket(bucket: Any, tmp_path: Path) -> None:

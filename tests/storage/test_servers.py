@@ -10,20 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 import zarr_manifests as zm
 from servers import SERVERS, Server
-from zarr_manifests.cli import app
-from zarr_manifests.error_cases import UnsupportedStorageError, VirtualSourceChangedError
-from zarr_manifests.errors import CorruptObjectError, MissingChunkError, VirtualContainerError
-from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.storage import from_url
 
 pytestmark = pytest.mark.servers
 
@@ -93,83 +88,6 @@ def test_a_repository_lives_on_the_server(
     assert repo.garbage_collect(grace=timedelta(0)).deleted > 0
     assert len(list(storage.list())) < objects
     check()
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_virtual_chunks_lie_on_the_server(
-    server_named: Callable[[str], Server],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """Refs of a repository there into files beside it: read, authorized, changed and gone."""
-    place, options = _opened(server_named, name, monkeypatch)
-    url, raw = f"{place}-refs", f"{place}-raw"
-    data = np.arange(64, dtype="u1")
-    files = from_url(raw, **options)
-    files.put("deep/a.bin", data.tobytes())
-    given = {"raw": zm.VirtualContainer(raw, **options)}
-    repo = zm.create(url, virtual_containers=given, storage_options=options)
-    info = files.head("deep/a.bin")
-    known = {
-        "etags": {"etags": [_etag(files, "deep/a.bin")]},
-        "times": {"modified": [info.modified_ms], "sizes": [64]},
-        "nothing": {},
-    }
-    with repo.transaction(message="refer") as store:
-        for how, facts in known.items():
-            zarr.create_array(
-                store, name=how, shape=(64,), chunks=(8,), dtype="u1", compressors=None
-            )
-            at = np.arange(8)
-            where = at[:, None], ["virtual://raw/deep/a.bin"], at * 0, at * 8, at * 0 + 8
-            store.set_virtual_refs(how, *where, **facts)
-
-    def read(how: str, **opened: Any) -> Any:
-        there = zm.open(url, storage_options=options, **opened)
-        session = there.readonly_session()
-        assert [len(chunk) for _, chunk in session.read_chunks(how)] == [8] * 8
-        return zarr.open_array(session.store, path=how, mode="r")[:]
-
-    for how in known:
-        np.testing.assert_array_equal(read(how, virtual_containers=given), data)
-        with pytest.raises(VirtualContainerError):
-            read(how)
-
-    # The command line saves the container, and says which refs have no version.
-    saved = tmp_path / "config.yaml"
-    saved.write_text(f"virtual-containers:\n  - name: raw\n    url: {raw}\n")
-    said = ["--option", "allow_http=true"]
-    for command in (["config", "apply", url, str(saved)], ["verify", url]):
-        shown = CliRunner().invoke(app, [*command, *said])
-        assert shown.exit_code == 0, shown.output
-    assert "8 virtual chunks" in shown.output
-    for how in known if url.startswith("s3:") else ():  # others need https, and a server has none
-        np.testing.assert_array_equal(read(how, authorize=["raw"]), data)
-
-    # A disk, a bucket and their refs: the same files from a repository in a folder.
-    local = zm.create(tmp_path / "r", virtual_containers=given)
-    with local.transaction(message="refer") as store:
-        zarr.create_array(store, name="a", shape=(64,), chunks=(64,), dtype="u1", compressors=None)
-        store.set_virtual_refs("a", [[0]], ["virtual://raw/deep/a.bin"], [0], [0], [64])
-    store = local.readonly_session().store
-    np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[:], data)
-
-    files.put("deep/a.bin", bytes(63))
-    for how in ("etags", "times"):
-        with pytest.raises(VirtualSourceChangedError):
-            read(how, virtual_containers=given)
-    with pytest.raises(CorruptObjectError):
-        read("nothing", virtual_containers=given)
-    files.delete_many(["deep/a.bin"])
-    for how in known:
-        with pytest.raises(MissingChunkError):
-            read(how, virtual_containers=given)
-
-
-def _etag(files: Storage, key: str) -> str:
-    """The etag, which is a part of the token where generations are swapped."""
-    return files.get_tagged(key).token.rpartition(" ")[2]
 
 
 def test_a_server_that_ignores_a_condition_is_only_read(

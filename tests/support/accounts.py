@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 ASKED: list[str] = []
@@ -21,16 +20,6 @@ def alice() -> dict[str, Any]:
 
 def bob() -> dict[str, Any]:
     return _keys("BOB", token=f"{SECRET}token")
-
-
-def brief() -> dict[str, Any]:
-    """Credentials that expire at once."""
-    return _keys(f"BRIEF{len(ASKED)}", expires_at=datetime.now(UTC) + timedelta(seconds=1))
-
-
-async def awaited() -> dict[str, Any]:
-    await asyncio.sleep(0)
-    return _keys("AWAITED")
 
 
 class Provider:

@@ -1,20 +1,12 @@
-"""How much a test tries: some in `make test`, more in `make sweep`."""
+"""How much a property test tries: some in `make test`, more in `make sweep`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pytest
 from hypothesis import settings
 
-__all__ = ["chosen", "examples", "some_or_all", "swept"]
+__all__ = ["chosen", "examples"]
 
 _ALL = 100
-
-some_or_all = pytest.mark.parametrize(
-    "every", [pytest.param(7, id="some"), pytest.param(1, id="all", marks=pytest.mark.sweep)]
-)
-"""`make test` tries one case of `every` seven, `make sweep` each."""
 
 
 def chosen(last: int, every: int) -> list[int]:
@@ -28,8 +20,3 @@ def examples(most: int) -> int:
     The profile of Hypothesis decides: its own number of examples is the part, of a hundred.
     """
     return max(most * settings().max_examples // _ALL, min(most, 5))
-
-
-def swept[T](cases: Sequence[T], *, but: Sequence[T]) -> list[object]:
-    """Parameters of which `make test` tries only `but`, and `make sweep` the others."""
-    return [case if case in but else pytest.param(case, marks=pytest.mark.sweep) for case in cases]

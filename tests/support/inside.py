@@ -12,18 +12,28 @@ from contextlib import contextmanager
 import pytest
 
 from zarr_manifests import Repository
+from zarr_manifests.engine.compact import compaction, merge_leaves, write_leaves
 from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.format.root import Root
+from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.upkeep import history_rolls
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, handles
+from zarr_manifests.store import ManifestStore, contents_of
 
 
 def root_of(place: Repository | Storage) -> Root:
     """The root, read from storage now."""
     roots = place._context.roots if isinstance(place, Repository) else Roots(place, SYSTEM)
     return roots.read().root
+
+
+def values_of(store: ManifestStore) -> dict[str, bytes]:
+    """What is read at each key of a store."""
+    found = {key: store.get_sync(key) for key in contents_of(store).keys_below("")}
+    return {key: value.to_bytes() for key, value in found.items() if value is not None}
 
 
 def change_root(
@@ -44,4 +54,25 @@ def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(history_rolls, "PAGE", page)
         patch.setattr(history_rolls, "FAN_OUT", fan_out)
+        yield
+
+
+@contextmanager
+def small_node_pages() -> Iterator[None]:
+    """Compactions put two nodes into each page of a base, so that few nodes make many pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_pages, "LIMITS", node_pages.PageLimits(inline=0, nodes=2, leaves=2))
+        yield
+
+
+@contextmanager
+def small_steps(rows: int) -> Iterator[None]:
+    """Compactions work on so many refs at a time, so that few refs take many steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pending, write_leaves):
+            patch.setattr(module, "BATCH_ROWS", rows)
+        patch.setattr(compaction, "_PLANNED_ROWS", rows)
+        patch.setattr(pending, "_PIECE_ROWS", rows)
+        patch.setattr(merge_leaves, "STEP_REFS", rows)
+        patch.setattr(write_leaves, "_TASK_REFS", rows)
         yield

@@ -1,4 +1,4 @@
-"""Daily files of every format that `ingest` knows."""
+"""Files of GRIB, each of one day."""
 
 from __future__ import annotations
 
@@ -7,36 +7,9 @@ from typing import Any
 
 import eccodes
 import numpy as np
-import xarray as xr
 
 FIRST = np.datetime64("2024-01-01", "ns")
 SHAPE = (20, 30)
-
-
-def day(number: int, *, rows: int = 2) -> xr.Dataset:
-    """Values that halves can pack, some of them missing, and times since the file's own day."""
-    time = FIRST + (number * rows + np.arange(rows)) * np.timedelta64(1, "D")
-    values = np.arange(rows * 600).reshape(rows, *SHAPE) / 2 + 1000 * number
-    values[0, 3, 4:6] = np.nan
-    axes = {"lat": np.arange(20.0), "lon": np.arange(30.0)}
-    ds = xr.Dataset({"t": (("time", "lat", "lon"), values, {"units": "K"})}, {"time": time, **axes})
-    ds.time.encoding = {"units": f"hours since {str(time[0])[:10]}", "dtype": "i4"}
-    return ds
-
-
-def days(number: int) -> xr.Dataset:
-    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
-    return xr.concat([day(n) for n in range(number)], "time", join="override", **how)
-
-
-def save(kind: str, ds: xr.Dataset, place: Path) -> Path:
-    packing = {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1000.0, "_FillValue": -32768}
-    if kind == "zarr":
-        ds.to_zarr(place, consolidated=False, encoding={"t": {**packing, "chunks": (1, 10, 15)}})
-    else:
-        how = {"zlib": True, "shuffle": True, "chunksizes": (1, 10, 15), **packing}
-        ds.to_netcdf(place, engine="h5netcdf", unlimited_dims=["time"], encoding={"t": how})
-    return place
 
 
 def save_grib(place: Path, number: int, shape: tuple[int, int], names: tuple[str, ...]) -> Path:

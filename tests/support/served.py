@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
-import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +15,7 @@ import uvicorn
 import zarr_manifests as zm
 from zarr_manifests.serving import create_app
 
-__all__ = ["Answer", "get", "running", "serving", "serving_process"]
+__all__ = ["Answer", "get", "running", "serving"]
 
 
 @dataclass(frozen=True)
@@ -56,24 +52,6 @@ def serving(repo: zm.Repository, **options: Any) -> Iterator[str]:
     """The URL of a server of the repository during the block."""
     with running(create_app(repo, **options)) as url:
         yield url
-
-
-@contextlib.contextmanager
-def serving_process(place: str, *options: str) -> Iterator[tuple[str, int]]:
-    """The URL of `zarr-manifests serve` in a process of its own, and its process id."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "zarr_manifests", "serve", place, "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        assert server.stdout is not None
-        (url,) = re.findall(r"http://[0-9.:]+", server.stdout.readline())
-        yield url, server.pid
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
 
 
 def get(url: str, path: str, method: str = "GET", **headers: str) -> Answer:

@@ -13,7 +13,7 @@ from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
-from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
+from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
@@ -43,13 +43,6 @@ def created(storage: Any = None, chunks: int = 8, **config: Any) -> Repository:
     make(session, chunks=chunks)
     session.commit("make")
     return repository
-
-
-def pages_of(repository: Repository, path: str = "a") -> ZonePages | None:
-    """The pages of an array on the branch `main`."""
-    contents = contents_of(repository.readonly_session().store)
-    node_id = contents.array_at(path).node_id
-    return zones_of(context_of(repository), contents.view, [node_id])[node_id].pages
 
 
 def make(session: Session, path: str = "a", chunks: int = 8, dtype: str = "f4") -> None:

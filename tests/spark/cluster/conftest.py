@@ -12,9 +12,6 @@ import pyspark
 import pytest
 
 from on_cluster.answers import Driver
-from s3_server import ObjectServer, object_server, server_named
-
-__all__ = ["Drivers", "object_server", "server_named"]
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = "local-cluster[2,1,1024]"
@@ -72,10 +69,7 @@ def _spark_home(home: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def drivers(
-    object_server: ObjectServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Drivers]:
-    # They inherit the environment that points to the server.
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     started = Drivers(tmp_path_factory.mktemp("drivers"))
     yield started
     started.end()

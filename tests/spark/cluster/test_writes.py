@@ -35,22 +35,6 @@ def test_tasks_fail_and_executors_are_killed(how: str, cluster: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("how", WRITES)
-def test_the_storage_fails_under_the_commit(how: str, cluster: Any, tmp_path: Path) -> None:
-    """Before the swap there is none; where only its answer is lost, there is one."""
-    url = str(tmp_path / "repo")
-    made(url)
-    before = {"what": "fail", "where": "driver", "key": "snapshots/*"}
-    before |= {"tickets": str(tmp_path / "before")}
-    with pytest.raises(JobError, match="trouble that the test has made"):
-        cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[before])
-    assert landed(url, "hours from 4") == 0
-    after = SWAP | {"what": "fail", "after": True, "tickets": str(tmp_path / "after")}
-    cluster.run("write", how=how, url=url, start=4, stop=12, troubles=[after])
-    assert landed(url, "hours from 4") == 1
-    xr.testing.assert_equal(found(zm.open(url)), hours(12))
-
-
-@pytest.mark.parametrize("how", WRITES)
 def test_a_slow_attempt_loses_to_a_second_one(how: str, cluster: Any, tmp_path: Path) -> None:
     """What it had written is left over; the commit has what the other one wrote."""
     url = str(tmp_path / "repo")
@@ -60,46 +44,6 @@ def test_a_slow_attempt_loses_to_a_second_one(how: str, cluster: Any, tmp_path: 
     before = len(list(repo.storage.list("chunks/")))
     assert landed(url, "hours from 4") == 1
     assert len(list(repo.storage.list("chunks/"))) < before
-    xr.testing.assert_equal(found(zm.open(url)), hours(12))
-
-
-def test_a_faulty_storage_goes_to_tasks(cluster: Any, tmp_path: Path) -> None:
-    """Its copies fail as it does: in each task, and in each attempt of it."""
-    url = str(tmp_path / "repo")
-    made(url)
-    asked = {"how": "write_dataframe", "url": url}
-    fails = {"kind": "fail_after", "op": "create", "key": "chunks/*"}
-    with pytest.raises(JobError, match="StorageError"):
-        cluster.run("write", **asked, start=4, stop=8, faults=[fails])
-    assert landed(url, "hours from 4") == 0
-    loses = {"kind": "lose_answer", "op": "create", "count": None}
-    swap = {"kind": "lose_answer", "op": "cas", "key": "current"}
-    cluster.run("write", **asked, start=4, stop=12, faults=[loses, swap])
-    assert landed(url, "hours from 4") == 1
-    xr.testing.assert_equal(found(zm.open(url)), hours(12))
-
-
-def test_tasks_that_fail_for_good_leave_nothing(cluster: Any, tmp_path: Path) -> None:
-    url = str(tmp_path / "repo")
-    made(url)
-    fails = {"what": "fail", "tickets": str(tmp_path / "fails"), "skip": 2, "times": 1000}
-    with pytest.raises(JobError, match="trouble that the test has made"):
-        cluster.run("write", how="save", url=url, start=4, stop=12, amid=[fails])
-    assert landed(url, "hours from 4") == 0
-    xr.testing.assert_equal(found(zm.open(url)), hours(4))
-
-
-def test_an_object_store_fails_and_an_executor_is_killed(
-    cluster: Any, object_server: Any, tmp_path: Path
-) -> None:
-    url = f"s3://{object_server.bucket}/written"
-    made(url)
-    fails = {"what": "fail", "after": True, "tickets": str(tmp_path / "fails")}
-    kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 1}
-    lost = SWAP | {"what": "fail", "after": True, "tickets": str(tmp_path / "lost")}
-    cluster.run("write", how="save", url=url, start=4, stop=8, troubles=[fails, lost], amid=[kills])
-    cluster.run("write", how="write_dataframe", url=url, start=8, stop=12)
-    assert landed(url, "hours from 4") == landed(url, "hours from 8") == 1
     xr.testing.assert_equal(found(zm.open(url)), hours(12))
 
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
-import zarr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-import zarr_manifests as zm
 from grids import DIMS, SCHEMA, hours
 from on_cluster.hosts import another_host
 from on_cluster.trouble import Troubles, storage_at, troubled
-from zarr_manifests.spark import foreach_batch, ingest, write_dataframe
+from zarr_manifests.spark import foreach_batch, write_dataframe
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.data_source import ManifestsDataSource
 from zarr_manifests.spark.plan import SparkFacts
-from zarr_manifests.testing import Fault, FaultyStorage
 
 _OPTIONS: Final = {"dims": ",".join(DIMS), "append-dim": "time"}
 
@@ -51,25 +44,6 @@ class TroubledDataSource(ManifestsDataSource):
         return replace(sink, storage=storage_at(sink.storage.url, troubles))
 
 
-def fill(spark: SparkSession, url: str, value: float, troubles: Troubles = ()) -> str:
-    """Fill an array by forks of one session, one chunk a task."""
-    repo = zm.open(storage_at(url, troubles))
-    session = repo.writable_session()
-    fork = pickle.dumps(session.fork())
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        mine = pickle.loads(fork)
-        array: Any = zarr.open_array(mine.store, path="a")
-        for batch in batches:
-            for chunk in batch.column(0).to_pylist():
-                array[chunk * 1000 : (chunk + 1) * 1000] = value + np.arange(1000)
-        yield pa.RecordBatch.from_pydict({"fork": [pickle.dumps(mine)]})
-
-    chunks = spark.range(0, 8, 1, 4).mapInArrow(write, "fork binary")
-    session.merge(*(pickle.loads(row.fork) for row in chunks.collect()))
-    return session.commit(f"fill with {value}")
-
-
 def write(
     spark: SparkSession,
     how: str,
@@ -78,15 +52,12 @@ def write(
     stop: int,
     troubles: Troubles = (),
     amid: Troubles = (),
-    faults: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Append hours, by `write_dataframe` or `save`; `amid` are troubles amid the rows."""
     frame = troubled(_rows(spark, start, stop), amid)
     message = f"hours from {start}"
     if how == "write_dataframe":
         storage = storage_at(url, troubles)
-        if faults:
-            storage = FaultyStorage(storage, [Fault(**each) for each in faults])
         write_dataframe(frame, storage, "/", dims=DIMS, append_dim="time", message=message)
     else:
         writer = frame.write.format("troubled").mode("append").options(**_OPTIONS)
@@ -129,18 +100,3 @@ def stream(
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return str(query.id)
-
-
-def ingest_files(
-    spark: SparkSession, url: str, files: str, per_commit: int, troubles: Troubles = ()
-) -> list[int]:
-    """Ingest the files of a folder; how many were added, and how many were there already."""
-    report = ingest(
-        spark,
-        Path(files).glob("*.nc"),
-        storage_at(url, troubles),
-        append_dim="time",
-        files_per_commit=per_commit,
-        message="files",
-    )
-    return [len(report.added), report.unchanged]

@@ -1,0 +1,262 @@
+"""The command line says what the library says, and changes what it is told to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import cpu
+
+import zarr_manifests as zm
+from cli_calls import call, lines
+from zarr_manifests.repository import resolved
+from zarr_manifests.store import workspace_of
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A repository with three commits, a branch and a tag."""
+    path = tmp_path / "repository"
+    repo = zm.create(path)
+    repo.create_tag("empty")
+    with repo.transaction("main", message="make the hierarchy") as store:
+        root = zarr.create_group(store)
+        root.create_array(
+            "air/temperature",
+            shape=(4, 6),
+            chunks=(2, 3),
+            dtype="f4",
+            dimension_names=("time", "x"),
+            attributes={"units": "K"},
+        )
+        root.create_array("depth", shape=(), dtype="i2")
+    with repo.transaction("main", message="fill half of it") as store:
+        zarr.open_array(store, path="air/temperature")[:2] = np.ones((2, 6), "f4")
+    repo.create_branch("trial")
+    with repo.transaction("trial", message="fill\nall of it") as store:
+        zarr.open_array(store, path="air/temperature")[2:] = np.ones((2, 6), "f4")
+    return str(path)
+
+
+# --- log -----------------------------------------------------------------------------------------
+
+
+def test_log_is_limited_and_says_so(url: str) -> None:
+    assert "older" in lines("log", url, "-n", 1)[-1]
+    assert "older" not in lines("log", url, "-n", 3)[-1]
+    assert lines("log", url, "-n", 0) == lines("log", url)
+    assert "older" in lines("log", url, "--ops", "-n", 1)[-1]
+
+
+# --- info ----------------------------------------------------------------------------------------
+
+
+def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path)
+    metadata = "config", "metadata", tmp_path
+    assert lines(*metadata) == []
+    assert lines(*metadata, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
+    expected = {"title": "winds: 10 m", "grid": {"lat": 0.25}, "n": 3}
+    assert repo.metadata() == expected
+    assert lines(*metadata, "title=no", "day=2026-11-01") == []
+    expected |= {"title": "no", "day": "2026-11-01"}
+    assert repo.metadata() == expected
+    shown = ["title: no", 'grid: {"lat": 0.25}', "n: 3", "day: 2026-11-01"]
+    assert sorted(lines(*metadata)) == sorted(shown)
+    told = [line.split(maxsplit=1) for line in lines("info", tmp_path)]
+    assert sorted(line[1] for line in told if line[:1] == ["metadata"]) == sorted(shown)
+    assert json.loads(*lines("info", tmp_path, "--json"))["metadata"] == expected
+    repo.metadata({"\x1b[31m": "\x1b[31mred"})
+    assert "\x1b" not in "".join(lines(*metadata) + lines("info", tmp_path))
+    assert json.loads(*lines(*metadata, "--replace", "n=4", "--json")) == {"n": 4}
+    assert repo.metadata() == {"n": 4}
+
+
+# --- du, diff, branch, tag -----------------------------------------------------------------------
+
+
+def test_diff_lists_nodes_and_chunks(url: str) -> None:
+    assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks overwritten"]
+    assert lines("diff", url, "main", "main") == ["no changes"]
+    repo = zm.open(url)
+    session = repo.writable_session("trial")
+    session.move("air", "water")
+    zarr.create_group(session.store, path="new")
+    workspace_of(session.store).delete_below("depth/")
+    moved = session.commit("move")
+    assert lines("diff", url, "main", moved) == [
+        "+ /new",
+        "- /depth",
+        "> /air to /water",
+        "  /water/temperature: 2 chunks overwritten",
+    ]
+    failed = call("diff", url, moved, "main")
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert "--direct" in failed.stderr
+
+
+def test_a_branch_is_moved(url: str) -> None:
+    repo = zm.open(url)
+    main, trial = (repo.list_branches()[name] for name in ("main", "trial"))
+    empty = repo.list_tags()["empty"]
+    refused = call("branch", url, "trial", "empty", "--move")
+    assert refused.exit_code == 2
+    assert f"pass --expected {trial}, or --force" in refused.stderr
+    stale = call("branch", url, "trial", "empty", "--move", "--expected", main)
+    assert stale.exit_code == 1
+    assert repo.list_branches()["trial"] == trial
+    done = lines("branch", url, "trial", "empty", "--move", "--expected", trial[13:25])
+    assert done == [f"trial is at {empty}"]
+    assert repo.list_branches()["trial"] == empty
+    lines("branch", url, "trial", main, "--move")  # nothing is dropped
+    assert lines("branch", url, "trial", "main~1", "--move", "--force") == [
+        f"trial is at {resolved(repo, 'main~1')}"
+    ]
+    assert call("branch", url, "nope", "main", "--move").exit_code == 1
+    assert "nope" not in repo.list_branches()
+
+
+# --- maintenance ---------------------------------------------------------------------------------
+
+
+def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> None:
+    repo = zm.open(url)
+    version = next(repo.ops_log()).version
+    head = repo.list_branches()["main"]
+    repo.create_tag("later")
+    repo.delete_branch("trial")
+    told = lines("recover", url, "--to", version, "--dry-run")
+    (trial,) = (one.snapshot_id for one in repo.ops_log() if one.version == version)
+    assert [line.split() for line in told[:-1]] == [
+        ["what", "name", "was", "would", "be"],
+        ["branch", "trial", "not", "there", trial],
+        ["tag", "later", head, "not", "there"],
+    ]
+    assert "later" in repo.list_tags()
+    assert lines("recover", url, "--to", version)[1:-1] == told[1:-1]
+    assert repo.list_branches()["trial"] == trial
+    assert "later" not in repo.list_tags()
+
+
+def test_clean_expires_only_what_it_is_told_to(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path, {"snapshots": {"keep-last": 1}})
+    for name in ("air", "sea", "ice"):
+        with repo.transaction(message=f"make {name}") as store:
+            zarr.create_group(store, path=name)
+
+    def left(*words: str) -> int:
+        lines("clean", tmp_path, *words)
+        return len(list(repo.ancestry()))
+
+    assert left() == left("--keep", "30d") == left("--keep", "config", "--dry-run") == 4
+    assert left("--keep", "3") == 3
+    assert left("--keep", "2", "--no-collect") == 2
+    files = sorted(tmp_path.rglob("*"))
+    assert left("--grace", "0", "--dry-run") == 2
+    assert sorted(tmp_path.rglob("*")) == files
+    assert left("--grace", "0") == 2
+    assert sorted(tmp_path.rglob("*")) != files
+    assert left("--keep", "config") == 1
+
+
+@pytest.mark.parametrize("place", ["fill_value", "data_type"])
+def test_a_document_that_zarr_refuses_is_an_error_without_escapes(
+    tmp_path: Path, place: str
+) -> None:
+    evil = "\x1b[2Jall is well"
+    repo = zm.create(tmp_path)
+    for value in (1, 2):
+        with repo.transaction(message=f"{value}") as store:
+            if value == 1:
+                zarr.create_array(store, name="a", shape=(1,), chunks=(1,), dtype="i4")
+                document = json.loads(store.get_sync("a/zarr.json").to_bytes()) | {place: evil}
+                store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(json.dumps(document).encode()))
+            store.set_sync("a/c/0", cpu.Buffer.from_bytes(bytes(3) + bytes([value])))
+    for words, code in (
+        (["diff", tmp_path, "main~1", "main", "--values"], 2),
+        (["cat", tmp_path, "a"], 2),
+        (["compact", tmp_path, "--statistics"], 0),
+    ):
+        done = call(*words)
+        assert done.exit_code == code, done.output
+        assert "\x1b" not in done.output
+        assert code == 0 or "/a cannot be decoded" in done.output
+
+
+def test_show_and_diff_say_which_attributes_changed(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path)
+    with repo.transaction(message="made") as store:
+        zarr.create_group(store, path="g", attributes={"units": "K\x1b[2J"})
+    with repo.transaction(message="changed") as store:
+        zarr.open_group(store, path="g").attrs["units"] = "degC"
+    told = ["~ /g", "    attributes.units: 'K\\x1b[2J' to 'degC'"]
+    assert lines("show", tmp_path)[-2:] == told
+    assert lines("diff", tmp_path, "main~1") == told
+
+
+def test_commits_name_their_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZARR_MANIFESTS_WHO")
+    repo = zm.create(tmp_path)
+    with repo.transaction(message="first") as store:
+        zarr.create_group(store, path="g")
+    monkeypatch.setenv("ZARR_MANIFESTS_WHO", "the nightly job\x1b[2J")
+    with repo.transaction(message="second") as store:
+        zarr.create_group(store, path="h")
+    monkeypatch.setenv("ZARR_MANIFESTS_WHO", "")
+    repo.revert("main")
+    authors = [info.author for info in repo.ancestry()]
+    assert authors[:2] == ["", "the nightly job\x1b[2J"]
+    assert re.fullmatch("[^@]+@.+", authors[2])
+    assert authors[3] == ""  # of who makes a repository the log tells
+    assert "by the nightly job\\x1b[2J" in "\n".join(lines("log", tmp_path))
+    assert "the nightly job\\x1b[2J" in "\n".join(lines("log", tmp_path, "--ops"))
+
+
+def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
+    path = tmp_path / "packed"
+    repo = zm.create(path, {"inline-chunk-bytes": 0})
+    with repo.transaction(message="a pack of four chunks") as store:
+        array = zarr.create_array(store, name="a", shape=(400,), chunks=(100,), dtype="u1",
+                                  compressors=None)  # fmt: skip
+        array[:] = 1
+    with repo.transaction(message="one of them stays") as store:
+        zarr.open_array(store, path="a")[:300] = 2
+    told = [" ".join(line.split()) for line in lines("compact", path, "--packs", "--dry-run")]
+    assert told == [
+        "number bytes",
+        "objects with chunks 2 700 B",
+        "mostly dead packs 1 400 B",
+        "chunks to be moved 1 100 B",
+        "dead bytes of these packs 300 B",
+        "nothing was written (--dry-run)",
+    ]
+    assert len(list(repo.ancestry())) == 3
+    done = lines("compact", path, "--packs", "--branch", "main", "--min-live", "0.5")
+    assert done[3].split() == ["chunks", "moved", "1", "100", "B"]
+    assert done[-2].split() == ["packs", "written", "1"]
+    assert done[-1] == next(iter(repo.ancestry())).snapshot_id
+    assert call("compact", path, "--packs", "--branch", "other").exit_code == 1
+
+
+def test_tree_says_which_arrays_have_statistics(url: str) -> None:
+    def told(*refs: str) -> list[str]:
+        return [" ".join(line.split()[-4:]) for line in lines("tree", url, "--stats", *refs)[4:]]
+
+    assert told() == ["2 x 3 none", "int16 scalar no chunks"]
+    table = lines("compact", url, "--statistics")
+    assert table[0].split() == ["array", "chunks", "measured"]
+    assert [line.split() for line in table[1:]] == [
+        ["/air/temperature", "2", "2"],
+        ["/depth", "0", "0"],
+    ]
+    assert told()[0] == "all of 2 chunks"
+    of_one = lines("compact", url, "--statistics", "--array", "/air/temperature")
+    assert [line.split()[1:] for line in of_one[1:]] == [["2", "0"]]
+    assert told("trial")[0].endswith("none")
+    both = call("tree", url, "--stats", "--chunks")
+    assert both.exit_code == 2
+    assert "not both" in both.stderr

@@ -1,0 +1,139 @@
+"""Exports to one file: a ZIP archive, and references of kerchunk."""
+
+from __future__ import annotations
+
+import zipfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+import zarr.storage
+from zarr.core.sync import sync
+
+import zarr_manifests as zm
+from exported import ODD, bytes_in, odd_repository, same_bytes, values_in
+from zarr_manifests.error_cases import (
+    StorageFullError,
+    UnsupportedStorageError,
+    VirtualSourceChangedError,
+)
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
+from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.memory import MemoryStorage
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> zm.Repository:
+    return odd_repository(tmp_path)
+
+
+# --- ZIP -------------------------------------------------------------------------------------
+
+
+def test_a_zip_has_every_byte(repo: zm.Repository, tmp_path: Path) -> None:
+    session = repo.readonly_session()
+    report = zm.export(session, tmp_path / "out" / "plain.zip", "zip")
+    assert report.dest == str(tmp_path / "out" / "plain.zip")
+    with zipfile.ZipFile(tmp_path / "out" / "plain.zip") as archive:
+        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
+        assert len(set(archive.namelist())) == len(archive.namelist())
+    store = zarr.storage.ZipStore(tmp_path / "out" / "plain.zip", mode="r")
+    same_bytes(bytes_in(store), bytes_in(session.store))
+    assert values_in(store) == values_in(session.store)
+    found = xr.open_zarr(store, group=ODD, consolidated=True)
+    np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
+
+
+def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
+    repo: zm.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, dest = repo.readonly_session(), tmp_path / "out" / "plain.zip"
+    dest.parent.mkdir()
+    dest.write_bytes(b"of somebody else")
+    for format_, copy in (("zip", True), ("kerchunk", False)):
+        with pytest.raises(AlreadyExistsError, match="overwrite=True"):
+            zm.export(session, dest, format_, copy)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="local file"):
+            zm.export(session, "s3://bucket/x", format_, copy)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="in the repository"):
+            zm.export(session, tmp_path / "repository" / "x", format_, copy)  # type: ignore[arg-type]
+
+    def full(self: PosixDisk, fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PosixDisk, "fsync_file", full)
+        with pytest.raises(StorageFullError):
+            zm.export(session, dest, "zip", overwrite=True)
+    raw = tmp_path / "raw files" / "day 1.nc"
+    kept = raw.read_bytes()
+    raw.write_bytes(kept + b"more")
+    with pytest.raises(VirtualSourceChangedError):
+        zm.export(session, dest, "zip", overwrite=True)
+    raw.write_bytes(kept)
+    assert dest.read_bytes() == b"of somebody else"
+    assert [path.name for path in dest.parent.iterdir()] == ["plain.zip"]
+    zm.export(session, dest, "zip", overwrite=True)
+    assert zipfile.is_zipfile(dest)
+    late = tmp_path / "late.zip"
+    with pytest.raises(AlreadyExistsError):
+        zm.export(
+            session, late, "zip", progress=lambda *_: late.write_bytes(b"of somebody else") and None
+        )
+    assert late.read_bytes() == b"of somebody else"
+
+
+# --- kerchunk --------------------------------------------------------------------------------
+
+
+def opened(path: Path) -> Any:
+    """The references as a store, as fsspec reads them."""
+    files = fsspec.filesystem("reference", fo=str(path), asynchronous=False)
+    return zarr.storage.FsspecStore.from_mapper(files.get_mapper(""), read_only=True)
+
+
+def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) -> None:
+    session, dest = repo.readonly_session(), tmp_path / "refs.json"
+    report = zm.export(session, dest, "kerchunk", copy=False)
+    assert report.tag == f"export-{session.snapshot_id}"
+    assert repo.list_tags() == {report.tag: session.snapshot_id}
+    assert 0 < report.referenced < report.chunks
+    store = opened(dest)
+    assert values_in(store) == values_in(session.store)
+    assert values_in(store, "old", 2) == values_in(session.store, "old", 2)
+    found = xr.open_zarr(store, group=ODD, consolidated=True)
+    np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
+    # Back into a repository.
+    back = zm.create(tmp_path / "back", virtual_containers={"all": tmp_path})
+    zm.export(session, tmp_path / "odd.json", "kerchunk", copy=False, path=ODD)
+    zm.virtual.import_kerchunk(back, tmp_path / "odd.json")
+    assert values_in(back.readonly_session().store) == values_in(session.store, ODD)
+
+
+def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Path) -> None:
+    session = repo.readonly_session()
+    zm.export(session, tmp_path / "refs.json", "kerchunk", copy=False, tag="for-the-web")
+    due = values_in(session.store)
+    with repo.transaction(message="delete everything") as store:
+        sync(store.clear())
+        zarr.create_group(store)
+    with pytest.raises(AlreadyExistsError, match="another snapshot"):
+        zm.export(repo.readonly_session(), tmp_path / "new", "kerchunk", False, tag="for-the-web")
+    assert not (tmp_path / "new").exists()
+    repo.compact(mode="full")
+    repo.expire_snapshots(keep_last=1)
+    repo.garbage_collect(timedelta(0))
+    assert values_in(opened(tmp_path / "refs.json")) == due
+
+
+def test_chunks_in_memory_cannot_be_referred_to(tmp_path: Path) -> None:
+    repo = zm.create(MemoryStorage())
+    zm.write(xr.Dataset({"t": ("x", np.arange(3.0))}), repo, message="values")
+    with pytest.raises(UnsupportedStorageError, match="copy=True"):
+        zm.export(repo.readonly_session(), tmp_path / "refs.json", "kerchunk", copy=False)
+    assert repo.list_tags() == {}

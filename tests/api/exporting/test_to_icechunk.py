@@ -1,0 +1,99 @@
+"""Exports to icechunk, as icechunk reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.core.sync import sync
+
+import zarr_manifests as zm
+from exported import ODD, odd_repository, values_in
+from zarr_manifests.error_cases import VirtualSourceChangedError
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> zm.Repository:
+    """Without what icechunk does not take."""
+    repo = odd_repository(tmp_path)
+    session = repo.writable_session()
+    for path in ("old", "notes"):
+        sync(session.store.delete_dir(path))
+    del zarr.open_group(session.store).attrs["missing"]
+    session.commit("only what icechunk takes")
+    return repo
+
+
+def opened(path: Path) -> Any:
+    """icechunk's store of the branch main."""
+    storage = icechunk.local_filesystem_storage(str(path))
+    config = icechunk.Repository.fetch_config(storage)
+    containers = (config and config.virtual_chunk_containers) or {}
+    access: Any = dict.fromkeys(containers, icechunk.credentials.LocalFileSystemAccess)
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+    assert len([*repository.ancestry(branch="main")]) == 2
+    return repository.readonly_session("main").store
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path, copy: bool) -> None:
+    session = repo.readonly_session()
+    report = zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
+    store = opened(tmp_path / "out" / "ice")
+    assert values_in(store) == values_in(session.store)
+    found = xr.open_zarr(store, group=ODD, consolidated=False)
+    np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
+    assert (report.referenced > 0) is not copy
+    assert list(repo.list_tags()) == ([] if copy else [report.tag])
+    sizes = sum(p.stat().st_size for p in (tmp_path / "out/ice/chunks").rglob("*") if p.is_file())
+    assert (sizes > 10_000) is copy
+    with pytest.raises(AlreadyExistsError, match="with commits"):
+        zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
+
+
+def test_what_icechunk_does_not_take(tmp_path: Path) -> None:
+    session, dest = odd_repository(tmp_path).readonly_session(), tmp_path / "ice"
+    for path in ("", "old"):
+        with pytest.raises(UnsupportedFormatError):
+            zm.export(session, dest, "icechunk", path=path)
+    assert not dest.exists()
+    dest.mkdir()
+    (dest / "thesis.tex").write_text("years of work")
+    with pytest.raises(AlreadyExistsError, match="holds data"):
+        zm.export(session, dest, "icechunk", path=ODD)
+    storage = icechunk.in_memory_storage()
+    zm.export(session, storage, "icechunk", path=ODD)
+    store = icechunk.Repository.open(storage).readonly_session("main").store
+    assert values_in(store) == values_in(session.store, ODD)
+
+
+def test_an_export_that_fails_has_no_commit_and_can_be_repeated(tmp_path: Path) -> None:
+    session, dest = odd_repository(tmp_path).readonly_session(), tmp_path / "ice"
+    raw = tmp_path / "raw files" / "day 1.nc"
+    kept = raw.read_bytes()
+    raw.write_bytes(kept + b"more")
+    with pytest.raises(VirtualSourceChangedError):
+        zm.export(session, dest, "icechunk", path=ODD)
+    storage = icechunk.local_filesystem_storage(str(dest))
+    assert len([*icechunk.Repository.open(storage).ancestry(branch="main")]) == 1
+    raw.write_bytes(kept)
+    zm.export(session, dest, "icechunk", path=ODD)
+    assert values_in(opened(dest)) == values_in(session.store, ODD)
+
+
+def test_links_in_an_empty_repository_are_not_followed(repo: zm.Repository, tmp_path: Path) -> None:
+    """Icechunk would: a repository is empty, and its folders may lead elsewhere."""
+    dest, outside = tmp_path / "planted", tmp_path / "outside"
+    icechunk.Repository.create(icechunk.local_filesystem_storage(str(dest)))
+    (dest / "snapshots").rename(outside)
+    (dest / "snapshots").symlink_to(outside)
+    before = {path.name for path in outside.iterdir()}
+    with pytest.raises(InvalidArgumentError, match="is a link, which an export does not follow"):
+        zm.export(repo.readonly_session(), dest, "icechunk")
+    assert {path.name for path in outside.iterdir()} == before

@@ -1,0 +1,87 @@
+"""What differs between any two versions: nodes, chunks, and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests import Repository
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.storage.memory import MemoryStorage
+
+
+@pytest.fixture
+def repo() -> Repository:
+    made = zm.create(MemoryStorage())
+    with made.transaction(message="make a") as store:
+        zarr.create_array(store, name="a", shape=(4, 6), chunks=(2, 2), dtype="f8")[:] = 1
+    made.create_branch("side")
+    return made
+
+
+def test_values_of_an_array_of_another_shape(repo: Repository) -> None:
+    with repo.transaction(message="grow") as store:
+        a = zarr.open_array(store, path="a")
+        a.resize((5, 6))
+        a[4] = 7
+        a[0, 0] = 4
+    found = repo.diff("main~1", "main", "a", values=True)
+    assert (found.map.tolist(), found.added, found.removed) == (
+        [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
+        6,
+        0,
+    )
+    back = repo.diff("main", "main~1", "a", values=True)
+    assert (back.map.tolist(), back.added, back.removed) == ([[1, 0, 0], [0, 0, 0]], 0, 6)
+
+
+def test_values_follow_what_is_at_the_path_in_the_newer_version(repo: Repository) -> None:
+    session = repo.writable_session()
+    session.move("a", "b")
+    session.commit("move it")
+    with repo.transaction(message="another in its place") as store:
+        zarr.create_array(store, name="a", shape=(4, 6), chunks=(4, 6), dtype="i2")[:] = 7
+    assert repo.diff("main~2", "main", "a", values=True).cells == 24
+    assert repo.diff("main~2", "main", "b", values=True).cells == 0
+
+
+def test_values_that_are_no_numbers_are_compared_and_counted() -> None:
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="make t") as store:
+        t = zarr.create_array(store, name="t", shape=(1,), chunks=(1,), dtype="M8[s]")
+        t[:] = np.array(["2026-01-01"], "M8[s]")
+    with repo.transaction(message="another day") as store:
+        zarr.open_array(store, path="t")[:] = np.array(["2026-01-02"], "M8[s]")
+    found = repo.diff("main~1", "main", "t", values=True)
+    assert (found.cells, found.mean, found.map.tolist()) == (1, None, [1])
+
+
+def test_what_has_no_values_is_refused(repo: Repository) -> None:
+    with pytest.raises(NotFoundError, match="no array /b"):
+        repo.diff("side", "main", "b", values=True)
+    with repo.transaction(message="remake") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(4,), dtype="i2", overwrite=True)
+    with pytest.raises(InvalidArgumentError, match="dimensions"):
+        repo.diff("side", "main", "a", values=True)
+
+
+def put(repo: Repository, branch: str, at: Any, value: Any) -> None:
+    with repo.transaction(branch, message=f"{branch}: a[{at}] = {value}") as store:
+        zarr.open_array(store, path="a")[at] = value
+
+
+def test_chunks_that_were_cut_off_differ_although_the_array_has_grown_again(
+    repo: Repository,
+) -> None:
+    put(repo, "main", (0, 0), 2)
+    with repo.transaction("side", message="cut off and grow") as store:
+        array = zarr.open_array(store, path="a")
+        array.resize((4, 2))
+        array.resize((4, 6))
+    expected = [[0, 0], [0, 1], [0, 2], [1, 1], [1, 2]]
+    assert repo.diff("main", "side", symmetric=False).chunks["/a"].tolist() == expected
+    assert repo.diff("side", "main", symmetric=False).chunks["/a"].tolist() == expected

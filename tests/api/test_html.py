@@ -1,0 +1,111 @@
+"""What notebooks show: every value as HTML, harmless, folded, and bounded."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import zarr
+
+import zarr_manifests as zm
+from zarr_manifests import reports
+from zarr_manifests.repository import build_index
+from zarr_manifests.storage.memory import MemoryStorage
+
+EVIL = "<script>alert('&\")</script>\x1b[2J\u202e\n</style></details>"
+TAGS = {
+    "style", "div", "span", "code", "pre", "details", "summary", "table", "thead", "tbody", "tr",
+    "th", "td", "svg", "line", "circle", "rect",
+}  # fmt: skip
+ATTRIBUTES = {
+    "class", "open", "width", "height", "overflow", "aria-hidden", "x", "y", "x1", "x2", "y1", "y2",
+    "cx", "cy", "r", "fill", "stroke", "stroke-width", "viewbox", "preserveaspectratio",
+    "shape-rendering",
+}  # fmt: skip
+
+
+class Checked(HTMLParser):
+    """Parts of pages that only our own tags and attributes make, each closed where it belongs."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in TAGS
+        assert {name for name, _ in attrs} <= ATTRIBUTES
+        self.tags.append(tag)
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def shown(value: Any) -> Checked:
+    html = value._repr_html_()
+    assert all(line.isprintable() for line in html.split("\n"))
+    return Checked(html)
+
+
+def test_what_a_repository_returns_is_shown() -> None:
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message=EVIL, metadata={"by": EVIL}) as store:
+        zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
+    session = repo.writable_session()
+    zarr.open_array(session.store, path="air")[:2] = 5
+    zarr.create_group(session.store, path="sea")
+    status = shown(session.status())
+    assert "created (1)" in status.text
+    assert "/sea" in status.text
+    session.commit("correct it")
+    (info, *_) = repo.ancestry()
+    for value in (info, repo.diff("main~1", "main"), repo.du(), repo.du()["air"]):
+        found = shown(value)
+        assert type(value).__name__ in found.text
+    assert "1: (0,)" in shown(repo.diff("main~1", "main")).text
+    assert "4 chunks" in shown(repo.du()).text
+    assert shown(repo.diff("main", "main")).text == "Diffnothing"
+    for report in (repo.compact(), repo.verify(), build_index(repo), repo.compute_statistics()):
+        assert "details" in shown(report).tags or "table" in shown(report).tags
+
+
+def test_history_is_a_graph_and_stays_an_iterator() -> None:
+    repo = zm.create(MemoryStorage())
+    repo.create_branch("side")
+    for branch in ("main", "side"):
+        with repo.transaction(branch, message=f"on {branch} {EVIL}") as store:
+            zarr.create_group(store, path=branch)
+    repo.merge("side", message="merge side")
+    repo.create_tag("v1")
+    history = repo.ancestry()
+    found = shown(history)
+    assert found.tags.count("svg") == found.tags.count("circle") == 4
+    for text in ("merge side", "on side <script>", "on main <script>", "tag v1", "create repo"):
+        assert text in found.text
+    assert next(history).message == "merge side"
+    assert shown(history).tags.count("circle") == 2
+    assert [info.message for info in history] == [f"on main {EVIL}", "create repository"]
+    assert next(history, None) is None
+    assert shown(history).text == "History"
+
+
+def test_what_is_long_is_cut_and_says_so() -> None:
+    long = reports.Diff(tuple(f"/{i}" for i in range(5000)), (), (), {})
+    found = shown(long)
+    assert found.tags.count("tr") == 200
+    assert "... and 4,800 more" in found.text
+    assert "created (5,000)" in found.text
+    assert "x" * 400 not in shown(reports.Status(("x" * 10_000,), (), (), {})).text

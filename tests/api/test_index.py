@@ -1,0 +1,126 @@
+"""The index of initialised chunks: quick where it is there, and never wrong, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import zarr
+
+import zarr_manifests as zm
+from stored import put
+from zarr_manifests import Repository, Session
+from zarr_manifests.reports import Amount
+from zarr_manifests.repository import build_index
+from zarr_manifests.session import initialized_chunks
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.testing import CountingStorage
+
+ROWS = 1200
+
+
+def make(session: Session, path: str, shape: tuple[int, ...]) -> None:
+    chunks = (1,) * len(shape)
+    zarr.create_array(
+        session.store, name=path, shape=shape, chunks=chunks, dtype="u1", compressors=None
+    )
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def repository(storage: MemoryStorage) -> Repository:
+    """An array of 3,600 chunks in two leaves, every third of them there, and a full small one.
+
+    There is no index of them.
+    """
+    sets = [{"coordinates": {"max-manifest-size": 500}}, {"default": {"max-manifest-size": 900}}]
+    config = {"chunk-manifests": {"sets": sets}, "compaction": {"size-ratio": 0}}
+    made = zm.create(storage, config)
+    session = made.writable_session()
+    make(session, "big", (ROWS, 3))
+    make(session, "small", (5,))
+    for i in range(ROWS):
+        put(session, f"big/c/{i}/{i % 3}")
+    for i in range(5):
+        put(session, f"small/c/{i}", b"1234")
+    session.commit("fill")
+    made.compact("main", "major")
+    remove(storage)
+    return made
+
+
+def manifests_read(storage: CountingStorage) -> list[str]:
+    return [r.key for r in storage.log if r.op == "get" and r.key.startswith("manifests/")]
+
+
+def test_commits_are_laid_over_the_index(repository: Repository, storage: MemoryStorage) -> None:
+    build_index(repository)
+    session = repository.writable_session()
+    put(session, "big/c/0/2", b"new")
+    session.commit("one more")
+    assert repository.du(path="big").total == Amount(ROWS + 1, 8 * ROWS + 3)
+    put(session, "big/c/0/0", b"other")
+    session.store.delete_sync(f"big/c/{ROWS - 1}/2")
+    session.commit("overwrite and remove")
+    zarr.open_array(session.store, path="small").resize((3,))
+    session.commit("cut off")
+    counting = CountingStorage(storage)
+    reader = zm.open(counting)
+    assert reader.du(path="big").total == Amount(ROWS, 8 * ROWS - 8)
+    assert reader.du(path="small").chunks == 3
+    region = [slice(ROWS - 2, None), slice(0, 3)]
+    last = initialized_chunks(reader.readonly_session(), "big", region)
+    assert last.tolist() == [[ROWS - 2, 1]]
+    assert manifests_read(counting) == []
+
+
+def answers(repository: Repository) -> tuple[object, ...]:
+    session = repository.readonly_session()
+    region = initialized_chunks(session, "big", [slice(590, 610), slice(0, 2)])
+    every = initialized_chunks(session, "big")
+    return repository.du().arrays, region.tolist(), every.tolist()
+
+
+def remove(storage: MemoryStorage) -> None:
+    storage.delete_many([info.key for info in storage.list("indexes/")])
+
+
+def damage(storage: MemoryStorage) -> None:
+    for info in list(storage.list("indexes/")):
+        data = bytearray(storage.get(info.key))
+        data[-1] ^= 1
+        storage.put(info.key, bytes(data))
+
+
+def exchange(storage: MemoryStorage) -> None:
+    keys = [info.key for info in storage.list("indexes/")]
+    for key, data in zip(keys, [storage.get(key) for key in keys[1:] + keys[:1]], strict=True):
+        storage.put(key, data)
+
+
+@pytest.mark.parametrize("harm", [None, remove, damage, exchange])
+def test_whatever_the_index_is_the_answers_are_the_same(
+    repository: Repository, storage: MemoryStorage, harm: Callable[[MemoryStorage], None] | None
+) -> None:
+    session = repository.writable_session()
+    put(session, "big/c/600/1")
+    session.store.delete_sync("big/c/601/1")
+    session.commit("before")
+    session = zm.open(storage).writable_session()
+    put(session, "big/c/3/0")
+    session.commit("which does not look up what it overwrites")
+    expected = answers(repository)
+    build_index(repository)
+    if harm is not None:
+        harm(storage)
+        assert answers(zm.open(storage)) == expected
+        build_index(zm.open(storage))
+    counting = CountingStorage(storage)
+    reader = zm.open(counting)
+    reader.du(path="big")
+    assert manifests_read(counting) == []
+    assert answers(reader) == expected

@@ -1,0 +1,146 @@
+"""Repositories: creating and opening them, refs, history, time travel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import zarr_manifests as zm
+from stored import get, put
+from zarr_manifests import Repository
+from zarr_manifests.error_cases import (
+    NotARepositoryError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities
+from zarr_manifests.testing import WrappedStorage
+
+
+def commit_value(repository: Repository, key: str, value: bytes, branch: str = "main") -> str:
+    session = repository.writable_session(branch)
+    put(session, key, value)
+    return session.commit(f"{key} = {value!r}")
+
+
+@pytest.fixture
+def repository() -> Repository:
+    return zm.create(MemoryStorage())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("winds.nc", r"netCDF file.*zm\.virtual\.write"),
+        ("winds.grib2", r"GRIB file.*zm\.virtual\.import_kerchunk"),
+        ("winds.csv", r"zm\.create"),
+    ],
+)
+def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_bytes(b"data")
+    for place in (tmp_path / name, tmp_path):
+        with pytest.raises(NotARepositoryError, match=said):
+            zm.open(place)
+
+
+def test_racing_processes_that_may_create_all_open_the_same() -> None:
+    storage = MemoryStorage()
+    found = SYSTEM.parallel([lambda: zm.open(storage, create=True).list_branches()] * 8)
+    assert found == found[:1] * 8
+
+
+class _WithoutSwap(WrappedStorage):
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.storage.capabilities, cas=False)
+
+
+def test_storage_that_cannot_swap_is_read_only() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(UnsupportedStorageError, match="compare-and-swap"):
+        zm.create(_WithoutSwap(storage))
+    commit_value(zm.create(storage), "k", b"v")
+    repository = zm.open(_WithoutSwap(storage))
+    assert get(repository, "k") == b"v"
+    with pytest.raises(UnsupportedStorageError, match="read-only"):
+        repository.writable_session("main")
+
+
+def test_a_reset_that_drops_commits_has_to_be_asked_for(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    repository.create_branch("side", one)
+    two = commit_value(repository, "k", b"2")
+    with pytest.raises(InvalidArgumentError, match=rf"main.*{two}.*expected='{two}'.*force"):
+        repository.reset_branch("main", one)
+    aside = commit_value(repository, "k", b"aside", branch="side")
+    with pytest.raises(InvalidArgumentError, match="not a descendant"):
+        repository.reset_branch("main", aside)
+    assert repository.list_branches()["main"] == two
+    repository.reset_branch("main", two)
+    repository.reset_branch("main", one, expected=two)
+    assert repository.list_branches()["main"] == one
+    repository.reset_branch("main", aside)  # nothing is dropped
+    repository.reset_branch("main", one, force=True)
+    assert repository.list_branches()["main"] == one
+
+
+def test_branch_refusals_name_what_is_wrong(repository: Repository) -> None:
+    repository.create_branch("side")
+    with pytest.raises(AlreadyExistsError, match="'side'"):
+        repository.create_branch("side")
+    with pytest.raises(NotFoundError, match=r"'nope'.*main, side"):
+        repository.delete_branch("nope")
+    with pytest.raises(InvalidArgumentError, match="'main' cannot be deleted"):
+        repository.delete_branch("main")
+    for session in (repository.readonly_session, repository.writable_session):
+        with pytest.raises(NotFoundError, match="no branch 'nope'"):
+            session("nope")
+
+
+def test_the_name_of_a_deleted_tag_is_never_used_again(repository: Repository) -> None:
+    repository.create_tag("v1")
+    repository.delete_tag("v1")
+    for _ in range(40):  # beyond the tail of the log
+        repository.create_branch("b")
+        repository.delete_branch("b")
+    with pytest.raises(AlreadyExistsError, match="never used again"):
+        zm.open(repository.storage).create_tag("v1")
+
+
+def test_refs_point_only_to_snapshots_that_are_there(repository: Repository) -> None:
+    one = commit_value(repository, "k", b"1")
+    two = commit_value(repository, "k", b"2")
+    repository.reset_branch("main", one, force=True)
+    assert get(repository.readonly_session(two), "k") == b"2"
+    for make in (repository.create_branch, repository.create_tag):
+        make("left", two)  # it is not collected
+    repository.delete_branch("left")
+    repository.delete_tag("left")
+    repository.garbage_collect(timedelta(0))
+    for make in (repository.create_branch, repository.create_tag, repository.reset_branch):
+        name = "main" if make == repository.reset_branch else "new"
+        with pytest.raises(SnapshotExpiredError, match=r"it never was, or has\s+expired"):
+            make(name, two)
+        with pytest.raises(NotFoundError, match=r"no branch '../../etc/passwd'"):
+            make(name, "../../etc/passwd")
+
+
+@pytest.mark.parametrize("name", ["my data.nc", "some data/part.nc"])
+def test_no_repository_is_made_among_files_that_no_key_can_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"theirs")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(AlreadyExistsError, match="is not empty"):
+        zm.open(tmp_path, create=True)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,218 @@
+"""Icechunk repositories of both formats, taken in with their history, against what icechunk read.
+
+The repositories are committed; `make_icechunk.py` made them, and wrote down what icechunk says of
+each snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+import zstandard
+
+import zarr_manifests as zm
+from digests import digests
+from hearing import Hearing
+from zarr_manifests.error_cases import VirtualSourceChangedError
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    MissingChunkError,
+)
+from zarr_manifests.storage.memory import MemoryStorage
+
+GOLDEN = Path(__file__).parent / "icechunk_golden"
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A repository of format 2, or of the one that a test is parametrized with."""
+    version = getattr(request, "param", 2)
+    shutil.copytree(GOLDEN / f"format-{version}", tmp_path / "source")
+    shutil.copy(GOLDEN / f"format-{version}.json", tmp_path / "expected.json")
+    return tmp_path / "source"
+
+
+both_formats = pytest.mark.parametrize("source", [1, 2], indirect=True)
+
+
+@pytest.fixture
+def expected(source: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((source.parent / "expected.json").read_text())
+    return found
+
+
+@pytest.fixture
+def repo(source: Path) -> zm.Repository:
+    places: dict[str, Any] = {"source": source}
+    return zm.create(source.parent / "repo", virtual_containers=places)
+
+
+def check(repo: zm.Repository, ours: dict[str, str], expected: dict[str, Any]) -> None:
+    """Every imported snapshot says and holds what it did in icechunk."""
+    for name, snapshot_id in ours.items():
+        store = repo.readonly_session(snapshot_id).store
+        wanted = expected["snapshots"][name]
+        assert digests(store, but="v/c/") == wanted["keys"]
+        (info,) = repo.ancestry(snapshot_id, limit=1)
+        if name != "1CECHNKREP0F1RSTCMT0":  # the first one, which icechunk makes
+            said = {"icechunk-snapshot": name, "icechunk-time": wanted["written"]}
+            said["icechunk-import"] = snapshot_id[:25]
+            assert info.message == wanted["message"]
+            assert info.metadata == wanted["metadata"] | said
+
+
+@both_formats
+def test_native_chunks_are_not_copied_and_guarded(repo: zm.Repository, source: Path) -> None:
+    zm.virtual.import_icechunk(repo, source)
+    store = repo.readonly_session("made").store
+    refs = store.get_virtual_refs("air/p")
+    assert [Path(url).parent.name for url in refs.locations] == ["chunks"] * 2
+    assert refs.guarded.all()
+    assert refs.sizes.tolist() == refs.length.tolist() == [80, 80]
+    (first, second) = (source / "chunks" / Path(url).name for url in refs.locations)
+    first.unlink()
+    second.write_bytes(bytes(80))
+    array = zarr.open_array(store, path="air/p", mode="r")
+    with pytest.raises(MissingChunkError, match="not read as fill value"):
+        array[:10]
+    with pytest.raises(VirtualSourceChangedError):
+        array[10:20]
+
+
+@both_formats
+def test_importing_again_continues_and_adds_nothing_twice(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    first = zm.virtual.import_icechunk(repo, source, branches=["side"])
+    assert set(repo.list_branches()) == {"main", "side"}
+    assert set(repo.list_tags()) == {"made"}
+    assert len(list(repo.ancestry("main"))) == 1
+    whole = zm.virtual.import_icechunk(repo, source)
+    assert whole.items() >= first.items()
+    check(repo, whole, expected)
+    before = repo.list_branches(), repo.list_tags(), len(list(repo.ancestry("main")))
+    for history in ("all", "heads"):
+        assert zm.virtual.import_icechunk(repo, source, history) == whole  # type: ignore[arg-type]
+    assert (repo.list_branches(), repo.list_tags(), len(list(repo.ancestry("main")))) == before
+    repo.compact()  # the branch is at a rewrite now, which is still the imported commit
+    assert zm.virtual.import_icechunk(repo, source) == whole
+
+
+@both_formats
+def test_heads_are_imported_alone(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    hearing = Hearing()
+    ours = zm.virtual.import_icechunk(repo, source, history="heads", progress=hearing)
+    named = {*expected["branches"].values(), *expected["tags"].values()}
+    assert ours.keys() == named | {"1CECHNKREP0F1RSTCMT0"}
+    assert hearing.done == hearing.totals == {"snapshots": len(named)}
+    check(repo, ours, expected)
+    found = [info.snapshot_id for info in repo.ancestry("side")]
+    assert found[0] == ours[expected["branches"]["side"]]
+    assert found[1] == ours[expected["tags"]["made"]]
+
+
+def test_what_is_here_already_is_not_mixed_up(repo: zm.Repository, source: Path) -> None:
+    other = zm.create(source.parent / "other", virtual_containers={"source": source})
+    other.create_tag("made", other.list_branches()["main"])
+    with pytest.raises(ConflictError, match="tag 'made' exists"):
+        zm.virtual.import_icechunk(other, source)
+    with repo.transaction(message="mine") as store:
+        zarr.create_group(store)
+    with pytest.raises(ConflictError, match="branch 'main' has commits"):
+        zm.virtual.import_icechunk(repo, source)
+    assert [info.message for info in repo.ancestry()] == ["mine", "create repository"]
+
+
+@pytest.mark.parametrize("source", [1], indirect=True)
+def test_a_branch_that_went_another_way_is_not_continued(
+    repo: zm.Repository, source: Path, expected: dict[str, Any]
+) -> None:
+    lineage = expected["lineages"][expected["branches"]["main"]]
+    ref = source / "refs/branch.main/ref.json"
+    for tag in ("made", "lost"):
+        shutil.rmtree(source / f"refs/tag.{tag}")
+
+    def imported(at: int) -> dict[str, str]:
+        ref.write_text(json.dumps({"snapshot": lineage[at]}))
+        return zm.virtual.import_icechunk(repo, source, branches=["main"])
+
+    def amend(**how: Any) -> None:
+        session = repo.writable_session()
+        if not how:
+            zarr.open_group(session.store, mode="r+").create_group("other")
+        session.amend(**how)
+
+    old = imported(2)
+    ours = imported(0)
+    assert ours.items() >= old.items()
+    check(repo, ours, expected)
+    with pytest.raises(ConflictError, match="reset or amended there"):
+        imported(3)
+    repo.reset_branch("main", ours[lineage[2]], force=True)
+    amend()
+    with pytest.raises(ConflictError, match="written to here"):
+        imported(0)
+    amend(metadata={"icechunk-snapshot": lineage[2]})  # as earlier versions have it
+    with pytest.raises(ConflictError, match="changed since"):
+        imported(0)
+
+
+def test_an_object_that_is_missing_is_named(repo: zm.Repository, source: Path) -> None:
+    for folder, error in (("chunks", MissingChunkError), ("manifests", CorruptObjectError)):
+        aside = source.parent / "aside"
+        (source / folder).rename(aside)
+        (source / folder).mkdir()
+        with pytest.raises(error, match=f"/{folder}/[0-9A-Z]{{20}}"):
+            zm.virtual.import_icechunk(repo, source)
+        (source / folder).rmdir()
+        aside.rename(source / folder)
+    zm.virtual.import_icechunk(repo, source)
+
+
+@both_formats
+def test_damaged_files_are_errors_of_the_project(source: Path) -> None:
+    """With a changed byte, or cut off, a file is read as something or gives a named error."""
+    files = [each for each in sorted(source.rglob("*")) if each.is_file()]
+    rng, seen = np.random.default_rng(5), set()
+    for path in files:
+        if path.parent.name == "chunks" or path.name == "config.yaml":
+            continue
+        whole = path.read_bytes()
+        bad = bytearray(unpacked(whole))
+        bad[int(rng.integers(39 % len(bad), len(bad)))] ^= int(rng.integers(1, 256))
+        if rng.random() < 0.5:
+            del bad[int(rng.integers(0, len(bad))) :]
+        path.write_bytes(bad)
+        try:
+            zm.virtual.import_icechunk(zm.create(MemoryStorage()), source)
+        except ManifestsError as error:
+            seen.add(type(error))
+        path.write_bytes(whole)
+    assert CorruptObjectError in seen
+
+
+def unpacked(data: bytes) -> bytes:
+    """An icechunk file that is not compressed, so that damage is not found by zstd."""
+    if not data.startswith(b"ICE"):
+        return data
+    return data[:38] + b"\0" + zstandard.ZstdDecompressor().decompress(data[39:], 2**24)
+
+
+def test_what_a_file_unpacks_to_is_bounded(repo: zm.Repository, source: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="larger max_bytes="):
+        zm.virtual.import_icechunk(repo, source, max_bytes=50)
+    for path in (source / "manifests").iterdir():
+        path.write_bytes(path.read_bytes()[:39] + zstandard.compress(bytes(10_000_000)))
+    with pytest.raises(InvalidArgumentError, match=r"10000000 bytes.* larger max_bytes="):
+        zm.virtual.import_icechunk(repo, source, max_bytes=2**20)

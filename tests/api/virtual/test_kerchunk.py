@@ -1,0 +1,455 @@
+"""kerchunk references: in JSON, generated, in parquet files, and appended day after day."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+import zstandard
+from fsspec.implementations.reference import LazyReferenceMapper
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import zarr_manifests as zm
+from effort import examples
+from hearing import Hearing
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
+    NotFoundError,
+    UnsupportedFormatError,
+    VirtualContainerError,
+)
+from zarr_manifests.storage.memory import MemoryStorage
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> zm.Repository:
+    return zm.create(tmp_path / "repo", virtual_containers={"here": tmp_path})
+
+
+def zarray(shape: list[int], chunks: list[int], dtype: str = "<f4") -> dict[str, Any]:
+    fields = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": dtype, "order": "C"}
+    return fields | {"compressor": None, "filters": None, "fill_value": 0}
+
+
+# --- generated -------------------------------------------------------------------------------
+
+
+ARRAY = zarray([20, 3], [1, 1], "<i2")
+
+
+def generated(url: str) -> dict[str, Any]:
+    """20 x 3 chunks in three files, as kerchunk's specification generates references."""
+    return {
+        "version": 1,
+        "templates": {"u": url, "f": "{{c}}-0{{n}}.bin"},
+        "gen": [
+            {
+                "key": "t/{{i}}.{{j}}",
+                "url": "{{u}}/{{f(c='part', n=j)}}",
+                "offset": "{{(i + 1) * 10}}",
+                "length": "2",
+                "dimensions": {"i": {"stop": 19}, "j": [0, 1, 2]},
+            },
+            {
+                "key": "t/19.{{ j }}",
+                "url": "{{ u }}/part-0{{ j // 2 * 2 }}.bin",
+                "offset": "{{ 30 - 2 * (j % 2) }}",
+                "length": "{{ 1 + 1 }}",
+                "dimensions": {"j": {"start": 2, "stop": -1, "step": -1}},
+            },
+        ],
+        "refs": {".zgroup": '{"zarr_format": 2}', "t/.zarray": json.dumps(ARRAY), "t/0.0": "x"},
+    }
+
+
+def test_generated_references_are_those_that_fsspec_generates(
+    repo: zm.Repository, tmp_path: Path
+) -> None:
+    for j in range(3):
+        data = np.arange(200, dtype="<i2") + 1000 * j
+        (tmp_path / f"part-0{j}.bin").write_bytes(data.tobytes())
+    fs = fsspec.filesystem(
+        "reference",
+        fo=generated(tmp_path.as_uri()),
+        simple_templates=False,
+        skip_instance_cache=True,
+    )
+    zm.virtual.import_kerchunk(repo, generated(tmp_path.as_uri()))
+    store = repo.readonly_session().store
+    found = store.get_virtual_refs("t")
+    urls = [found.locations[source] for source in found.source]
+    rows = zip(urls, found.offset.tolist(), found.length.tolist(), strict=True)
+    keys = [f"t/{i}.{j}" for i, j in found.index.tolist()]
+    expected = {key: tuple(ref) for key, ref in fs.references.items() if isinstance(ref, list)}
+    assert dict(zip(keys, rows, strict=True)) == expected
+    values = zarr.open_array(store, path="t", mode="r")[:]
+    assert values[:19].tolist() == [[5 + 5 * i + 1000 * j for j in range(3)] for i in range(19)]
+    assert values[19].tolist() == [15, 14, 2015]
+
+
+GENERATOR: dict[str, Any] = {"key": "t/{{i}}.0", "url": "/a", "offset": "{{i}}", "length": "1"}
+GENERATOR["dimensions"] = {"i": {"stop": 3}}
+
+
+def imported(references: dict[str, Any], **options: Any) -> int:
+    """How many references to chunks there are of an array `t`."""
+    repo = zm.create(MemoryStorage())
+    zm.virtual.import_kerchunk(repo, references, **options)
+    return len(repo.readonly_session().store.get_virtual_refs("t"))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"key": 5}, InvalidArgumentError),
+        ({"dimensions": {"i": {"stop": 2**40}}}, InvalidArgumentError),
+        ({"dimensions": {"i": {"stop": 3, "step": 0}}}, InvalidArgumentError),
+        ({"offset": "{{i - 1}}"}, InvalidArgumentError),
+        ({"offset": None}, InvalidArgumentError),
+        ({"offset": "{{ 'a' * 10**10 }}"}, UnsupportedFormatError),
+    ],
+)
+def test_generators_that_are_refused(change: dict[str, Any], error: type[ManifestsError]) -> None:
+    refs = {"t/.zarray": ARRAY}
+    assert imported({"refs": refs, "gen": [GENERATOR]}) == 3
+    with pytest.raises(error):
+        imported({"refs": refs, "gen": [GENERATOR | change]})
+
+
+def test_what_is_generated_is_bounded_together() -> None:
+    references: dict[str, Any] = {"refs": {"t/.zarray": ARRAY}, "gen": [GENERATOR, GENERATOR]}
+    assert imported(references, max_references=6) == 3
+    references["gen"] += [GENERATOR]
+    with pytest.raises(InvalidArgumentError, match="max_references="):
+        imported(references, max_references=6)
+
+
+@pytest.mark.parametrize(
+    ("references", "match"),
+    [
+        ({"a": ["wind.nc", 0, 1]}, "relative path"),
+        ({"a": ["https:me:secret@h", 0, 1]}, "^https: lacks its two slashes"),
+        ({"\ud800": ["file:///a", 0, 1]}, "Unicode"),
+        ({"a": ["file:///a", 0, True]}, "malformed"),
+        ({"version": 1, "templates": [], "gen": {"a": 1}, "refs": {}}, "'gen' a list"),
+        ({"version": 2, "refs": {}}, "version"),
+    ],
+)
+def test_references_that_are_refused(references: dict[str, Any], match: str) -> None:
+    with pytest.raises((InvalidArgumentError, UnsupportedFormatError), match=match):
+        imported(references)
+
+
+# --- parquet ---------------------------------------------------------------------------------
+
+
+DATA = np.arange(60, dtype="<f4").reshape(6, 10)
+
+
+@pytest.mark.parametrize("threshold", [1, 1e9], ids=["categories", "texts"])
+def test_what_fsspec_writes_is_read(repo: zm.Repository, tmp_path: Path, threshold: float) -> None:
+    """One array of 15 chunks in two files and inline, a whole file, absent ones, a scalar."""
+    (tmp_path / "head.bin").write_bytes(b"head" + DATA.tobytes())
+    (tmp_path / "whole.bin").write_bytes(DATA[2:4, :2].tobytes())
+    mapper = LazyReferenceMapper.create(
+        str(tmp_path / "refs"),
+        fs=fsspec.filesystem("file"),
+        record_size=4,
+        engine="pyarrow",
+        categorical_threshold=threshold,
+    )
+    mapper[".zgroup"] = b'{"zarr_format": 2}'
+    mapper["g/.zgroup"] = b'{"zarr_format": 2}'
+    mapper["g/t/.zarray"] = json.dumps(zarray([6, 10], [2, 2])).encode()
+    mapper["g/t/1.0"] = [(tmp_path / "whole.bin").as_uri()]
+    mapper["g/t/2.4"] = DATA[4:, 8:].tobytes()
+    mapper["g/row/.zarray"] = json.dumps(zarray([6, 10], [1, 10])).encode()
+    for row in (0, 2, 4, 5):
+        mapper[f"g/row/{row}.0"] = [str(tmp_path / "head.bin"), 4 + 40 * row, 40]
+    mapper["scalar/.zarray"] = json.dumps(zarray([], [])).encode()
+    mapper["scalar/0"] = b"base64:AACAPw=="
+    mapper["empty/.zarray"] = json.dumps(zarray([0], [1])).encode()
+    mapper.flush()
+    hearing = Hearing()
+    zm.virtual.import_kerchunk(repo, tmp_path / "refs", progress=hearing)
+    files = len([*(tmp_path / "refs").rglob("*.parq")])
+    assert hearing.done == hearing.totals == {"reading files of references": files, "chunks": 5}
+    found = zarr.open_group(repo.readonly_session().store, mode="r")
+    few, rows = np.zeros_like(DATA), DATA.copy()
+    few[2:4, :2], few[4:, 8:], rows[[1, 3]] = DATA[2:4, :2], DATA[4:, 8:], 0
+    np.testing.assert_array_equal(found["g/t"][:], few)
+    np.testing.assert_array_equal(found["g/row"][:], rows)
+    assert (found["scalar"][()], found["empty"].shape) == (1, (0,))
+
+
+COLUMNS: dict[str, Any] = {"path": ["/a", None], "offset": [1, 0], "size": [5, 0]}
+
+
+def of_length(n: int) -> dict[str, Any]:
+    return {"a/.zarray": zarray([n], [1]), ".zgroup": {"zarr_format": 2}}
+
+
+def plain(folder: Path, columns: dict[str, Any], **fields: Any) -> Path:
+    (folder / "a").mkdir(parents=True, exist_ok=True)
+    known = {"metadata": of_length(2), "record_size": 2}
+    (folder / ".zmetadata").write_text(json.dumps(known | fields))
+    pq.write_table(pa.table(columns), folder / "a" / "refs.0.parq")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "match"),
+    [
+        (COLUMNS | {"offset": [-1, 0]}, {}, "negative"),
+        (COLUMNS | {"size": ["5", "0"]}, {}, "whole numbers"),
+        (COLUMNS | {"path": [b"\xff", None]}, {}, "not text"),
+        (COLUMNS, {"record_size": 2**63}, "record_size"),
+        (COLUMNS, {"metadata": of_length(5), "record_size": 3}, "2 rows"),
+        (COLUMNS | {"path": ["/a", "/b"]}, {"metadata": of_length(1)}, "beyond the end"),
+    ],
+)
+def test_columns_that_are_refused(
+    repo: zm.Repository, tmp_path: Path, columns: Any, fields: Any, match: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=match):
+        zm.virtual.import_kerchunk(repo, plain(tmp_path / "refs", columns, **fields))
+    assert len(list(repo.ancestry())) == 1
+
+
+@pytest.mark.parametrize(
+    ("break_it", "error"),
+    [
+        (lambda at: (at / ".zmetadata").unlink(), NotFoundError),
+        (lambda at: (at / ".zmetadata").write_text("[]"), InvalidArgumentError),
+        (lambda at: (at / "a/refs.0.parq").rename(at / "a/refs.7.parq"), InvalidArgumentError),
+        (lambda at: (at / "a/refs.0.parq").write_bytes(b"PAR1"), InvalidArgumentError),
+        (lambda at: plain(at, COLUMNS, metadata={"../refs/a/.zarray": {}}), UnsupportedFormatError),
+        (lambda at: plain(at, COLUMNS | {"offset": [0, 0], "size": [0, 0]}), VirtualContainerError),
+    ],
+)
+def test_folders_that_are_refused(
+    repo: zm.Repository, tmp_path: Path, break_it: Callable[[Path], object], error: type[Exception]
+) -> None:
+    folder = plain(tmp_path / "refs", COLUMNS)
+    break_it(folder)
+    with pytest.raises(error):
+        zm.virtual.import_kerchunk(repo, folder)
+    assert len(list(repo.ancestry())) == 1
+
+
+@given(data=st.data())
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_damaged_files_give_errors_of_the_project(tmp_path: Path, data: st.DataObject) -> None:
+    columns = COLUMNS | {"raw": pa.array([None, b"inline"])}
+    folder = plain(tmp_path / "refs", columns)
+    place = folder / "a" / "refs.0.parq"
+    good = bytearray(place.read_bytes())
+    if data.draw(st.booleans()):
+        for _ in range(data.draw(st.integers(1, 4))):
+            good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    else:
+        del good[data.draw(st.integers(0, len(good) - 1)) :]
+    place.write_bytes(good)
+    with suppress(ManifestsError):
+        zm.virtual.import_kerchunk(zm.create(MemoryStorage()), folder)
+
+
+# --- small inputs that stand for very much ---------------------------------------------------
+
+
+MIB = 1 << 20
+BOUND = 8 * MIB
+LONG = "x" * 60_000
+COUNT = {"i": {"stop": 1 << 20}}
+
+
+def gen(**changes: object) -> dict[str, Any]:
+    one = {"key": "t/{{i}}", "url": "file:///{{i}}", "dimensions": COUNT}
+    return {"version": 1, "templates": {"u": LONG}, "refs": {}, "gen": [one | changes]}
+
+
+REFERENCES: dict[str, Callable[[], dict[str, Any]]] = {
+    "generated locations": lambda: gen(url="file:///{{u}}{{i}}"),
+    "one template of many calls": lambda: {
+        "version": 1,
+        "templates": {"f": LONG + "{{c}}"},
+        "refs": {"t/0": ["file:///" + "{{f(c=1)}}" * 150_000, 0, 1]},
+    },
+    "calls in calls": lambda: {
+        "version": 1,
+        "templates": {"f": "{{c}}" * 1000},
+        "refs": {"t/0": ["{{f(c=f(c=f(c=f(c='x'))))}}", 0, 1]},
+    },
+    "base64": lambda: {"t/0": "base64:" + "AAAA" * (3 * MIB)},
+    "documents": lambda: {f"{i}/.zattrs": {"a": "\x00" * 10_000} for i in range(200)},
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_what_references_become_is_bounded(name: str) -> None:
+    references = REFERENCES[name]()
+    with pytest.raises(InvalidArgumentError, match="max_bytes="):
+        imported(references, max_bytes=BOUND)
+
+
+def test_files_are_measured_before_they_are_read(repo: zm.Repository, tmp_path: Path) -> None:
+    (tmp_path / "refs").mkdir()
+    for name in ("refs.json", "refs/.zmetadata"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 1 << 40)  # takes no room
+        with pytest.raises(InvalidArgumentError, match=f"{name}.*max_bytes="):
+            zm.virtual.import_kerchunk(repo, tmp_path / name.partition("/")[0])
+
+
+def test_a_store_is_measured_before_it_is_read(repo: zm.Repository, tmp_path: Path) -> None:
+    place = tmp_path / "plain"
+    zarr.create_group(place, zarr_format=2).create_array("t", data=np.arange(1, 3), chunks=(1,))
+    (place / "t" / ".zattrs").touch()
+    os.truncate(place / "t" / ".zattrs", 1 << 40)
+    with pytest.raises(InvalidArgumentError, match=r"t/\.zattrs.*max_bytes="):
+        zm.virtual.import_zarr(repo, place)
+    (place / "t" / ".zattrs").unlink()
+    os.truncate(place / "t" / "0", 1 << 40)
+    with pytest.raises(InvalidArgumentError, match=r"t/0 has .*max_bytes="):
+        zm.virtual.import_zarr(repo, place, copy=True)
+
+
+def repeated(value: bytes, rows: int = 1 << 18) -> Any:
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [value])
+    return pa.table({"raw": column})
+
+
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        (lambda: pa.table({"path": [chr(65 + i) * (4 * MIB) for i in range(16)]}), 16),
+        (lambda: repeated(b"x" * 1000), 1 << 18),
+    ],
+    ids=["long texts", "inline chunks"],
+)
+def test_what_parquet_files_become_is_bounded(
+    repo: zm.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Any, rows: int
+) -> None:
+    path = tmp_path / "refs" / "a" / "refs.0.parq"
+    path.parent.mkdir(parents=True)
+    fields = {"metadata": of_length(rows), "record_size": rows}
+    (tmp_path / "refs" / ".zmetadata").write_text(json.dumps(fields))
+    pq.write_table(table(), path, compression="zstd")
+    assert path.stat().st_size < 50_000
+    made = [0]
+    true = pq.ParquetFile.read
+
+    def counted(file: Any, **options: Any) -> Any:
+        table = true(file, **options)
+        made[0] = max(made[0], table.nbytes)
+        return table
+
+    monkeypatch.setattr(pq.ParquetFile, "read", counted)
+    with pytest.raises(InvalidArgumentError, match=r"refs.*max_bytes="):
+        zm.virtual.import_kerchunk(repo, tmp_path / "refs", max_bytes=BOUND)
+    assert made[0] <= BOUND
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
+def test_compressed_references_are_counted_as_they_are_unpacked(
+    repo: zm.Repository, tmp_path: Path, packed: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "refs.json").write_bytes(packed(b"{}" + b" " * BOUND))
+    with pytest.raises(InvalidArgumentError, match="max_bytes="):
+        zm.virtual.import_kerchunk(repo, tmp_path / "refs.json", max_bytes=MIB)
+
+
+# --- appended --------------------------------------------------------------------------------
+
+
+def day_references(folder: Path, number: int) -> dict[str, Any]:
+    """References to a day of weather: two steps in a file, with times inline."""
+    values = np.arange(12, dtype="i2").reshape(2, 6) + 100 * number
+    (folder / f"day-{number}.bin").write_bytes(values.tobytes())
+    time = np.arange(2, dtype="i8") + 2 * number
+
+    t: dict[str, Any] = {"_ARRAY_DIMENSIONS": ["time", "x"], "scale_factor": 0.1, "day": number}
+    at, x = str(folder / f"day-{number}.bin"), base64.b64encode(np.arange(6).tobytes()).decode()
+    return {
+        ".zgroup": {"zarr_format": 2},
+        "t/.zarray": zarray([2, 6], [1, 3], "<i2"),
+        "t/.zattrs": t,
+        **{f"t/{i}.{j}": [at, 12 * i + 6 * j, 6] for i in range(2) for j in range(2)},
+        "time/.zarray": zarray([2], [2], "<i8"),
+        "time/.zattrs": {"_ARRAY_DIMENSIONS": ["time"]},
+        "time/0": f"base64:{base64.b64encode(time.tobytes()).decode()}",
+        "x/.zarray": zarray([6], [6], "<i8"),
+        "x/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]},
+        "x/0": f"base64:{x}",
+    }
+
+
+def test_references_in_both_forms_are_appended(repo: zm.Repository, tmp_path: Path) -> None:
+    for number in range(2):
+        references = day_references(tmp_path, number)
+        folder = tmp_path / f"refs-{number}.parquet"
+        made = LazyReferenceMapper.create(str(folder), record_size=3, engine="pyarrow")
+        for key, value in references.items():
+            made[key] = json.dumps(value).encode() if isinstance(value, dict) else value
+        made.flush()
+        zm.virtual.import_kerchunk(repo, folder, append_dim="time")
+        zm.virtual.import_kerchunk(repo, references, "again", append_dim="time")
+    store = repo.readonly_session().store
+    expected = np.concatenate([np.arange(12).reshape(2, 6), np.arange(100, 112).reshape(2, 6)])
+    for path in ("t", "again/t"):
+        np.testing.assert_array_equal(zarr.open_array(store, path=path, mode="r")[:], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("t/.zarray", {"dtype": "<i4"}, "/t has another dtype"),
+        ("t/.zarray", {"chunks": [2, 3]}, "/t has another chunks"),
+        ("t/.zarray", {"shape": [2, 5]}, "differ in more than 'time'"),
+        ("t/.zattrs", {"scale_factor": 1.0}, "/t has another scale_factor"),
+        ("x/.zarray", {"shape": [7]}, "/x has the shape"),
+    ],
+)
+def test_what_cannot_be_appended_is_named(
+    repo: zm.Repository, tmp_path: Path, name: str, change: dict[str, Any], said: str
+) -> None:
+    zm.virtual.import_kerchunk(repo, day_references(tmp_path, 0), append_dim="time")
+    before = repo.list_branches()
+    references = day_references(tmp_path, 1)
+    references[name] = references[name] | change
+    with pytest.raises(InvalidArgumentError, match=said):
+        zm.virtual.import_kerchunk(repo, references, append_dim="time")
+    assert repo.list_branches() == before
+
+
+def test_appending_needs_whole_chunks_and_known_arrays(repo: zm.Repository, tmp_path: Path) -> None:
+    references = day_references(tmp_path, 0)
+    odd = references | {"time/.zarray": references["time/.zarray"] | {"chunks": [4]}}
+    odd["time/0"] = f"base64:{base64.b64encode(np.arange(4).tobytes()).decode()}"
+    zm.virtual.import_kerchunk(repo, odd, append_dim="time")
+    with pytest.raises(InvalidArgumentError, match="/time ends within a chunk"):
+        zm.virtual.import_kerchunk(repo, odd, append_dim="time")
+    zm.virtual.import_kerchunk(repo, references, mode="w")
+    more = {"u" + key[1:]: value for key, value in references.items() if key[:2] == "t/"}
+    with pytest.raises(InvalidArgumentError, match="no array /u to append to"):
+        zm.virtual.import_kerchunk(repo, references | more, append_dim="time")
+    with pytest.raises(InvalidArgumentError, match="exclude each other"):
+        zm.virtual.import_kerchunk(repo, references, mode="w", append_dim="time")

@@ -1,0 +1,171 @@
+"""A first write that fails leaves no repository behind, whatever fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import zarr_manifests as zm
+from looking import opened
+from zarr_manifests.error_cases import StorageFullError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    CommitOutcomeUnknownError,
+    InvalidArgumentError,
+    ManifestsError,
+    StorageError,
+)
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import Capabilities
+from zarr_manifests.testing import (
+    Fault,
+    FaultKind,
+    FaultyStorage,
+    SimulatedCrash,
+    WrappedStorage,
+)
+
+CHUNKS = {"t": {"chunks": (2, 4000)}}
+
+
+def field() -> xr.Dataset:
+    """Chunks too big to be kept in the repository's own objects."""
+    values = np.random.default_rng(0).random((6, 4000))
+    return xr.Dataset({"t": (("x", "y"), values)}, {"x": np.arange(6)})
+
+
+@pytest.mark.parametrize(
+    ("ds", "how"),
+    [
+        (field(), {"encoding": {"t": {"zlib": True}}}),
+        (field(), {"encoding": {"t": {"dtype": "i2"}}}),
+        (field().chunk(x=3), {"encoding": CHUNKS}),
+        (field().assign_attrs(a=object()), {}),
+        (field(), {"metadata": {"a": object()}}),
+    ],
+    ids=["encoding", "values", "chunks", "attribute", "metadata"],
+)
+def test_what_fails_before_any_data_touches_nothing(
+    tmp_path: Path, ds: xr.Dataset, how: dict[str, Any]
+) -> None:
+    for location in (tmp_path / "deep" / "winds", MemoryStorage()):
+        with pytest.raises((ValueError, TypeError)):
+            zm.write(ds, location, message="fails", **how)
+        assert not zm.exists(location)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_swap_that_fails_leaves_no_object_either() -> None:
+    storage = MemoryStorage()
+    full = Fault("fail_before", op="cas", count=None, error=StorageFullError)
+    with pytest.raises(StorageFullError):
+        zm.write(field(), FaultyStorage(storage, [full]), message="fails", encoding=CHUNKS)
+    assert list(storage.list()) == []
+
+
+@pytest.mark.parametrize("group", ["other", None])
+def test_two_first_writers(group: str | None) -> None:
+    """The second one goes on in the repository of the first, if there is room for both."""
+    storage, made = MemoryStorage(), []
+
+    def meanwhile(values: Any) -> Any:
+        if not made:
+            made.append(zm.write(field() * 2, storage, message="other", group=group))
+        return values
+
+    lazy = field().chunk()
+    lazy["t"] = lazy.t.copy(data=lazy.t.data.map_blocks(meanwhile, meta=np.empty((0, 0))))
+    if group is None:
+        with pytest.raises(AlreadyExistsError, match=r"has data already"):
+            zm.write(lazy, storage, message="mine")
+    else:
+        zm.write(lazy, storage, message="mine")
+        xr.testing.assert_identical(opened(storage), field())
+    xr.testing.assert_identical(opened(storage, group=group), field() * 2)
+    repository = zm.open(storage)
+    assert not repository.verify().problems
+    assert [info.message for info in repository.ancestry()][-2] == "other"
+
+
+@pytest.mark.parametrize(
+    "kind", ["fail_before", "fail_after", "lose_answer", "crash_before", "crash_after"]
+)
+def test_a_fault_at_every_call(kind: FaultKind) -> None:
+    probe = FaultyStorage(MemoryStorage())
+    zm.write(field(), probe, message="first", encoding=CHUNKS)
+    for number in range(1, len(probe.calls) + 1):
+        storage = MemoryStorage()
+        faulty = FaultyStorage(storage)
+        faulty.fail_at(number, kind)
+        expected = {True}
+        try:
+            zm.write(field(), faulty, message="first", encoding=CHUNKS)
+        except (SimulatedCrash, CommitOutcomeUnknownError):
+            expected = {True, False}
+        except ManifestsError:
+            expected = {False}
+        there = zm.exists(storage)
+        assert there in expected, (number, probe.calls[number - 1])
+        if there:
+            xr.testing.assert_identical(opened(storage), field())
+        else:
+            zm.write(field(), storage, message="again", encoding=CHUNKS)
+        repo = zm.open(storage)
+        assert not repo.verify().problems
+        repo.garbage_collect(timedelta(0))
+        assert not repo.verify().problems
+        xr.testing.assert_identical(opened(storage), field())
+
+
+def test_bounds_of_a_first_hour_have_room_for_others() -> None:
+    """They lie on whole hours, and those of the next on quarters."""
+    storage, parts = MemoryStorage(), []
+    for minute, half in ((0, 60), (15, 30)):
+        at = np.array([f"2026-01-01T05:{minute:02d}"], "M8[ns]")
+        bounds = at[:, None] + np.array([-half, half], "m8[m]")
+        ds = xr.Dataset(
+            {"air": ("time", [1.0]), "time_bnds": (("time", "nv"), bounds)},
+            {"time": ("time", at, {"bounds": "time_bnds"})},
+        )
+        zm.write(ds, storage, append_dim="time")
+        parts.append(ds)
+    found = xr.open_zarr(zm.open(storage).readonly_session().store)
+    xr.testing.assert_equal(found.load(), xr.concat(parts, "time"))
+
+
+class LateStorage(WrappedStorage):
+    """Far away; requests to swap the root are never answered, and may land later."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        super().__init__(storage)
+        self.sent: list[Any] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.storage.capabilities, inline=False)
+
+    def cas(self, key: str, data: bytes, token: Any, **more: Any) -> Any:
+        self.sent.append(partial(self.storage.cas, key, data, token, **more))
+        raise StorageError("no answer")
+
+
+def test_what_a_swap_that_may_still_land_needs_stays() -> None:
+    storage = MemoryStorage()
+    late = LateStorage(storage)
+    with pytest.raises(CommitOutcomeUnknownError):
+        zm.write(field(), late, message="has no answer", encoding=CHUNKS)
+    late.sent[0]()
+    xr.testing.assert_identical(opened(storage), field())
+    assert not zm.open(storage).verify().problems
+
+
+def test_names_in_encoding_are_compared() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'zz', which is not a variable.*: t, x"):
+        zm.write(field(), MemoryStorage(), message="fails", encoding={"zz": {}})

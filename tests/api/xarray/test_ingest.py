@@ -1,0 +1,404 @@
+"""Files that become rows of a group, with Spark's tasks run one after another in this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import cftime
+import numpy as np
+import pytest
+import xarray as xr
+
+import raw_files
+import zarr_manifests as zm
+from looking import messages, opened
+from tasks_here import Tasks, run_here
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.spark import ingest
+
+
+@pytest.fixture(autouse=True)
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    return run_here(monkeypatch)
+
+
+SPARK: Any = None
+FIRST = np.datetime64("2024-01-01", "ns")
+
+
+def day(number: int, rows: int = 2) -> xr.Dataset:
+    time = FIRST + (number * rows + np.arange(rows)) * np.timedelta64(1, "D")
+    values = (np.arange(rows * 12).reshape(rows, 3, 4) + 100 * number).astype("f4")
+    ds = xr.Dataset(
+        {"t": (("time", "lat", "lon"), values, {"units": "K"})},
+        {"time": time, "lat": [1.0, 2, 3], "lon": [10.0, 20, 30, 40]},
+    )
+    # Each file tells times in hours since its own first day.
+    ds.time.encoding = {"units": f"hours since {str(time[0])[:10]}", "dtype": "i4"}
+    return ds
+
+
+def save(ds: xr.Dataset, place: Path, **options: Any) -> Path:
+    ds.to_netcdf(place, engine="scipy", **{"unlimited_dims": ["time"], **options})
+    return place
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [save(day(number), tmp_path / f"{number}.nc") for number in range(5)]
+
+
+def days(*numbers: int) -> xr.Dataset:
+    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
+    return xr.concat([day(number) for number in numbers], "time", join="override", **how)
+
+
+def names(report: Any) -> dict[str, list[str]]:
+    parts = {"added": report.added, "replaced": report.replaced, "failed": report.failed}
+    return {k: [Path(f.url).stem for f in found] for k, found in parts.items() if found}
+
+
+# --- one commit ------------------------------------------------------------------------------
+
+
+def test_a_commit_every_so_many_files(files, tmp_path):
+    place = tmp_path / "r"
+    how = {"t": {"shards": (4, 4, 4), "chunks": (2, 2, 2)}}
+    report = zm.ingest(
+        files, place, append_dim="time", files_per_commit=2, message="days", encoding=how
+    )
+    assert str(report).startswith("5 files added, in 3 commits")
+    assert messages(place) == ["days"] * 3
+    ids = [file.snapshot_id for file in report.added]
+    assert ids == [report.snapshot_ids[n] for n in (0, 0, 1, 1, 2)]
+    xr.testing.assert_identical(opened(place), days(*range(5)))
+
+
+def test_stored_values_are_those_of_the_files(tmp_path):
+    """Packed integers, bounds, other calendars, text and scalars."""
+    paths = []
+    for number in range(3):
+        time = xr.date_range("2000-02-29", periods=6, calendar="360_day", use_cftime=True)
+        time = time[2 * number : 2 * number + 2]
+        values = np.array([[1.5, np.nan], [2.5, 3.0]]) + number
+        ds = xr.Dataset(
+            {
+                "p": (("time", "x"), values),
+                "time_bnds": (("time", "nv"), np.stack([time, time], 1)),
+                "station": ("x", ["a", "bc"]),
+                "crs": ((), 7),
+            },
+            {"time": time, "x": [1, 2]},
+        )
+        ds.p.encoding = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": np.int16(-9)}
+        ds.time.attrs["bounds"] = "time_bnds"
+        ds.time.encoding["units"] = f"days since 2000-0{number + 1}-01"
+        paths.append(save(ds, tmp_path / f"{number}.nc"))
+    ingest(SPARK, paths, tmp_path / "r", append_dim="time")
+    found = opened(tmp_path / "r")
+    assert found.p.values.tolist()[0][0] == 1.5
+    assert np.isnan(found.p.values[:, 1]).tolist() == [True, False] * 3
+    assert found.p.encoding["scale_factor"] == 0.5
+    assert opened(tmp_path / "r", mask_and_scale=False).p.dtype == np.dtype("i2")
+    assert found.time.values[-1] == cftime.Datetime360Day(2000, 3, 4)
+    assert (found.time_bnds.values[:, 0] == found.time.values).all()
+    assert found.station.values.tolist() in (["a", "bc"], [b"a", b"bc"])
+    assert int(found.crs) == 7
+
+
+# --- agreement -------------------------------------------------------------------------------
+
+
+def in_another_calendar(ds: xr.Dataset) -> xr.Dataset:
+    time = xr.date_range("2024-01-03", periods=2, calendar="noleap", use_cftime=True)
+    return ds.assign_coords(time=time)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda ds: ds.assign(t=ds.t.assign_attrs(units="degC")), "'t' has units 'degC'"),
+        (lambda ds: ds.assign_coords(lon=ds.lon + 1), "values of 'lon'"),
+        (lambda ds: ds.assign(u=ds.t), "variable 'u'"),
+        (in_another_calendar, "calendar 'noleap'"),
+    ],
+)
+def test_a_difference_is_named_with_its_file(files, tmp_path, change, told):
+    wrong, place = save(change(day(1)), tmp_path / "wrong.nc"), tmp_path / "r"
+    with pytest.raises(InvalidArgumentError, match=rf"wrong\.nc: .*{told}.*0\.nc has"):
+        ingest(SPARK, [files[0], wrong, files[2]], place, append_dim="time")
+    assert not zm.exists(place)
+    ingest(SPARK, str(files[0]), place, append_dim="time")
+    with pytest.raises(InvalidArgumentError, match=rf"wrong\.nc: .*{told}.*the group '/' has"):
+        ingest(SPARK, [files[0], wrong, files[2]], place, append_dim="time")
+    assert messages(place) == ["ingest 1 files"]
+    report = ingest(SPARK, [*files, wrong], place, append_dim="time", on_error="report")
+    assert names(report)["failed"] == ["wrong"]
+    xr.testing.assert_identical(opened(place), days(*range(5)))
+
+
+def test_files_that_cannot_be_opened_are_left_out_if_asked(files, tmp_path):
+    broken, missing, place = tmp_path / "broken.nc", tmp_path / "missing.nc", tmp_path / "r"
+    broken.write_bytes(b"CDF\x01 and nothing more")
+    given = [broken, *files[:2], missing]
+    with pytest.raises(InvalidArgumentError) as error:
+        ingest(SPARK, given, place, append_dim="time")
+    assert all(each.as_uri() in str(error.value) for each in (broken, missing))
+    assert not zm.exists(place)
+    report = ingest(SPARK, given, place, append_dim="time", on_error="report")
+    assert names(report) == {"added": ["0", "1"], "failed": ["broken", "missing"]}
+    xr.testing.assert_identical(opened(place), days(0, 1))
+    save(day(2), missing)  # they are not remembered, so that they can come later
+    report = ingest(SPARK, [*files[:2], missing], place, append_dim="time")
+    assert names(report) == {"added": ["missing"]}
+
+
+def changed(file: Path) -> None:
+    save(day(2) + 1, file)
+
+
+def broken_in_place(file: Path) -> None:
+    state = file.stat()
+    file.write_bytes(b"none" + file.read_bytes()[4:])
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+@pytest.mark.parametrize("fails", [changed, broken_in_place, Path.unlink])
+def test_a_file_that_fails_while_it_is_written(files, tmp_path, tasks, fails):
+    """Nothing of it is committed, and nothing of the others is lost."""
+    place = tmp_path / "r"
+    tasks.before["_write"] = lambda: fails(files[2])
+    with pytest.raises(InvalidArgumentError, match=r"2\.nc: "):
+        ingest(SPARK, files, place, append_dim="time")
+    assert not [path for path in place.rglob("*") if path.is_file() and "lock" not in path.name]
+    save(day(2), files[2])
+    tasks.before["_write"] = lambda: fails(files[2])
+    report = ingest(SPARK, files, place, append_dim="time", on_error="report")
+    assert names(report) == {"added": ["0", "1", "3", "4"], "failed": ["2"]}
+    xr.testing.assert_identical(opened(place), days(0, 1, 3, 4))
+    assert messages(place) == ["ingest 4 files"]
+    assert zm.open(place).verify().ok
+
+
+# --- the same call again ---------------------------------------------------------------------
+
+
+def test_the_same_list_does_nothing_and_a_longer_one_appends(files, tmp_path):
+    place = tmp_path / "r"
+    ingest(SPARK, files[:2], place, append_dim="time")
+    report = ingest(SPARK, files[:2], place, append_dim="time")
+    assert (report.snapshot_ids, report.unchanged, report.added) == ((), 2, ())
+    report = ingest(SPARK, files, place, append_dim="time")
+    assert (names(report), report.unchanged) == ({"added": ["2", "3", "4"]}, 2)
+    assert messages(place) == ["ingest 2 files", "ingest 3 files"]
+    xr.testing.assert_identical(opened(place), days(*range(5)))
+
+
+def test_a_changed_file_is_an_error_unless_it_is_to_be_replaced(files, tmp_path):
+    place = tmp_path / "r"
+    how = {"append_dim": "time", "encoding": {"t": {"chunks": (3, 3, 4)}}}
+    ingest(SPARK, files[:4], place, **how)
+    changed = day(1)
+    changed["t"] = -changed.t
+    save(changed, files[1])
+    for on_error in ("fail", "report"):
+        with pytest.raises(InvalidArgumentError, match=r"1\.nc is not what was ingested"):
+            ingest(SPARK, files, place, on_error=on_error, **how)
+    report = ingest(SPARK, files, place, on_changed="replace", **how)
+    assert names(report) == {"added": ["4"], "replaced": ["1"]}
+    assert (report.replaced[0].start, report.unchanged) == (2, 3)
+    expected = days(*range(5))
+    expected["t"][2:4] *= -1
+    xr.testing.assert_identical(opened(place), expected)
+    assert ingest(SPARK, files, place, on_changed="replace", **how).snapshot_ids == ()
+
+
+# --- two at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "made"),
+    [((0, 1, 2), (0, 1, 2), False), ((0, 1, 2), (0, 1), True), ((0, 1), (0, 1, 2, 3), False)],
+)
+def test_two_drivers_ingest_each_file_once(files, tmp_path, tasks, mine, theirs, made):
+    """The other one begins and ends while this one writes."""
+    place = tmp_path / "r"
+    if made:
+        zm.write(days(0).isel(time=[]), place, message="made")
+    reports = []
+
+    def other() -> None:
+        picked = [files[n] for n in theirs]
+        reports.append(ingest(SPARK, picked, place, append_dim="time"))
+
+    tasks.before["_write"] = other
+    report = ingest(SPARK, [files[n] for n in mine], place, append_dim="time")
+    xr.testing.assert_equal(opened(place), days(*sorted({*mine, *theirs})))
+    assert names(reports[0]) == {"added": [str(n) for n in theirs]}
+    rest = [str(n) for n in mine if n not in theirs]
+    assert names(report) == ({"added": rest} if rest else {})
+    assert report.unchanged == len(mine) - len(rest)
+    assert len(messages(place)) == made + 1 + bool(rest)
+    assert zm.open(place).verify().ok
+
+
+def test_another_append_in_the_meantime_is_found(files, tmp_path, tasks):
+    place = tmp_path / "r"
+    ingest(SPARK, files[:1], place, append_dim="time")
+
+    def append() -> None:
+        zm.write(day(1), place, message="by hand", append_dim="time")
+
+    tasks.before["_write"] = append
+    ingest(SPARK, files[2:], place, append_dim="time")
+    xr.testing.assert_equal(opened(place), days(*range(5)))
+    tasks.before["_write"] = lambda: zm.write(day(6), place, message="by hand", append_dim="time")
+    late = save(day(5), tmp_path / "5.nc")
+    with pytest.raises(InvalidArgumentError, match="what is there ends at 2024-01-14"):
+        ingest(SPARK, [late], place, append_dim="time")
+
+
+# --- other files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+def test_a_file_without_the_dimension_is_one_row(tmp_path, virtual):
+    expected = xr.concat([day(n, rows=1) for n in range(3)], "time")
+    expected = expected.assign_coords(height=(("lat", "lon"), np.ones((3, 4))))
+    paths = [save(expected.isel(time=n), tmp_path / f"{n}.nc", unlimited_dims=[]) for n in range(3)]
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    ingest(SPARK, paths, place, append_dim="time", virtual=virtual)
+    xr.testing.assert_equal(opened(place), expected)
+    no = save(day(0).isel(time=0, drop=True), tmp_path / "no.nc", unlimited_dims=[])
+    with pytest.raises(InvalidArgumentError, match=r"no\.nc: .*no dimension 'time'"):
+        ingest(SPARK, [no], tmp_path / "s", append_dim="time")
+
+
+def test_files_without_labels_stay_in_the_order_given(tmp_path):
+    paths = [save(day(n).drop_vars("time"), tmp_path / f"{n}.nc") for n in (2, 0, 1)]
+    ingest(SPARK, paths, tmp_path / "r", append_dim="time")
+    assert opened(tmp_path / "r").t.values[:, 0, 0].tolist() == [200, 212, 0, 12, 100, 112]
+    save(day(7).drop_vars("time"), paths[1])
+    ingest(SPARK, paths, tmp_path / "r", append_dim="time", on_changed="replace")
+    assert opened(tmp_path / "r").t.values[:, 0, 0].tolist() == [200, 212, 700, 712, 100, 112]
+    save(day(7).drop_vars("time").isel(time=[0]), paths[1])
+    with pytest.raises(InvalidArgumentError, match="other rows along 'time' than before"):
+        ingest(SPARK, paths, tmp_path / "r", append_dim="time", on_changed="replace")
+
+
+def doubled(path: str) -> xr.Dataset:
+    return xr.open_dataset(path, engine="scipy") * 2
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "factor", "how"),
+    [
+        ("", "nc", 2, {"open": doubled}),
+        ("local://", "nc", 1, {"open_options": {"engine": "scipy"}}),  # by fsspec
+        ("", "zarr", 1, {"open": "zarr"}),
+    ],
+    ids=["function", "elsewhere", "zarr"],
+)
+def test_ways_to_open_files(files, tmp_path, start, end, factor, how):
+    for number in range(5):
+        day(number).to_zarr(tmp_path / f"{number}.zarr", consolidated=False)
+    urls = [f"{start}{file.with_suffix(f'.{end}')}" for file in files]
+    ingest(SPARK, urls[:2], tmp_path / "r", append_dim="time", **how)
+    assert ingest(SPARK, urls, tmp_path / "r", append_dim="time", **how).unchanged == 2
+    xr.testing.assert_equal(opened(tmp_path / "r"), days(*range(5)) * factor)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://me:SECRET@bucket/a.nc",
+        "simplecache::https://me:SECRET@data.org/a.nc",
+        "zip://a.nc::https://me:SECRET@data.org/a.zip",
+        "https://data.org/a.nc?X-Amz-Signature=SECRET",
+    ],
+)
+def test_urls_with_secrets_are_not_ingested(tmp_path, url):
+    """Where files came from is written to the repository."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        ingest(SPARK, [url], tmp_path / "r", append_dim="time")
+    assert "SECRET" not in str(caught.value)
+    assert not (tmp_path / "r").exists()
+
+
+def test_references_have_to_fit(tmp_path):
+    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
+    how: Any = {"append_dim": "time", "virtual": True}
+    whole = save(day(0), tmp_path / "0.nc", unlimited_dims=[])
+    with pytest.raises(InvalidArgumentError, match="below no container"):
+        ingest(SPARK, [whole], zm.open(tmp_path / "r"), **how)
+    ingest(SPARK, [whole], place, **how)
+    other = save(day(1).isel(time=[0]), tmp_path / "1.nc", unlimited_dims=[])
+    with pytest.raises(InvalidArgumentError, match=r"chunks of 't' are \(1, 3, 4\) of >f4"):
+        ingest(SPARK, [other], place, **how)
+    longer = tmp_path / "z"
+    day(0, rows=3).to_zarr(longer, consolidated=False, encoding={"t": {"chunks": (2, 3, 4)}})
+    again = tmp_path / "y"
+    day(1, rows=3).to_zarr(again, consolidated=False, encoding={"t": {"chunks": (2, 3, 4)}})
+    with pytest.raises(InvalidArgumentError, match="begin at 3, within a chunk of 't'"):
+        ingest(SPARK, [longer, again], place, open="zarr", group="z", **how)
+
+
+# --- the report, and what is refused ---------------------------------------------------------
+
+
+def test_what_cannot_work_is_refused_before_anything_is_written(files, tmp_path):
+    with pytest.raises(UnsupportedStorageError, match="in the memory of this process"):
+        ingest(SPARK, files, "memory://ingest", append_dim="time")
+    with pytest.raises(InvalidArgumentError, match=r"0\.nc is in the list more than once"):
+        ingest(SPARK, [*files, files[0]], tmp_path / "r", append_dim="time")
+    zm.write(day(0)[["lat"]], tmp_path / "r", message="no time")
+    with pytest.raises(InvalidArgumentError, match="no array in the group '/' has the dimension"):
+        ingest(SPARK, files, tmp_path / "r", append_dim="time")
+    assert ingest(SPARK, [], tmp_path / "s", append_dim="time").snapshot_ids == ()
+    assert not zm.exists(tmp_path / "s")
+
+
+def test_a_file_that_another_ingests_as_it_was_before_is_not_ingested_twice(tmp_path, tasks):
+    place = tmp_path / "r"
+    path = save(day(1).drop_vars("time"), tmp_path / "1.nc")
+    changed, stamp = path.read_bytes(), path.stat().st_mtime_ns
+
+    def other() -> None:
+        save(day(0).drop_vars("time"), path)
+        ingest(SPARK, [path], place, append_dim="time")
+        path.write_bytes(changed)
+        os.utime(path, ns=(stamp, stamp))
+
+    tasks.before["_write"] = other
+    with pytest.raises(InvalidArgumentError, match="else has ingested it as it was before"):
+        ingest(SPARK, [path], place, append_dim="time")
+    assert opened(place).t.values[:, 0, 0].tolist() == [0, 12]
+
+
+@pytest.mark.parametrize(
+    ("shape", "virtual"), [(raw_files.SHAPE, False), ((3, 4), True)], ids=["copied", "virtual"]
+)
+def test_grib_messages(tmp_path: Path, shape: tuple[int, int], virtual: bool) -> None:
+    """Kerchunk copies the values of a small message; each file is one row."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    files = [raw_files.save_grib(raw / f"{n}", n, shape, ("2t", "2d")) for n in range(3)]
+    repo = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
+    how: Any = {"append_dim": "time", "open": "grib", "virtual": virtual}
+    ingest(SPARK, files[:2], repo, **how)
+    assert len(ingest(SPARK, files, repo, **how).added) == 1
+    found = opened(repo)
+    expected = np.stack([raw_files.grib_values(number, shape) for number in range(3)])
+    np.testing.assert_allclose(found.t2m, expected)
+    np.testing.assert_allclose(found.d2m, expected + 1)
+    noons = raw_files.FIRST + np.arange(3) * np.timedelta64(1, "D") + np.timedelta64(12, "h")
+    assert (found.time.values == noons).all()
+    assert found.latitude.values.tolist() == list(range(shape[0]))[::-1]
+    assert len([*raw.iterdir()]) == 3  # cfgrib has left no index beside them
+    twice = raw_files.save_grib(raw / "twice", 3, shape, ("2t", "2t"))
+    if virtual:
+        with pytest.raises(InvalidArgumentError, match="several messages of 't2m'"):
+            ingest(SPARK, [twice], repo, **how)

@@ -1,0 +1,134 @@
+"""What is wrong with a YAML document is said all at once, each fault with its place and mend."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.config import Config
+from zarr_manifests.config.repository_config import config_of_root
+from zarr_manifests.error_cases import ConfigError
+
+WRONG = """
+pack-bytes: 0
+compaction: {interval: 4}
+colour: blue
+chunk-manifests:
+  sets:
+    - coord1:
+        max-size: 3
+        arrays-per-manifest: 4
+        overflow-to: coord2
+    - coord2: {overflow-to: coord1, cardinalty: 3}
+    - coord3: {max-manifest-size: a, overflow-to: cord1}
+    - default: {cardinality: 3, overflow-to: coord1}
+    - a:
+      max-size: 4
+    - coord3: {max-size: 1, max-manifest-size: 2}
+  rules:
+    - path: "(?=x)"
+      target: coord33
+      metadata-chunks: [5, 3]
+    - metadata-chunks: [5]
+    - {target: default, initialized-chunks: [-1, a], patch: x}
+  splitting: yes
+  preload: {max-manifests: -1, arrays: [{path: "("}], branches: ["/"], tags: v1}
+"""
+
+PLACES = """
+pack-bytes
+compaction.interval
+colour
+sets[0].coord1.arrays-per-manifest
+sets[1].coord2.cardinalty
+sets[2].coord3.max-manifest-size
+sets[3].default.overflow-to
+sets[3].default.cardinality
+sets[4]
+sets[5].coord3.max-size
+rules[0].path
+rules[0].metadata-chunks
+rules[1].metadata-chunks
+rules[1].target
+rules[2].initialized-chunks
+rules[2].initialized-chunks
+rules[2].patch
+splitting
+preload.max-manifests
+preload.arrays[0].path
+preload.branches[0]
+preload.tags
+sets[5].coord3
+sets[0].coord1.overflow-to
+sets[2].coord3.overflow-to
+rules[0].target
+"""
+
+
+def faults(document: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_yaml(document)
+    return tuple(re.sub(r"^line \d+: ", "", problem) for problem in caught.value.problems)
+
+
+def test_every_fault_is_told_at_once_with_its_place_and_a_near_name() -> None:
+    found = faults(WRONG)
+    places = [problem.partition(":")[0].removeprefix("chunk-manifests.") for problem in found]
+    assert places == PLACES.split()
+    for name in ("interval-commits", "cardinality", "path", "coord3"):
+        assert any(f"did you mean {name}?" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ("chunk-manifests: {sets: [a, {a: {}}]}", "chunk-manifests.sets[1].a"),
+        ("chunk-manifests: {splitting: [{path: /a}]}", "chunk-manifests.splitting[0].along"),
+        ("chunk-manifests: {preload: {arrays: .*}}", "chunk-manifests.preload.arrays"),
+        ("- a", ""),
+    ],
+)
+def test_a_fault_is_told_with_its_place(document: str, place: str) -> None:
+    (found,) = faults(document)
+    assert found.startswith(place)
+
+
+def test_sets_may_be_a_map() -> None:
+    body = "{b: {overflow-to: a}, a: , default: {max-size: null}}"
+    planned = Config.from_yaml(f"chunk-manifests: {{sets: {body}}}").chunk_manifests
+    assert [one.name for one in planned.sets] == ["b", "a", "default"]
+    assert planned.default_set.max_manifest_size is None
+
+
+def test_what_is_left_empty_has_its_default() -> None:
+    for empty in ("", "# nothing", "chunk-manifests:", "commits:", "chunk-manifests: {preload: }"):
+        assert Config.from_yaml(empty) == Config()
+
+
+NAMES = (
+    "chunk-manifests sets rules preload splitting path target along arrays metadata-chunks "
+    "max-manifest-size cardinality overflow-to default none commits mode compaction"
+)
+_TEXT = st.text(st.characters(exclude_categories=()), max_size=5)  # with halves of surrogate pairs
+_KEYS = st.sampled_from(NAMES.split()) | _TEXT | st.integers() | st.none()
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_KEYS, _PLAIN, max_size=4))
+def test_anything_is_a_configuration_or_has_faults(options: dict[Any, Any]) -> None:
+    for given_options in (options, {"chunk-manifests": options}):
+        with contextlib.suppress(ConfigError):
+            config = Config.from_dict(given_options)
+            assert Config.from_dict(config.to_dict()) == config
+        with contextlib.suppress(ConfigError):
+            config = config_of_root(given_options)
+            assert config_of_root(config.to_dict()) == config

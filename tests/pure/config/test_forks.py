@@ -1,0 +1,43 @@
+"""Rules are matched in children of `os.fork`, which come when they come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+CHILDREN = """
+    import os, random, signal, threading
+    from zarr_manifests.config.path_regex import PathSet, matches_path
+    path = "/" + "".join(random.Random(5).choices("ab", k=3000))
+    hung = 0
+    for n in range(20):
+        regexes = [rf"/(?:a|b)*a(?:a|b){{9}}|x{n}_{i}" for i in range(30)]
+        sets = [PathSet([regex, ".*y"]) for regex in regexes]
+        begun = threading.Event()
+        def match():
+            for number, (one, regex) in enumerate(zip(sets, regexes)):
+                if number == n:
+                    begun.set()
+                one.matching(path), matches_path(regex, path)
+        thread = threading.Thread(target=match)
+        thread.start()
+        begun.wait()  # the others of the 30 are matched while this forks
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # ends it, wherever it waits
+            match()
+            os._exit(0)
+        thread.join()
+        hung += os.waitpid(child, 0)[1] != 0
+    print(hung)
+"""
+
+
+@pytest.mark.sweep
+def test_a_child_can_match_while_threads_of_its_parent_do() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CHILDREN)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)

@@ -1,0 +1,82 @@
+"""The configuration of a repository: its rules, its bounds, and what is not saved with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+import re2
+
+from zarr_manifests import Config
+from zarr_manifests.config import ChunkManifests, Interval, ManifestSet, Rule, Snapshots, Split
+from zarr_manifests.config.path_regex import PathSet
+from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import InvalidArgumentError
+
+LAST = ManifestSet("default", 1_000_000, None, None, None)
+
+
+def test_it_cannot_be_built_invalid_nor_changed() -> None:
+    with pytest.raises(InvalidArgumentError):
+        Config(pack_bytes=0)
+    with pytest.raises(InvalidArgumentError):
+        Snapshots(max_age=timedelta(seconds=-1))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().pack_bytes = 1  # type: ignore[misc]
+
+
+def test_it_is_bounded_since_every_commit_writes_it() -> None:
+    def with_rules(count: int) -> Config:
+        rules = tuple(Rule("default", f"/{'x' * 500}/{i}") for i in range(count))
+        return Config(chunk_manifests=ChunkManifests(rules=rules))
+
+    assert len(with_rules(20).chunk_manifests.rules) == 20
+    with pytest.raises(ConfigError, match="16,384"):
+        with_rules(40)
+
+
+def test_an_overlay_is_checked_against_what_is_below() -> None:
+    sets = (ManifestSet("a", 10), ManifestSet("b", 20))
+    saved = Config(chunk_manifests=ChunkManifests(sets, (Rule("a", "/a"), Rule("b", "/b"))))
+    with pytest.raises(ConfigError, match="known are a, b, default"):
+        saved.overlaid({"chunk-manifests": {"rules": [{"target": "c"}]}})
+
+
+@pytest.mark.parametrize("place", ["me:geheim@bucket/a", "bucket/a?sig=geheim", "bucket/a#geheim"])
+def test_no_secret_is_saved_in_the_url_of_a_container(place: str) -> None:
+    container = {"name": "raw", "url": f"s3://{place}"}
+    with pytest.raises(ConfigError, match="url") as caught:
+        Config.from_dict({"virtual-containers": [container]})
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_rule_matches_where_all_its_conditions_do() -> None:
+    rule = Rule("default", "/a", Interval(5, 9), Interval(0, 3))
+    assert rule.matches("/a", 5, 3)
+    assert rule.matches("/a", 9, 0)
+    for path, metadata, initialized in (("/b", 5, 3), ("/ab", 5, 3), ("/a", 4, 3), ("/a", 5, 4)):
+        assert not rule.matches(path, metadata, initialized)
+    assert Rule("default").matches("/anything", 10**9, 0)
+    with pytest.raises(InvalidArgumentError, match="not valid Unicode"):
+        Split("/a", (("x", 1),)).matches("\ud800")
+
+
+def test_rules_that_are_too_many_for_one_automaton_match_what_they_match_alone() -> None:
+    paths = [f"/{i % 50}/(?:[a-z]{{1,30}}[0-9]{{1,30}}){{{2 + i // 50},16}}" for i in range(150)]
+    together = re2.Set.FullMatchSet()
+    for path in paths:
+        together.Add(path)
+    with pytest.raises(re2.error):
+        together.Compile()
+    sets = tuple(ManifestSet(f"s{i}") for i in range(50))
+    rules = tuple(Rule(f"s{i % 50}", path) for i, path in enumerate(paths))
+    splits = tuple(Split(path, ((0, i + 1),)) for i, path in enumerate(paths))
+    planned = ChunkManifests((*sets, LAST), rules, splits)
+    for path, due in (("/7/a1b2", "s7"), ("/49/ab12cd34ef56", "s49"), ("/49/a1", "default")):
+        one, rule = planned.set_for(path, 1, 1)
+        assert one.name == due
+        assert rule == next((r for r in rules if r.matches(path, 1, 1)), None)
+        assert planned.split_for(path) == next((s for s in splits if s.matches(path)), None)
+    few = PathSet(paths[:3] + paths[50:53], memory_bytes=1)
+    assert [few.matching(path) for path in ("/1/a1b2", "/1/a1b2c3", "/9/a1b2")] == [[1], [1, 4], []]

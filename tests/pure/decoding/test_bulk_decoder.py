@@ -1,0 +1,201 @@
+"""Chunks decoded in bulk are what Zarr decodes, or are left to Zarr."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numcodecs import Blosc, GZip, Shuffle, Zlib, Zstd
+from zarr import codecs as v3
+from zarr.codecs import numcodecs as numcodecs_v3
+from zarr.storage import MemoryStore
+
+from effort import examples
+from zarr_manifests import decoding
+from zarr_manifests.decoding import BulkDecoder
+from zarr_manifests.errors import CorruptObjectError
+
+# Zarr warns of types and codecs without a specification.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
+)
+
+_TYPES = ["bool", "i1", "u2", "u8", "f2", ">f4", "f8", ">i8", "c8", "S3", "<U2", "M8[s]"]
+
+_COMPRESSORS: dict[str, Callable[[], list[Any]]] = {
+    "none": list,
+    "zstd": lambda: [v3.ZstdCodec(level=1)],
+    "blosc": lambda: [v3.BloscCodec()],
+    "blosc lz4": lambda: [v3.BloscCodec(cname="lz4", shuffle="bitshuffle")],
+    "blosc as it is": lambda: [v3.BloscCodec(clevel=0, shuffle="noshuffle")],
+    "gzip": lambda: [v3.GzipCodec(level=1)],
+    "zstd crc": lambda: [v3.ZstdCodec(level=1), v3.Crc32cCodec()],
+    "crc zstd": lambda: [v3.Crc32cCodec(), v3.ZstdCodec(level=1)],
+    "zlib": lambda: [numcodecs_v3.Zlib(level=1)],
+    "shuffle zstd": lambda: [numcodecs_v3.Shuffle(), v3.ZstdCodec(level=1)],
+}
+_COMPRESSORS_V2: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "zstd": lambda: Zstd(level=1),
+    "blosc": Blosc,
+    "gzip": lambda: GZip(level=1),
+    "zlib": lambda: Zlib(level=1),
+}
+
+
+class Written:
+    """A small array, some chunks of which are there."""
+
+    def __init__(self, array: Any, store: MemoryStore) -> None:
+        self.array, self.store = array, store
+        self.decoder = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
+        stored = array.shards or array.chunks
+        grid = [range(-(-size // length)) for size, length in zip(array.shape, stored, strict=True)]
+        self.keys = {
+            at: f"a/{array.metadata.encode_chunk_key(at)}" for at in itertools.product(*grid)
+        }
+
+    def chunks(self) -> list[tuple[tuple[int, ...], bytes]]:
+        held = self.store._store_dict
+        return [(at, held[key].to_bytes()) for at, key in self.keys.items() if key in held]
+
+    def empty(self, region: tuple[slice, ...]) -> np.ndarray:
+        fill = self.array.fill_value
+        fill = self.array.metadata.dtype.default_scalar() if fill is None else fill
+        shape = tuple(part.stop - part.start for part in region)
+        return np.full(shape, fill, self.array.dtype)
+
+
+def _values(draw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    numbers = rng.integers(0, draw(st.sampled_from([2, 99])), shape)
+    if dtype.kind in "SU":
+        return numbers.astype(str).astype(dtype)
+    return numbers.astype("i8").astype(dtype)
+
+
+@st.composite
+def arrays(draw: Any, *, compressors: list[str] | None = None, most_axes: int = 3) -> Written:
+    ndim = draw(st.integers(0, most_axes))
+    per_axis = st.lists(st.integers(1, 4), min_size=ndim, max_size=ndim)
+    chunks = tuple(draw(per_axis))
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=ndim, max_size=ndim)))
+    dtype = np.dtype(draw(st.sampled_from(_TYPES)))
+    store = MemoryStore()
+    options: dict[str, Any] = {
+        "store": store,
+        "name": "a",
+        "shape": shape,
+        "dtype": dtype,
+        "config": {"write_empty_chunks": draw(st.booleans())},
+    }
+    if draw(st.booleans()):
+        known = sorted(_COMPRESSORS_V2.keys() & set(compressors or _COMPRESSORS_V2))
+        shuffled = draw(st.booleans())
+        if draw(st.booleans()) and dtype.kind in "if":
+            options["fill_value"] = 1
+        array = zarr.create_array(
+            **options,
+            chunks=chunks,
+            zarr_format=2,
+            order=draw(st.sampled_from("CF")),
+            compressors=_COMPRESSORS_V2[draw(st.sampled_from(known))](),
+            filters=[Shuffle(dtype.itemsize)] if shuffled else None,
+        )
+    else:
+        orders = draw(st.lists(st.permutations(range(ndim)), max_size=2))
+        shards = None
+        if draw(st.booleans()) and ndim:
+            counts = draw(st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim))
+            shards = {
+                "shape": tuple(n * m for n, m in zip(counts, chunks, strict=True)),
+                "index_location": draw(st.sampled_from(["start", "end"])),
+            }
+        endian = draw(st.sampled_from(["little", "big"]))
+        array = zarr.create_array(
+            **options,
+            chunks=chunks,
+            shards=shards,
+            fill_value=1 if dtype.kind in "if" and draw(st.booleans()) else None,
+            serializer=v3.BytesCodec(endian=endian) if dtype.itemsize > 1 else "auto",
+            filters=[v3.TransposeCodec(order=order) for order in orders],
+            compressors=_COMPRESSORS[draw(st.sampled_from(compressors or sorted(_COMPRESSORS)))](),
+        )
+    values = _values(draw, dtype, shape)
+    for _ in range(draw(st.integers(0, 3))):
+        part = _region(draw, shape)
+        array[part] = values[part]
+    return Written(array, store)
+
+
+def _region(draw: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    lo = [draw(st.integers(0, size - 1)) for size in shape]
+    return tuple(
+        slice(at, draw(st.integers(at + 1, size))) for at, size in zip(lo, shape, strict=True)
+    )
+
+
+def _same(found: np.ndarray, expected: Any) -> bool:
+    # Of an array without axes Zarr gives a scalar, which has the machine's byte order.
+    expected = np.asarray(expected, found.dtype if not found.ndim else None)
+    return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+
+
+@given(arrays(), st.data(), st.sampled_from([1, 2, 8192]))
+def test_any_region_is_what_zarr_reads(written: Written, data: Any, batch: int) -> None:
+    region = _region(data.draw, written.array.shape)
+    chunks = data.draw(st.permutations(written.chunks()))
+    out = written.empty(region)
+    assert written.decoder is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "_BATCH_CHUNKS", batch)
+        assert written.decoder.decode(chunks, out, [part.start for part in region])
+    assert _same(out, written.array[region])
+
+
+@given(arrays(most_axes=2), st.data())
+@settings(deadline=None, max_examples=examples(300))
+def test_damaged_chunks_are_left_to_zarr(written: Written, data: Any) -> None:
+    chunks = written.chunks()
+    assume(chunks)
+    number = data.draw(st.integers(0, len(chunks) - 1))
+    at, whole = chunks[number]
+    blosc = "blosc" in repr(written.array.metadata).lower()
+    # Blosc reads behind the end of what is too short, and trusts what was changed.
+    how = data.draw(st.sampled_from(["longer"] if blosc else ["shorter", "longer", "other"]))
+    where = data.draw(st.integers(0, len(whole) - 1))
+    if how == "shorter":
+        damaged = whole[:where]
+    elif how == "longer":
+        damaged = whole + data.draw(st.binary(min_size=1, max_size=20))
+    else:
+        damaged = bytearray(whole)
+        damaged[where] ^= data.draw(st.integers(1, 255))
+    buffer = zarr.core.buffer.default_buffer_prototype().buffer
+    written.store._store_dict[written.keys[at]] = buffer.from_bytes(bytes(damaged))
+    chunks[number] = (at, bytes(damaged))
+    region = tuple(slice(0, size) for size in written.array.shape)
+    out = written.empty(region)
+    assert written.decoder is not None
+    if written.decoder.decode(chunks, out, [0] * out.ndim):
+        assert _same(out, written.array[region])
+
+
+def test_blosc_is_not_given_less_than_it_believes() -> None:
+    store = MemoryStore()
+    array = zarr.create_array(
+        store, name="a", shape=(4,), chunks=(4,), dtype="i4", compressors=v3.BloscCodec(clevel=0)
+    )
+    array[:] = 7
+    written, out = Written(array, store), np.zeros(4, "i4")
+    ((at, data),) = written.chunks()
+    assert written.decoder is not None
+    assert not written.decoder.decode([(at, data[:10])], out, (0,))
+    with pytest.raises(CorruptObjectError, match="31 bytes"):
+        written.decoder.decode([(at, data[:31])], out, (0,))

@@ -1,0 +1,132 @@
+"""Zone maps as bytes: bounds only ever grow, and forged objects take little."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from zarr_manifests.errors import CorruptObjectError, ManifestsError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
+from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.zone_maps import (
+    MEANING_BYTES,
+    Bounds,
+    ZoneTable,
+)
+
+SESSION = f"{1:012d}-{'ab' * 12}"
+KEY = f"indexes/{SESSION}/0"
+NODE = b"n" * 12
+MEANING = b"m" * MEANING_BYTES
+BLOB = BlobRef(KEY, 100, 7)
+
+NUMBERS = ["<f2", "<f4", "<f8", "|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8"]
+TIMES = ["<M8[ns]", "<m8[s]"]
+
+
+def bounds_of(low: Any, high: Any, bounded: Any = None, counts: Any = None) -> Bounds:
+    n = len(low)
+    missing, nan, cells = np.zeros((3, n), np.int64) if counts is None else counts
+    some = np.ones(n, np.bool_) if bounded is None else np.asarray(bounded, np.bool_)
+    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, cells)
+
+
+def back(bounds: Bounds) -> Bounds:
+    packed = msgpack.unpackb(msgpack.packb(bounds.pack()))
+    return Bounds.parse(Fields(packed, "bounds"))
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> Bounds:
+    dtype = np.dtype(draw(st.sampled_from([*NUMBERS, *TIMES, "|S3", "|S40"])))
+    values = npst.from_dtype(dtype, **({"allow_nan": False} if dtype.kind == "f" else {}))
+    if dtype.kind in "Mm":
+        values = values.filter(lambda value: not np.isnat(value))
+    shape = st.integers(1, 30)
+    both = [draw(npst.arrays(dtype, (draw(shape),), elements=values))]
+    both.append(draw(npst.arrays(dtype, both[0].shape, elements=values)))
+    low = np.where(both[0] <= both[1], *both)
+    high = np.where(both[0] <= both[1], *both[::-1])
+    counts = draw(npst.arrays(np.int64, (3, len(low)), elements=st.integers(0, 2**40)))
+    return bounds_of(low, high, draw(npst.arrays(np.bool_, low.shape)), counts)
+
+
+@given(pairs())
+def test_bounds_only_grow(bounds: Bounds) -> None:
+    found, some = back(bounds), bounds.bounded
+    assert (found.bounded == some).all()
+    assert (found.low[some] <= bounds.low[some]).all()
+    assert (found.high[some] >= bounds.high[some]).all()
+    for name in ("missing", "nan", "cells"):
+        assert (getattr(found, name) == getattr(bounds, name)).all()
+    whole = bounds.around()  # of a page
+    assert whole.bounded[0] == some.any()
+    assert (whole.low[0] <= bounds.low[some]).all()
+    assert (whole.high[0] >= bounds.high[some]).all()
+    assert whole.missing[0] == bounds.missing.sum()
+
+
+def test_long_texts_are_cut_outward() -> None:
+    low = np.array([b"a" * 40, b"\xff" * 15, b"b"], "S40")
+    high = np.array([b"a" * 41, b"\xff" * 15 + b"\xfe!", b"bz" * 20], "S41")
+    found = back(bounds_of(low.astype("S41"), high))
+    assert found.low.dtype == np.dtype("S16")
+    assert found.low.tolist() == [b"a" * 16, b"\xff" * 15, b"b"]
+    assert found.high.tolist() == [b"a" * 15 + b"b", b"\xff" * 16, b"bz" * 7 + b"b{"]
+
+
+def test_texts_that_nothing_short_exceeds_are_kept() -> None:
+    texts = np.array([b"\xff" * 20, b"a" * 17], "S20")
+    found = back(bounds_of(texts, texts))
+    assert found.low.tolist() == found.high.tolist() == texts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (np.array([2.0]), np.array([1.0])),
+        (np.array([0.0]), np.array([math.nan])),
+        (np.array(["NaT"], "M8[s]"), np.array([0], "M8[s]")),
+        (np.array([1j]), np.array([2j])),
+        (np.array([1.0]), np.array([2.0, 3.0])),
+    ],
+)
+def test_bounds_that_bound_nothing_are_refused(low: Any, high: Any) -> None:
+    with pytest.raises(CorruptObjectError):
+        bounds_of(low, high)
+
+
+def table_of(n: int) -> ZoneTable:
+    addresses = {(i, 0): NativeRef(SESSION, i, 10 * i, 10, 0) for i in range(n)}
+    values = np.arange(n, dtype="f4")
+    counts = np.arange(3 * n).reshape(3, n)
+    return ZoneTable(MEANING, ChunkTable.of(addresses), bounds_of(values, values + 1, None, counts))
+
+
+@given(st.data())
+def test_forged_fields_raise_only_errors_of_the_package(data: st.DataObject) -> None:
+    value = msgpack.unpackb(table_of(5).pack())
+    part = value[data.draw(st.sampled_from(["bounds", "chunks"]))]
+    scalars = st.none() | st.integers(-5, 2**64 - 1) | st.binary(max_size=40) | st.text(max_size=9)
+    part[data.draw(st.sampled_from(sorted(part)))] = data.draw(scalars | st.lists(scalars))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with contextlib.suppress(ManifestsError):
+            ZoneTable.parse(msgpack.packb(value))
+
+
+def test_bounds_beyond_the_end_of_their_type_are_refused() -> None:
+    packed = bounds_of(np.array([1.0], "f4"), np.array([2.0], "f4")).pack()
+    for least in (2**32, 0xFF800001):
+        with pytest.raises(CorruptObjectError):
+            Bounds.parse(Fields(packed | {"least": least}, "bounds"))

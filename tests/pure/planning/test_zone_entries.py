@@ -1,0 +1,116 @@
+"""Entries of zone maps count only for the chunk they were made of."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_manifests.format.chunk_table import (
+    UNSET,
+    ChunkTable,
+    InlineRef,
+    NativeRef,
+    StoredRef,
+    VirtualRef,
+)
+from zarr_manifests.format.virtual_sources import VirtualSource
+from zarr_manifests.format.zone_maps import MEANING_BYTES, Bounds, ZoneTable
+from zarr_manifests.grid import Coords
+from zarr_manifests.planning.zones.entries import (
+    merged,
+    taken,
+    valid,
+    zones_of_chunks,
+)
+
+SESSIONS = [f"{n:012d}-{'ab' * 12}" for n in (1, 2)]
+MEANING = b"m" * MEANING_BYTES
+
+
+def bounds_of(values: list[int]) -> Bounds:
+    low = np.array(values, np.int64)
+    return Bounds(low, low + 1, np.ones(len(low), np.bool_), 0 * low, 0 * low, 0 * low + 5)
+
+
+def zones_of(refs: dict[Coords, StoredRef], first: int = 0) -> ZoneTable | None:
+    table = ChunkTable.of(refs)
+    return zones_of_chunks(MEANING, table, bounds_of([*range(first, first + len(table))]))
+
+
+REFS = st.one_of(
+    st.builds(
+        NativeRef,
+        st.sampled_from(SESSIONS),
+        st.integers(0, 1),
+        st.integers(0, 2),
+        st.integers(1, 2),
+        st.integers(0, 2**32 - 1),
+    ),
+    st.builds(InlineRef, st.binary(max_size=1)),
+    st.builds(
+        VirtualRef,
+        st.builds(
+            VirtualSource,
+            st.sampled_from(["", "files"]),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from([None, "etag"]),
+            st.sampled_from([None, 1]),
+        ),
+        st.integers(0, 1),
+        st.integers(1, 2),
+        st.sampled_from([None, 0, 1]),
+    ),
+)
+COORDS = st.tuples(st.integers(0, 3), st.integers(0, 2))
+
+
+def key_of(ref: StoredRef) -> object:
+    """What identifies a chunk, said another way; None if nothing does."""
+    match ref:
+        case NativeRef():
+            return ref[:4]
+        case VirtualRef(source, _, _, crc):
+            return None if source.etag is source.modified_ms is crc is None else ref
+        case InlineRef():
+            return ref
+    return None
+
+
+@given(st.dictionaries(COORDS, REFS, min_size=1), st.dictionaries(COORDS, REFS | st.just(UNSET)))
+def test_entries_count_where_the_address_is_the_same(
+    old: dict[Coords, StoredRef], new: dict[Coords, StoredRef]
+) -> None:
+    known = {at: ref for at, ref in old.items() if key_of(ref) is not None}
+    zones = zones_of(old)
+    assert (zones is None) == (not known)
+    if zones is None:
+        return
+    assert zones.coords().tolist() == [list(at) for at in sorted(known)]
+    due = [at in new and key_of(new[at]) == key_of(known[at]) for at in sorted(known)]
+    assert valid(zones, ChunkTable.of(new) if new else None).tolist() == due
+    assert valid(zones, ChunkTable.of(old)).all()
+    kept = taken(zones, np.array(due))
+    assert (0 if kept is None else len(kept)) == sum(due)
+    if kept is not None:
+        assert valid(kept, ChunkTable.of(new)).all()
+        assert kept.bounds.low.tolist() == zones.bounds.low[np.array(due)].tolist()
+
+
+@given(st.lists(st.dictionaries(COORDS, REFS, min_size=1), min_size=1, max_size=4))
+def test_the_newest_entry_of_a_chunk_wins(layers: list[dict[Coords, StoredRef]]) -> None:
+    expected: dict[Coords, tuple[object, int]] = {}
+    tables = []
+    for i, refs in enumerate(layers):
+        zones = zones_of(refs, 100 * i)
+        if zones is None:
+            continue
+        tables.append(zones)
+        for row, at in enumerate(zones.coords().tolist()):
+            expected[tuple(at)] = (refs[tuple(at)], int(zones.bounds.low[row]))
+    if not tables:
+        return
+    found = merged(tables)
+    assert [tuple(at) for at in found.coords().tolist()] == sorted(expected)
+    assert found.bounds.low.tolist() == [expected[at][1] for at in sorted(expected)]
+    assert valid(found, ChunkTable.of({at: ref for at, (ref, _) in expected.items()})).all()

@@ -1,0 +1,142 @@
+"""Bounds and counts of chunks, against loops over chunks and cells."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from effort import examples
+from zarr_manifests.grid import grid_shape
+from zarr_manifests.planning.zones import measure as module
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
+
+DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
+TEXTS = ("U3", ">U2", "S3")
+FEW: dict[str, list[Any]] = {
+    "f": [0.0, -0.0, 1.5, -2.0, np.nan, np.inf, -np.inf],
+    "i": [0, 1, -1, 7, 100],
+    "u": [0, 1, 7, 200],
+    "b": [False, True],
+    "M": ["NaT", "2000-01-01", "1999-12-31"],
+    "m": ["NaT", 5, -5],
+    "U": ["", "a", "ab", "b", "\u03bb"],
+    "S": [b"", b"a", b"ab", b"\xff"],
+}
+
+
+def is_missing(value: Any, marks: Sequence[Any]) -> bool:
+    absent = value != value or (
+        isinstance(value, np.generic) and value.dtype.kind in "mM" and np.isnat(value)
+    )
+    return bool(absent) or any(value == mark for mark in marks)
+
+
+def slowly(values: Any, chunk_shape: Any, fill: Any, marks: Any) -> list[tuple[Any, ...]]:
+    rows = []
+    for at in itertools.product(*map(range, grid_shape(values.shape, chunk_shape))):
+        chunk = np.full(chunk_shape, fill, values.dtype)
+        inside = values[
+            tuple(slice(a * n, (a + 1) * n) for a, n in zip(at, chunk_shape, strict=True))
+        ]
+        chunk[tuple(slice(0, n) for n in inside.shape)] = inside
+        cells = list(inside.ravel())
+        kept = [value for value in chunk.ravel() if not is_missing(value, marks)]
+        nan = sum(values.dtype.kind == "f" and value != value for value in cells)
+        gone = sum(is_missing(value, marks) for value in cells)
+        rows.append((min(kept, default=None), max(kept, default=None), gone, nan, len(cells)))
+    return rows
+
+
+@st.composite
+def blocks(draw: Any) -> tuple[Any, ...]:
+    dtype = np.dtype(draw(st.sampled_from(DTYPES + TEXTS)))
+    ndim = draw(st.integers(0, 3))
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=ndim, max_size=ndim)))
+    chunks = tuple(draw(st.lists(st.integers(1, 5), min_size=ndim, max_size=ndim)))
+    few = st.sampled_from([np.asarray(value, dtype)[()] for value in FEW[dtype.kind]])
+    every = few if dtype.kind in "US" else few | hnp.from_dtype(dtype)
+    values = draw(hnp.arrays(dtype, shape, elements=every, fill=few))
+    if ndim and draw(st.booleans()):
+        values = np.asfortranarray(values)
+    marks = np.array(draw(st.lists(few, max_size=2)), dtype)
+    marks = marks[[not is_missing(mark, []) for mark in marks]] if marks.size else marks
+    return values, chunks, draw(few), marks
+
+
+@settings(max_examples=examples(300))
+@given(
+    blocks(),
+    st.sampled_from([1, 4, 2**17]),
+    st.sampled_from([8, 40, 2**18]),
+    st.sampled_from([0, 32]),
+)
+def test_chunks_are_measured_as_loops_measure_them(
+    block: tuple[Any, ...], slab: int, piece: int, few: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SLAB", slab)
+        patch.setattr(module, "PIECE_BYTES", piece)
+        patch.setattr(module, "LARGE_BYTES", piece)
+        patch.setattr(module, "_FEW", few)
+        found = measure(*block)
+    columns = (found.missing, found.nan, found.cells)
+    assert all(column.dtype == np.int64 and column.ndim == 1 for column in columns)
+    dtype = block[0].dtype.newbyteorder("=")
+    if dtype.kind == "U":
+        dtype = np.dtype(f"S{dtype.itemsize}")
+    assert found.low.dtype == found.high.dtype == dtype
+    for row, (low, high, *counts) in enumerate(slowly(*block)):
+        assert [int(column[row]) for column in columns] == counts
+        assert bool(found.bounded[row]) == (low is not None)
+        if low is not None:
+            if block[0].dtype.kind == "U":
+                low, high = low.encode(), high.encode()
+            assert (found.low[row], found.high[row]) == (low, high)
+    assert len(found.bounded) == len(slowly(*block))
+
+
+@settings(max_examples=examples(200))
+@given(
+    blocks().filter(lambda block: block[0].dtype.kind not in "US"),
+    st.sampled_from([8, 40, 2**18]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_chunks_are_measured_one_by_one_as_loops_measure_them(
+    block: tuple[Any, ...], piece: int, has_room: bool, random: Any
+) -> None:
+    values, chunk_shape, fill, marks = block
+    first = tuple(range(3, 3 + values.ndim))
+    grid = [n // c for n, c in zip(values.shape, chunk_shape, strict=True)]
+    every = [*itertools.product(*map(range, grid))]
+    room = np.empty(PIECE_BYTES, np.uint8) if has_room else None
+    found = ChunkMeasures(values.dtype, marks)
+    expected = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", piece)
+        for at in random.sample(every, len(every)):
+            parts = zip(at, chunk_shape, strict=True)
+            chunk = values[tuple(slice(a * n, (a + 1) * n) for a, n in parts)]
+            coords = tuple(a + b for a, b in zip(at, first, strict=True))
+            extent = found.add(coords, chunk, room)
+            ((_, _, *counts),) = expected[coords] = slowly(chunk, chunk.shape, fill, marks)
+            assert [extent.missing, extent.nan, extent.cells] == counts
+    assert len(found) == len(expected)
+    if not expected:
+        return
+    box, index, bounds = found.rows()
+    assert [*map(tuple, box.unravel(index).tolist())] == sorted(expected)
+    assert bounds.low.dtype == bounds.high.dtype == values.dtype.newbyteorder("=")
+    for row, coords in enumerate(sorted(expected)):
+        ((low, high, *counts),) = expected[coords]
+        assert [int(each[row]) for each in (bounds.missing, bounds.nan, bounds.cells)] == counts
+        assert bool(bounds.bounded[row]) == (low is not None)
+        if low is not None:
+            assert (bounds.low[row], bounds.high[row]) == (low, high)

@@ -1,0 +1,49 @@
+"""Bytes at the keys of a store, put and read as Zarr does; and a commit that others overtake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zarr.core.buffer import cpu
+
+from zarr_manifests import Fork, Repository, Session
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.store import ManifestStore, contents_of
+
+__all__ = ["contents", "get", "overtaking", "put"]
+
+type Place = Repository | Session | Fork | ManifestStore
+
+
+def _store(place: Place) -> ManifestStore:
+    """Of a repository, that of its branch `main` now."""
+    if isinstance(place, Repository):
+        return place.readonly_session().store
+    return place if isinstance(place, ManifestStore) else place.store
+
+
+def put(place: Place, key: str, value: bytes = b"12345678") -> None:
+    _store(place).set_sync(key, cpu.Buffer.from_bytes(value))
+
+
+def get(place: Place, key: str) -> bytes | None:
+    found = _store(place).get_sync(key)
+    return None if found is None else found.to_bytes()
+
+
+def contents(place: Place) -> dict[str, bytes]:
+    """All that is there, by key."""
+    store = _store(place)
+    return {key: get(store, key) or b"" for key in contents_of(store).keys_below("")}
+
+
+def overtaking(*others: Callable[[], object]) -> Runtime:
+    """Others come first, one before each swap of the root."""
+    due = list(others)
+
+    def checkpoint(point: str) -> None:
+        if point == "root.swap" and due:
+            due.pop(0)()
+
+    return replace(SYSTEM, checkpoint=checkpoint, sleep=lambda _: None)
