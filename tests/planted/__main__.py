@@ -25,6 +25,8 @@ from planted.rooms import ROOMS, Fault
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+FOUND = HERE / "found_by.json"
+"""Which test found each fault, in the last run that planted it."""
 NIGHTLY = ("sweep", "servers", "browser", "spark", "cluster", "faults", "benchmarks")
 MOST_S = 300.0
 """Of the tests that call a fault's function, the first that take so long together are run."""
@@ -82,18 +84,21 @@ def function_of(fault: Fault) -> str:
     return f"{fault.path}:{max(starts) or ''}"
 
 
-def tests_of(fault: Fault, touched: Touched) -> list[str]:
-    """The tests that call the fault's function, those first that call little else."""
+def tests_of(fault: Fault, touched: Touched, before: str | None) -> list[str]:
+    """The tests that call the fault's function: the one that found it before, then the others.
+
+    Of these come first those that call little else.
+    """
     function = function_of(fault)
     whole = function.endswith(":")  # a constant of the module, or of a class
     calling = [
-        (len(called), taken_s, test)
+        (test != before, len(called), taken_s, test)
         for test, (taken_s, called) in touched.items()
-        if any(one == function or (whole and one.startswith(function)) for one in called)
+        if function in called or (whole and any(one.startswith(function) for one in called))
     ]
     chosen: list[str] = []
     total_s = 0.0
-    for _, taken_s, test in sorted(calling):
+    for _, _, taken_s, test in sorted(calling):
         total_s += taken_s
         if chosen and total_s > MOST_S:
             break
@@ -117,8 +122,9 @@ def found_by(fault: Fault, tests: list[str]) -> str:
         return ""
     if done.returncode == _USAGE_ERROR:
         sys.exit(f"{done.stderr}\nThe tests have changed: note anew what they touch")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"{(done.stdout + done.stderr)[-300:]}"
+    failed = re.search(r"^(?:FAILED|ERROR) (.*)$", done.stdout, re.MULTILINE)
+    told = [test for test in tests if failed and failed[1].startswith(test)]
+    return max(told, key=len, default=(done.stdout + done.stderr)[-300:])
 
 
 def main() -> int:
@@ -138,15 +144,19 @@ def main() -> int:
         touched = touched_by_all()
         if args.touched is not None:
             args.touched.write_text(json.dumps(touched))
+    known: dict[str, str] = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
     begun = time.monotonic()
     missed = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        tests = {name: tests_of(fault, touched) for name, fault in faults.items()}
+        tests = {name: tests_of(fault, touched, known.get(name)) for name, fault in faults.items()}
         tries = {pool.submit(found_by, fault, tests[name]): name for name, fault in faults.items()}
         for ended in as_completed(tries):
             name, test = tries[ended], ended.result()
             missed += not test
+            known[name] = test
             print(f"{name}: {test or f'NOT FOUND by {len(tests[name])} tests'}", flush=True)
+    kept = {name: test for name, test in sorted(known.items()) if test}
+    FOUND.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     taken_min = (time.monotonic() - begun) / 60
     print(f"{len(faults) - missed} of {len(faults)} faults found in {taken_min:.0f} minutes")
     return min(missed, 1)
