@@ -225,3 +225,13 @@ def test_another_repositorys_root_is_refused_by_who_knows_this_one(
             use()
     assert copy.get("current") == other.get("current")
     assert {i.key for i in copy.list()} >= {i.key for i in storage.list()}
+
+
+def test_an_older_root_in_its_place_is_told_by_verification(storage: MemoryStorage) -> None:
+    copy = copy_of(storage)
+    older = copy.get("current")
+    for name in ("one", "two"):
+        zm.open(copy, runtime=runtime()).create_tag(name)
+    assert zm.open(copy, runtime=runtime()).verify().ok
+    copy.put("current", older)
+    assert not zm.open(copy, runtime=runtime()).verify().ok
