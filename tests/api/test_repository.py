@@ -21,6 +21,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     SnapshotExpiredError,
 )
+from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
@@ -144,3 +145,29 @@ def test_no_repository_is_made_among_files_that_no_key_can_name(tmp_path: Path, 
     with pytest.raises(AlreadyExistsError, match="is not empty"):
         zm.open(tmp_path, create=True)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_create_refuses_a_repository_that_lost_its_root(repository: Repository) -> None:
+    storage = repository.storage
+    commit_value(repository, "k", b"v")
+    storage.delete_many(["current"])
+    with pytest.raises(AlreadyExistsError, match="newest archive under 'root/'"):
+        zm.create(storage)
+    with pytest.raises(NotARepositoryError):
+        zm.open(storage)
+
+
+def test_racing_creates_have_one_winner() -> None:
+    storage = MemoryStorage()
+    outcomes: list[object] = []
+
+    def create() -> None:
+        try:
+            outcomes.append(context_of(zm.create(storage)).repository_id)
+        except AlreadyExistsError as error:
+            outcomes.append(error)
+
+    SYSTEM.parallel([create] * 8)
+    winners = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert winners == [context_of(zm.open(storage)).repository_id]
+    assert len(outcomes) == 8
