@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.repository import context_of
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
 from zarr_manifests.testing import WrappedStorage
@@ -171,3 +171,41 @@ def test_racing_creates_have_one_winner() -> None:
     winners = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert winners == [context_of(zm.open(storage)).repository_id]
     assert len(outcomes) == 8
+
+
+def read_value(repository: Repository, key: str, version: str | None = None) -> bytes | None:
+    found = repository.readonly_session(version).store.get_sync(key)
+    return None if found is None else found.to_bytes()
+
+
+def _clock(times: list[int]) -> Runtime:
+    return replace(SYSTEM, now_ms=lambda: times[0])
+
+
+def test_a_branch_at_a_time() -> None:
+    times = [1_000_000]
+    repository = zm.create(MemoryStorage(), runtime=_clock(times))
+    for i, at in enumerate((2_000_000, 3_000_000, 4_000_000)):
+        times[0] = at
+        commit_value(repository, "k", bytes([i]))
+
+    def at(ms: int) -> datetime:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+
+    assert read_value(repository, "k", f"main@{at(2_000_000)}") == b"\0"
+    assert read_value(repository, "k", f"main@{at(2_999_999)}") == b"\0"
+    assert read_value(repository, "k", f"main@{at(3_000_000)}") == b"\1"
+    assert read_value(repository, "k", f"main@{at(9_000_000)}") == b"\2"
+    assert read_value(repository, "k", f"main@{at(1_500_000)}") is None
+    assert read_value(repository, "k", f"main@{at(3_500_000)}") == b"\1"
+    assert read_value(repository, "k", f"main@{at(3_500_000).replace(tzinfo=None)}") == b"\1"
+    shifted = at(3_500_000).astimezone(timezone(timedelta(hours=5, minutes=30)))
+    assert read_value(repository, "k", f"main@{shifted}") == b"\1"
+    with pytest.raises(NotFoundError, match="no snapshot from 1970"):
+        repository.readonly_session(f"main@{at(999_999)}")
+    assert [info.written_at for info in repository.ancestry()] == [
+        at(4_000_000),
+        at(3_000_000),
+        at(2_000_000),
+        at(1_000_000),
+    ]

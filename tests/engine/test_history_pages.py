@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from effort import examples
 from inside import root_of, short_pages
 from zarr_manifests import Repository
 from zarr_manifests.reports import SnapshotInfo
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of, in_order
 
@@ -190,3 +192,13 @@ def test_a_damaged_page_does_not_make_a_recovery_go_back(deep: MemoryStorage) ->
     assert report.branches == newest
     assert zm.open(storage).list_branches() == newest
     check(storage)
+
+
+def test_a_time_finds_what_was_committed_by_then_also_in_pages() -> None:
+    at_ms = [1_000_000]
+    repository = zm.create(MemoryStorage(), QUIET, runtime=replace(SYSTEM, now_ms=lambda: at_ms[0]))
+    for i in range(40):
+        at_ms[0] += 10
+        commit(repository, f"{i}")
+    for info in [*repository.ancestry()][:-1]:
+        assert repository.readonly_session(f"main@{info.written_at}").snapshot_id == info.id
