@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # How long an example takes depends on the machine; how long it may take is no property of the code.
 settings.register_profile(
@@ -20,6 +20,10 @@ settings.register_profile(
 )
 # `make sweep` tries more; see `examples` in tests/support/effort.py.
 settings.register_profile("zarr-manifests", settings.get_profile("sweep"), max_examples=20)
+# `make mutants` asks only whether an example fails, not for the smallest.
+settings.register_profile(
+    "planted", settings.get_profile("zarr-manifests"), phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("zarr-manifests")
 
 os.environ["ZARR_MANIFESTS_WHO"] = ""  # so that commits are the same on every machine

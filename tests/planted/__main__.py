@@ -45,7 +45,7 @@ def pytest(
     path = [str(HERE / "planted/hook"), str(HERE), str(ROOT)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
     # Assertions stay as they are: to rewrite those of a module, pytest loads it around the hook.
-    how = ["-q", "-p", "no:cacheprovider", "--assert=plain"]
+    how = ["-q", "-p", "no:cacheprovider", "--assert=plain", "--hypothesis-profile=planted"]
     command = [sys.executable, "-m", "pytest", *how, *args]
     return subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=timeout_s
