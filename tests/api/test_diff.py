@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
@@ -85,3 +88,21 @@ def test_chunks_that_were_cut_off_differ_although_the_array_has_grown_again(
     expected = [[0, 0], [0, 1], [0, 2], [1, 1], [1, 2]]
     assert repo.diff("main", "side", symmetric=False).chunks["/a"].tolist() == expected
     assert repo.diff("side", "main", symmetric=False).chunks["/a"].tolist() == expected
+
+
+def test_unset_cells_have_other_values_under_another_fill_value() -> None:
+    repo = zm.create(MemoryStorage())
+    stores: list[MemoryStore] = []
+    for fill in (1, 9):
+        stores.append(MemoryStore())
+        zarr.create_array(
+            stores[-1], name="a", shape=(10,), chunks=(2,), dtype="i4", fill_value=fill
+        )
+    documents = [sync(one.get("a/zarr.json", default_buffer_prototype())) for one in stores]
+    for document in documents:
+        with repo.transaction(message="the document") as store:
+            assert document is not None
+            sync(store.set("a/zarr.json", document))
+            zarr.open_array(store, path="a")[:4] = 5
+    found = repo.diff("main~1", "main", "a", values=True)
+    assert (found.cells, found.map.tolist()) == (6, [0, 0, 2, 2, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,3 +115,44 @@ def test_the_newest_entry_of_a_chunk_wins(layers: list[dict[Coords, StoredRef]])
     assert [tuple(at) for at in found.coords().tolist()] == sorted(expected)
     assert found.bounds.low.tolist() == [expected[at][1] for at in sorted(expected)]
     assert valid(found, ChunkTable.of({at: ref for at, (ref, _) in expected.items()})).all()
+
+
+NATIVE = NativeRef(SESSIONS[0], 3, 100, 50, 77)
+
+
+FILE = VirtualSource("files", "a.nc", "etag")
+
+
+def sound(refs: dict[Coords, StoredRef], first: int = 0) -> ZoneTable:
+    zones = zones_of(refs, first)
+    assert zones is not None
+    return zones
+
+
+def counts(zones: ZoneTable, refs: dict[Coords, StoredRef]) -> list[bool]:
+    return valid(zones, ChunkTable.of(refs)).tolist()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        NativeRef(SESSIONS[1], 3, 100, 50, 77),
+        NativeRef(SESSIONS[0], 4, 100, 50, 77),
+        NativeRef(SESSIONS[0], 3, 101, 50, 77),
+        NativeRef(SESSIONS[0], 3, 100, 51, 77),
+        InlineRef(b"x" * 50),
+        VirtualRef(FILE, 100, 50),
+        UNSET,
+    ],
+)
+def test_a_native_chunk_is_the_same_at_the_same_address_only(other: StoredRef) -> None:
+    zones = sound({(0, 1): NATIVE})
+    assert counts(zones, {(0, 0): UNSET, (0, 1): NATIVE, (0, 2): other}) == [True]
+    assert counts(zones, {(0, 0): NATIVE, (0, 1): other}) == [False]
+    assert counts(zones, {(0, 1): other}) == [False]
+    # As many chunks in the same box, but others.
+    assert counts(
+        sound({(0, 0): NATIVE, (0, 1): NATIVE, (0, 3): NATIVE}),
+        {(0, 0): NATIVE, (0, 2): NATIVE, (0, 3): NATIVE},
+    ) == [True, False, True]
+    assert counts(zones, {(0, 2): NATIVE}) == [False]

@@ -161,3 +161,39 @@ def test_only_known_codecs_of_zarr_v2_are_lossless(
 ) -> None:
     found = meaning_of(".zarray", V2, filters=filters, compressor=compressor)
     assert found.lossless is lossless
+
+
+def v3(**fields: Any) -> Meaning:
+    return Meaning.of({"zarr.json": json.dumps({**V3, **fields}).encode()})
+
+
+def v2(attributes: Mapping[str, Any] | None = None, **fields: Any) -> Meaning:
+    documents = {".zarray": json.dumps({**V2, **fields}).encode()}
+    if attributes is not None:
+        documents[".zattrs"] = json.dumps(attributes).encode()
+    return Meaning.of(documents)
+
+
+def test_the_digest_changes_with_all_that_changes_meaning_and_with_nothing_else() -> None:
+    same = v3().digest
+    assert len(same) == 16
+    assert v3(shape=[9]).digest == same
+    assert v3(dimension_names=["x"]).digest == same
+    assert v3(attributes={"units": "K", "scale_factor": 2}).digest == same
+    others = [
+        v3(data_type="uint16"),
+        v3(fill_value=1),
+        v3(codecs=[*V3["codecs"], {"name": "zstd"}]),
+        v3(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [4]}}),
+        v3(attributes={"_FillValue": 3}),
+        v3(attributes={"missing_value": 3}),
+        v3(attributes={"_Unsigned": "true"}),
+        v3(attributes={"dtype": "bool"}),
+        v3(attributes={"_Encoding": "utf-8"}),
+        v2(),
+        v2({"missing_value": 3}),
+        v2(fill_value=3),
+        v2(filters=[{"id": "delta", "dtype": "<i2"}]),
+    ]
+    digests = [same, *(meaning.digest for meaning in others)]
+    assert len(set(digests)) == len(digests)
