@@ -84,3 +84,28 @@ def test_merged_branches_conflict_and_keep_what_differs(made: tuple[Repository, 
     commit(repo, one + other, start=0)
     with pytest.raises(ConflictError, match="in one place"):
         repo.merge("late")
+
+
+def test_forks_and_their_session_conflict_unless_the_bytes_are_equal(
+    made: tuple[Repository, int],
+) -> None:
+    repo, chunk = made
+    one, other = values(chunk)
+    session = repo.writable_session()
+    forks = [session.fork() for _ in range(3)]
+    for fork, what in zip(forks, (one, other, one), strict=True):
+        write(fork, what)
+    with pytest.raises(ConflictError, match="different bytes"):
+        session.merge(*forks)
+    session.merge(forks[0], forks[2])
+    with pytest.raises(ConflictError, match="different bytes"):
+        session.merge(forks[1])
+    mixed = repo.writable_session()
+    forks = [mixed.fork() for _ in range(2)]
+    for writer, what in zip((mixed, *forks), (one, other, one), strict=True):
+        write(writer, what)
+    with pytest.raises(ConflictError, match="different bytes"):
+        mixed.merge(forks[0])
+    mixed.merge(forks[1])
+    session.commit("merged")
+    assert read(repo, chunk) == one.tolist()

@@ -207,6 +207,7 @@ def test_chunks_of_an_array_that_the_session_has_deleted_are_a_conflict(repo: Re
         lambda store: zarr.create_group(store, path="g"),
         lambda store: at_keys.put(store, "notes.txt", b"x"),
         lambda store: store.delete_sync("a/zarr.json"),
+        lambda store: zarr.open_group(store, mode="r+").__delitem__("a"),
         lambda store: store.set_virtual_refs("a", [[0]], ["memory://x/y"], [0], [0], [1]),
     ],
 )
