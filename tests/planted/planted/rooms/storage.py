@@ -137,4 +137,13 @@ FAULTS = [
         "_NAMED.get(name) if process == os.getpid() else None",
         "_NAMED.setdefault(name, {})",
     ),
+    Fault(
+        "a-folder-is-closed-twice-after-an-interrupt",
+        "storage/files.py",
+        "            above, at = at, _opened_folder(folder, at, path)\n"
+        "            os.close(above)  # last",
+        "            below = _opened_folder(folder, at, path)\n"
+        "            os.close(at)\n"
+        "            at = below  # last",
+    ),
 ]

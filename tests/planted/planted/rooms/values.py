@@ -68,4 +68,10 @@ FAULTS = [
         "        yield item\n        progress(stage, done)",
         "        progress(stage, done)\n        yield item",
     ),
+    Fault(
+        "a-name-is-compared-with-all-names",
+        "texts.py",
+        "get_close_matches(name, names[:count], most, cutoff)",
+        "get_close_matches(name, list(known), most, cutoff)",
+    ),
 ]
