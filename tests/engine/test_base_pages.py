@@ -10,16 +10,15 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from effort import examples
 from inside import small_node_pages
+from stored import put
 from zarr_manifests import Session
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import ManifestStore
 from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
@@ -39,10 +38,6 @@ def array(length: int = 6, dimension: str = "x") -> bytes:
             "dimension_names": [dimension],
         }
     ).encode()
-
-
-def put(store: ManifestStore, key: str, value: bytes) -> None:
-    store.set_sync(key, cpu.Buffer.from_bytes(value))
 
 
 # --- alike -----------------------------------------------------------------------------------

@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests import Session
+from stored import put
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.testing import CountingStorage, LatencyStorage
-
-
-def put(session: Session, key: str, value: bytes) -> None:
-    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
 
 
 def stopped_clock() -> Runtime:

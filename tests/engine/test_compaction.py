@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from inside import small_steps
+from stored import array_document
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.runtime import SYSTEM, Run
@@ -43,18 +43,8 @@ def buffer(value: bytes) -> cpu.Buffer:
 
 def document(shape: Shape, note: int = 0, dims: Sequence[str] | None = None) -> bytes:
     """The metadata of an array whose chunks hold one element."""
-    fields = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-        "attributes": {"note": note},
-    }
-    return json.dumps(fields | ({"dimension_names": dims} if dims else {})).encode()
+    named = {"dimension_names": dims} if dims else {}
+    return array_document(shape, attributes={"note": note}, **named)
 
 
 # --- the model -------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from inside import short_pages
+from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
@@ -36,10 +36,6 @@ MOST_KEYS = 2
 def runtime(*, at_ms: Iterator[int] | None = None) -> Runtime:
     clock = at_ms or itertools.repeat(START_MS + 10**9)
     return in_order(now_ms=lambda: next(clock))
-
-
-def put(session: Session, key: str, data: bytes) -> None:
-    session.store.set_sync(key, cpu.Buffer.from_bytes(data))
 
 
 def make(seed: int) -> MemoryStorage:

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 import zarr
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import chosen
 from inside import root_of
+from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import NotARepositoryError, StorageFullError
 from zarr_manifests.errors import (
@@ -76,10 +76,6 @@ class RemoteStorage(WrappedStorage):
     @property
     def capabilities(self) -> Capabilities:
         return replace(self.storage.capabilities, inline=False)
-
-
-def put(session: Session, key: str, value: bytes) -> None:
-    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
 
 
 def contents(session: Session) -> dict[str, bytes]:

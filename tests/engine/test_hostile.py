@@ -25,11 +25,11 @@ import zarr
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import examples
 from inside import change_root
+from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage
@@ -171,10 +171,6 @@ class Seeded:
 
     def fields(self, key: str) -> Any:
         return unsealed(self.objects[key])[1]
-
-
-def put(session: Session, key: str, value: bytes) -> None:
-    session.store.set_sync(key, cpu.Buffer.from_bytes(value))
 
 
 def big(session: Session, seed: int) -> None:

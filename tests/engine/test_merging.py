@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from stored import get, put
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import ConflictError, InvalidArgumentError
@@ -26,15 +26,6 @@ FEW_IN_MEMORY: dict[str, Any] = {
     "pack-chunk-bytes": 0,
     "compaction": {"mode": "manual"},
 }
-
-
-def put(target: Session | Fork, key: str, value: bytes) -> None:
-    target.store.set_sync(key, cpu.Buffer.from_bytes(value))
-
-
-def get(target: Session, key: str) -> bytes | None:
-    found = target.store.get_sync(key)
-    return None if found is None else found.to_bytes()
 
 
 def make(target: Session | Fork, name: str, size: int = 4) -> None:

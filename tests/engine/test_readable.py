@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from at_keys import array_document, put
+from stored import array_document, put
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.storage.memory import MemoryStorage

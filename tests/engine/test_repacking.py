@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from at_keys import put
 from inside import values_of
+from stored import put
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, NotFoundError
 from zarr_manifests.storage import Storage

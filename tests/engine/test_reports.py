@@ -20,7 +20,7 @@ import zarr
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
-import at_keys
+import stored
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, Session
@@ -75,7 +75,7 @@ def change(store: ManifestStore, chunk: int, value: bytes | None) -> None:
     if value is None:
         store.delete_sync(f"a/c/{chunk}")
     else:
-        at_keys.put(store, f"a/c/{chunk}", value)
+        stored.put(store, f"a/c/{chunk}", value)
 
 
 def put(store: ManifestStore, chunk: int, value: int) -> None:
@@ -205,7 +205,7 @@ def test_chunks_of_an_array_that_the_session_has_deleted_are_a_conflict(repo: Re
     [
         lambda store: zarr.open_array(store, path="a", mode="r+").resize((50,)),
         lambda store: zarr.create_group(store, path="g"),
-        lambda store: at_keys.put(store, "notes.txt", b"x"),
+        lambda store: stored.put(store, "notes.txt", b"x"),
         lambda store: store.delete_sync("a/zarr.json"),
         lambda store: zarr.open_group(store, mode="r+").__delitem__("a"),
         lambda store: store.set_virtual_refs("a", [[0]], ["memory://x/y"], [0], [0], [1]),
@@ -340,7 +340,7 @@ class Failing(WrappedStorage):
 
 
 def read(store: ManifestStore) -> Values:
-    return {chunk: at_keys.get(store, f"a/c/{chunk}") for chunk in range(FEW)}
+    return {chunk: stored.get(store, f"a/c/{chunk}") for chunk in range(FEW)}
 
 
 @dataclass

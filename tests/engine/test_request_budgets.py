@@ -16,8 +16,8 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from at_keys import get, put
 from inside import change_root, root_of
+from stored import get, put
 from zarr_manifests import Repository, Session
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage

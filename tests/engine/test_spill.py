@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
-from at_keys import array_document, get, put
 from effort import examples
+from stored import array_document, get, put
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
-from at_keys import put
 from effort import examples
+from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.reports import Amount, Usage

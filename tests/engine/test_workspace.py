@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 import zarr_manifests as zm
-from at_keys import array_document, get, put
 from effort import examples
+from stored import array_document, get, put
 from zarr_manifests.keys import (
     DOCUMENTS,
     V3_DOCUMENT,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from zarr.core.buffer import cpu
 
@@ -11,7 +13,7 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["contents", "get", "overtaking", "put"]
+__all__ = ["array_document", "contents", "get", "overtaking", "put"]
 
 type Place = Repository | Session | Fork | ManifestStore
 
@@ -36,6 +38,21 @@ def contents(place: Place) -> dict[str, bytes]:
     """All that is there, by key."""
     store = _store(place)
     return {key: get(store, key) or b"" for key in contents_of(store).keys_below("")}
+
+
+def array_document(shape: tuple[int, ...], **changes: Any) -> bytes:
+    """The `zarr.json` of an array whose chunks hold one byte each."""
+    fields = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "bytes"}],
+    }
+    return json.dumps(fields | changes).encode()
 
 
 def overtaking(*others: Callable[[], object]) -> Runtime:

@@ -46,6 +46,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
+    sys.monitoring.set_events(_TOOL, 0)
     sys.monitoring.free_tool_id(_TOOL)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "all")
     if _by_test:
