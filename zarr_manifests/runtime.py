@@ -20,7 +20,7 @@ import weakref
 from _thread import RLock
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, Protocol
@@ -99,8 +99,16 @@ def fork_awaited_lock() -> AbstractContextManager[bool]:
     return lock
 
 
-_filters_lock = ForkSafeLock()
-_quiet: list[warnings.catch_warnings[None]] = []  # as many as there are threads inside `quiet`
+class _Quiet:
+    """How many threads are inside `quiet`, and the filters to put back with the last."""
+
+    def __init__(self) -> None:
+        self.lock = ForkSafeLock()
+        self.inside = 0
+        self.filters = ExitStack()
+
+
+_quiet = _Quiet()
 
 
 @contextmanager
@@ -117,21 +125,17 @@ def quiet() -> Iterator[None]:
     >>> with quiet():
     ...     warnings.warn("nobody reads this")
     """
-    with _filters_lock:
-        if not _quiet:
-            first = warnings.catch_warnings()
-            first.__enter__()
-            warnings.simplefilter("ignore")
-            _quiet.append(first)
-        else:
-            _quiet.append(_quiet[0])
+    with _quiet.lock:
+        if not _quiet.inside:
+            _quiet.filters.enter_context(warnings.catch_warnings(action="ignore"))
+        _quiet.inside += 1
     try:
         yield
     finally:
-        with _filters_lock:
-            last = _quiet.pop()
-            if not _quiet:
-                last.__exit__(None, None, None)
+        with _quiet.lock:
+            _quiet.inside -= 1
+            if not _quiet.inside:
+                _quiet.filters.close()
 
 
 class Latch:
