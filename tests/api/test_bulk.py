@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from storages import CountingStorage
 from stored import put
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
@@ -27,7 +28,6 @@ from zarr_manifests.repository import build_index
 from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
-from zarr_manifests.testing import CountingStorage
 
 RAW = "memory://raw-of-bulk"
 LENGTH = 24

@@ -22,6 +22,7 @@ from zarr.storage import MemoryStore
 
 import zarr_manifests as zm
 from effort import examples
+from storages import LatencyStorage
 from zarr_manifests.bulk import reading, use_bulk, writing
 from zarr_manifests.bulk.pipeline import BulkCodecPipeline
 from zarr_manifests.errors import (
@@ -31,7 +32,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import LatencyStorage
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"

@@ -8,13 +8,13 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from storages import CountingStorage
 from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.reports import Amount
 from zarr_manifests.repository import build_index
 from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage
 
 ROWS = 1200
 

@@ -23,6 +23,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
+from storages import Call, InterruptingStorage, LatencyStorage, WrappedStorage
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.here import write_here
 from zarr_manifests.errors import SessionClosedError
@@ -30,7 +31,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore, contents_of
-from zarr_manifests.testing import Call, InterruptingStorage, LatencyStorage, WrappedStorage
 
 PACKAGE = str(Path(zm.__file__).parent)
 CHUNKS = {"t": {"chunks": (1, 40)}, "big": {"chunks": (100_000,)}}

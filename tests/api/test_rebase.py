@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from storages import CountingStorage
 from stored import contents, get, overtaking, put
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.testing import CountingStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {"made": true}}'
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import zarr_manifests as zm
+from storages import WrappedStorage
 from stored import get, put
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import (
@@ -25,7 +26,6 @@ from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
-from zarr_manifests.testing import WrappedStorage
 
 
 def commit_value(repository: Repository, key: str, value: bytes, branch: str = "main") -> str:

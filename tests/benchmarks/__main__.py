@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
 from contestants import missing
 from picture import draw
 from report import describe, describe_growth, save, tabulate

@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +22,6 @@ from contestants import Contestant, new_array, use_pipeline, values
 from runner import OURS, Case, Figure, Watch
 
 import zarr_manifests as zm
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-
 from servers import ENVIRONMENT
 from servers.amazon import BUCKET, ministack
 

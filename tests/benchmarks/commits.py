@@ -24,6 +24,7 @@ import numpy as np
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from storages import CountingStorage
 from zarr_manifests import Session
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
@@ -33,7 +34,6 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.testing import CountingStorage
 
 BASE_REFS = 1_000_000
 _CHUNK = b"\x05" * 8

@@ -22,10 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from storages import WrappedStorage
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Tagged
-from zarr_manifests.testing import WrappedStorage
 
 _PAGE = 1000  # keys in an answer, as on S3
 

@@ -23,6 +23,7 @@ from folds import AT_ONCE, TILES, document, refs_of
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
+from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.presence_index import index_leaves
@@ -39,7 +40,6 @@ from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.testing import CountingStorage, Record
 
 SIZES: Final = (1_000_000, 10_000_000)
 PLANNED: Final = (100_000_000, 10_000_000_000)

@@ -19,12 +19,12 @@ import numpy as np
 import zarr
 
 import zarr_manifests as zm
+from storages import CountingStorage
 from zarr_manifests import Session
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import CountingStorage
 
 BASE_REFS = 1_000_000
 _RATIOS = (0.25, 1.0)

@@ -12,12 +12,12 @@ import pytest
 from typer.main import get_group
 
 import zarr_manifests
+from storages import WrappedStorage
 from zarr_manifests import Repository, Session
 from zarr_manifests.cli.app import app
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import Disk
 from zarr_manifests.storage.protocol import ReadsInto
-from zarr_manifests.testing import WrappedStorage
 
 PUBLIC = [
     "zarr_manifests",

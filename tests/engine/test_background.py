@@ -10,10 +10,10 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from storages import Fault, FaultyStorage
 from zarr_manifests import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import Fault, FaultyStorage
 
 CONFIG = {"compaction": {"mode": "async", "max-delta-count": 3, "async-threads": 1}}
 THREAD = "zarr-manifests-background"

@@ -15,11 +15,11 @@ from zarr.core.sync import sync
 import zarr_manifests as zm
 from effort import examples
 from inside import small_node_pages
+from storages import CountingStorage, LatencyStorage
 from stored import put
 from zarr_manifests import Session
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 

@@ -10,12 +10,13 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
+from storages import InterruptingStorage, copy_of
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import SnapshotExpiredError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "compaction": {"mode": "manual"}}

@@ -11,11 +11,11 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from storages import CountingStorage, LatencyStorage
 from stored import put
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 
 def stopped_clock() -> Runtime:

@@ -13,11 +13,11 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from storages import CountingStorage, LatencyStorage
 from zarr_manifests.errors import StorageError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
-from zarr_manifests.testing import CountingStorage, LatencyStorage
 
 AT_ONCE = replace(SYSTEM, background=lambda call: call())
 CHUNKS, CELLS, LEAF = 1000, 64, 300

@@ -15,9 +15,9 @@ import zarr
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
+from storages import Call, LatencyStorage, WrappedStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import Call, LatencyStorage, WrappedStorage
 
 PROTOTYPE = default_buffer_prototype()
 SIZES = (10, 700, 700, 700, 5000, 700, 700)

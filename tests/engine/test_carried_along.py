@@ -9,9 +9,9 @@ import numpy as np
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from zarr_manifests import Repository
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import in_order
 
 ABOUT = {"title": "carried along", "contacts": ["a", "b"]}
 MARKS = {"app": 7, "ä other": 2**63 - 1}

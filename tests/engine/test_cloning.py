@@ -13,6 +13,8 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
+from storages import Fault, FaultyStorage, InterruptingStorage, SimulatedCrash, copy_of
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
@@ -27,14 +29,6 @@ from zarr_manifests.repository import build_index
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import (
-    Fault,
-    FaultyStorage,
-    InterruptingStorage,
-    SimulatedCrash,
-    copy_of,
-    in_order,
-)
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 8, "pack-chunk-bytes": 64, "compaction": {"mode": "manual"}}

@@ -15,7 +15,16 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from inside import change_root, root_of
+from storages import (
+    CountingStorage,
+    Fault,
+    FaultyStorage,
+    InterruptingStorage,
+    SimulatedCrash,
+    copy_of,
+)
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError, HistoryExpiredError
 from zarr_manifests.errors import (
@@ -27,15 +36,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import (
-    CountingStorage,
-    Fault,
-    FaultyStorage,
-    InterruptingStorage,
-    SimulatedCrash,
-    copy_of,
-    in_order,
-)
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"max-delta-count": 10}}

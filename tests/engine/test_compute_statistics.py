@@ -15,10 +15,10 @@ import zarr
 
 import zarr_manifests as zm
 from hearing import Hearing
+from in_order import in_order
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import in_order
 from zoned import counting, created, make, numbers, write
 
 

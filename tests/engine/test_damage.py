@@ -17,7 +17,9 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from inside import short_pages
+from storages import CountingStorage, copy_of
 from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import NotARepositoryError
@@ -26,7 +28,6 @@ from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import CountingStorage, copy_of, in_order
 
 START_MS = 1_700_000_000_000
 KINDS = ("chunks", "deltas", "manifests", "nodes", "snapshots", "history")

@@ -10,12 +10,13 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
+from storages import InterruptingStorage
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import InterruptingStorage, in_order
 
 NOW = timedelta(0)
 CONFIG = {

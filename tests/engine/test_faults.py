@@ -23,7 +23,17 @@ import zarr
 
 import zarr_manifests as zm
 from effort import chosen
+from in_order import in_order
 from inside import root_of
+from storages import (
+    CrashDisk,
+    Fault,
+    FaultKind,
+    FaultyStorage,
+    SimulatedCrash,
+    WrappedStorage,
+    copy_of,
+)
 from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import NotARepositoryError, StorageFullError
@@ -41,16 +51,6 @@ from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import (
-    CrashDisk,
-    Fault,
-    FaultKind,
-    FaultyStorage,
-    SimulatedCrash,
-    WrappedStorage,
-    copy_of,
-    in_order,
-)
 
 RUNTIME = in_order()
 KINDS: tuple[FaultKind, ...] = (

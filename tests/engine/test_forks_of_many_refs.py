@@ -12,12 +12,12 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from storages import CountingStorage
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.testing import CountingStorage
 
 SENT = 500
 GRID = (20, 10, 20)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from in_order import in_order
 from inside import root_of, short_pages
+from storages import CountingStorage, LatencyStorage, copy_of
 from zarr_manifests import Repository
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of, in_order
 
 QUIET = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 NOW = timedelta(0)

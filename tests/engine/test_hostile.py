@@ -29,12 +29,12 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from effort import examples
 from inside import change_root
+from storages import CountingStorage
 from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.testing import CountingStorage
 
 MEMORY_BYTES = 64 << 20
 REQUESTS_MOST = 400

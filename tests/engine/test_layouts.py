@@ -9,10 +9,10 @@ import numpy as np
 import zarr
 
 import zarr_manifests as zm
+from storages import CountingStorage
 from zarr_manifests import Repository, Session
 from zarr_manifests.reports import ReadCost
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage
 
 
 def make(session: Session, path: str, shape: int) -> None:

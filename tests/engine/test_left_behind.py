@@ -13,11 +13,12 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
+from storages import InterruptingStorage, copy_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import InterruptingStorage, copy_of, in_order
 
 NOW, DAY = timedelta(0), timedelta(hours=24)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "manual"}}

@@ -27,13 +27,13 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from isolation import Access, Transaction, check_isolation
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import Access, Transaction, check_isolation
 
 CLIENTS = 8
 CHUNKS, ATTRIBUTES = 24, 3

@@ -12,7 +12,9 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from inside import root_of
+from storages import Fault, FaultyStorage
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import (
     ConflictError,
@@ -23,7 +25,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import Fault, FaultyStorage, in_order
 
 CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
 

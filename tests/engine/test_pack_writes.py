@@ -15,11 +15,11 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from storages import Fault, FaultyStorage
 from zarr_manifests import Session
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing import Fault, FaultyStorage
 
 SIZE = 1000
 

@@ -9,11 +9,11 @@ import zarr
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
+from storages import CountingStorage
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests import Session
 from zarr_manifests.session import preload_report
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 COUNT = 24
 EACH_ALONE = {

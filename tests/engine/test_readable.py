@@ -12,11 +12,11 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from stored import array_document, put
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import in_order
 
 LAST = datetime.fromtimestamp(253_402_300_799.999, UTC)
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,7 +13,10 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from inside import change_root, root_of
+from storages import WrappedStorage, copy_of
+from storages.wrapped import Call
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError, NotARepositoryError
 from zarr_manifests.errors import (
@@ -27,8 +30,6 @@ from zarr_manifests.ids import snapshot_key
 from zarr_manifests.repository import build_index
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import WrappedStorage, copy_of, in_order
-from zarr_manifests.testing.wrapped import Call
 
 NOW = timedelta(0)
 CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"max-delta-count": 10}}

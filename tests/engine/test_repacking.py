@@ -10,13 +10,13 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from inside import values_of
 from stored import put
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, NotFoundError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import in_order
 
 RUNTIME = in_order()
 CHUNK = 100

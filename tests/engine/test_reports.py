@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 import stored
 import zarr_manifests as zm
 from effort import examples
+from storages import WrappedStorage
+from storages.wrapped import Call
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError, UnsupportedStorageError
 from zarr_manifests.errors import (
@@ -40,8 +42,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.testing import WrappedStorage
-from zarr_manifests.testing.wrapped import Call
 
 CHUNKS = 40
 

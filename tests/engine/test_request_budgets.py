@@ -17,11 +17,11 @@ import zarr
 
 import zarr_manifests as zm
 from inside import change_root, root_of
+from storages import CountingStorage, LatencyStorage, copy_of
 from stored import get, put
 from zarr_manifests import Repository, Session
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of
 
 MANIFESTS, ROWS = 8, 1_000
 CHUNK = b"\x05" * 8

@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from storages import CountingStorage, CrashDisk
 from stored import array_document, get, put
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage, CrashDisk
 
 BUDGET = 8
 PATHS = ("a", "g/b")

@@ -9,9 +9,10 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
+from storages import CountingStorage, LatencyStorage, copy_of
 from zarr_manifests import Repository
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CountingStorage, LatencyStorage, copy_of, in_order
 from zoned import counting, created, grow, numbers, write
 
 

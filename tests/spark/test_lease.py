@@ -18,6 +18,7 @@ import zarr
 
 import zarr_manifests as zm
 from inside import root_of
+from storages import Fault, FaultyStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import SnapshotExpiredError
 from zarr_manifests.spark import lease
@@ -27,7 +28,6 @@ from zarr_manifests.spark.lease import keep_readable, leave_lease, renew_lease, 
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing import Fault, FaultyStorage
 
 
 class Frame:

@@ -14,10 +14,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import zarr_manifests as zm
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.errors import StorageError
 from zarr_manifests.spark import read
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 # Workers cannot import this module; what they need of it travels by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from storages import CountingStorage
 from zarr_manifests import Repository
 from zarr_manifests.spark import worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing import CountingStorage
 
 FACTS = SparkFacts(parallelism=2)
 APART = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}

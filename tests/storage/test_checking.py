@@ -9,11 +9,11 @@ import fsspec
 import pytest
 from typer.testing import CliRunner
 
+from storages import Call, WrappedStorage
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage import checking, from_fsspec
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import Call, WrappedStorage
 
 
 @pytest.fixture(autouse=True)

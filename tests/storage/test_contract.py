@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from storages import CrashDisk
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.runtime import SYSTEM
@@ -29,7 +30,6 @@ from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url,
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import CrashDisk
 
 _numbers = itertools.count()
 

@@ -1,7 +1,7 @@
 """A disk that fails: `EIO` at every call to the system that an operation makes below a repository.
 
 The calls of `os` and `fcntl` stand in for the system, so reads, listings, locks and looks are among
-them, which the disks of `zarr_manifests.testing` do not see.
+them, which the disks of `storages` do not see.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from storages import CrashDisk, SimulatedCrash
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing import CrashDisk, SimulatedCrash
 
 LATER = 1 << 50  # milliseconds: everything there is was changed before
 

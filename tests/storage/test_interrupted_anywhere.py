@@ -27,6 +27,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
+from storages import LatencyStorage
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.config.cache_options import CacheOptions
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
@@ -37,7 +38,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.locks import exclusive
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import LatencyStorage
 
 type Place = tuple[CodeType, int]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from storages import Call, WrappedStorage
 from zarr_manifests.storage import Storage
-from zarr_manifests.testing import Call, WrappedStorage
 
 __all__ = ["OvertakenStorage"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import zarr
 
 import zarr_manifests as zm
+from in_order import in_order
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.record_zones import record_zones
@@ -20,7 +21,6 @@ from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.testing import in_order
 
 CHUNK = 4
 OPS = {

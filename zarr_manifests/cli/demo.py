@@ -203,12 +203,8 @@ def _spark(out: _Steps, demo: Demo) -> Exception | None:
 
 def _say_means(out: _Steps, demo: Demo, done: SparkMeans) -> None:
     out.result(
-        f"{done.rows:,} rows in {done.tasks} tasks, {_seconds_text(done.cost.seconds)} "
+        f"{done.rows:,} rows in {done.tasks} tasks, {_seconds_text(done.seconds)} "
         "with the start of Spark"
-    )
-    read = bytes_text(done.cost.bytes_read)
-    out.result(
-        f"driver and tasks together: {count_text(done.cost.requests, 'request')}, read {read}"
     )
     out.result(
         f"{len(done.means)} means, as xarray computes them "

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from zarr_manifests.metrics import process_totals
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Storage
-from zarr_manifests.testing import Call, CountingStorage, WrappedStorage
-from zarr_manifests.testing.wrapped import received_nbytes
 
-__all__ = ["Commit", "Cost", "JournalStorage", "Measured", "Rewrite", "measure"]
+__all__ = ["Commit", "Cost", "Measured", "Rewrite", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,81 +65,21 @@ class Measured:
 
 
 @contextmanager
-def measure(storage: CountingStorage) -> Iterator[Measured]:
-    """Measure what the block does on that storage.
+def measure() -> Iterator[Measured]:
+    """Measure what the block does in this process.
 
     Examples
     --------
+    >>> import zarr_manifests as zm
     >>> from zarr_manifests.demo.costs import measure
-    >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import CountingStorage
-    >>> storage = CountingStorage(MemoryStorage())
-    >>> with measure(storage) as measured:
-    ...     storage.put("a", b"four")
-    >>> measured.cost.requests, measured.cost.bytes_written
-    (1, 4)
+    >>> with measure() as measured:
+    ...     _ = zm.create("memory://measured")
+    >>> measured.cost.requests > 0
+    True
     """
-    storage.reset()
     measured = Measured(Cost())
-    start_s = SYSTEM.monotonic_s()
+    before, start_s = process_totals(), SYSTEM.monotonic_s()
     yield measured
     seconds = SYSTEM.monotonic_s() - start_s
-    measured.cost = Cost(storage.requests, storage.bytes_read, storage.bytes_written, seconds)
-
-
-class JournalStorage(WrappedStorage):
-    """Records the calls to a storage in a file, so that calls of other processes count too.
-
-    Parameters
-    ----------
-    storage : Storage
-        The storage the calls are passed to, which must be picklable.
-    journal : Path
-        The file to write to, one line per call; the processes must share its disk. Calls after it
-        is removed are not recorded.
-
-    Examples
-    --------
-    >>> import pickle, tempfile
-    >>> from pathlib import Path
-    >>> from zarr_manifests.demo.costs import JournalStorage
-    >>> from zarr_manifests.storage.local import LocalStorage
-    >>> with tempfile.TemporaryDirectory() as tmp:
-    ...     storage = JournalStorage(LocalStorage(tmp), Path(tmp) / "journal")
-    ...     storage.put("a", b"four")
-    ...     pickle.loads(pickle.dumps(storage)).get("a", 0, 3)
-    ...     storage.cost(seconds=0.5)
-    b'fou'
-    Cost(requests=2, bytes_read=3, bytes_written=4, seconds=0.5)
-    """
-
-    def __init__(self, storage: Storage, journal: Path) -> None:
-        super().__init__(storage)
-        self._journal = journal
-        journal.touch()
-
-    def cost(self, seconds: float) -> Cost:
-        """The cost of all recorded calls, which took so many seconds."""
-        calls = [line.split() for line in self._journal.read_text(encoding="ascii").splitlines()]
-        received, sent = (sum(int(call[i]) for call in calls) for i in (0, 1))
-        return Cost(len(calls), received, sent, seconds)
-
-    def _around[R](self, call: Call[R]) -> R:
-        result = call.run()
-        self._write(received_nbytes(result), call.sent_nbytes)
-        return result
-
-    async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
-        result = await run()
-        self._write(received_nbytes(result), call.sent_nbytes)
-        return result
-
-    def _write(self, received: int, sent: int) -> None:
-        try:
-            file = os.open(self._journal, os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:  # its owner has counted and removed it; Spark's workers end later
-            return
-        try:  # a short append is atomic on a local disk, even between processes
-            os.write(file, f"{received} {sent}\n".encode("ascii"))
-        finally:
-            os.close(file)
+    done = process_totals() - before
+    measured.cost = Cost(done.requests, done.bytes_read, done.bytes_written, seconds)

@@ -56,11 +56,6 @@ class DemoPlace:
         return self.directory / "rewritten"
 
     @property
-    def journal(self) -> Path:
-        """The file that records Spark's requests; removed at the end."""
-        return self.directory / "requests.txt"
-
-    @property
     def stream(self) -> Path:
         """The folder of the stream: its files, its checkpoint and its repository; removed."""
         return self.directory / "stream"
@@ -99,8 +94,7 @@ class DemoPlace:
 
     def clear(self) -> None:
         """Remove what a run writes."""
-        for file in (self.picture, self.journal):
-            file.unlink(missing_ok=True)
+        self.picture.unlink(missing_ok=True)
         for folder in (self.repository, self.scratch, self.stream):
             if folder.is_symlink() or folder.exists():
                 shutil.rmtree(folder)  # refuses a symbolic link

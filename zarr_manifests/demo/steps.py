@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from zarr_manifests import repositories
-from zarr_manifests.demo.costs import Commit, Cost, JournalStorage, Rewrite, measure
+from zarr_manifests.demo.costs import Commit, Cost, Rewrite, measure
 from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_winds
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Storage
-from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing import CountingStorage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,8 +97,8 @@ class SparkMeans:
         Mean speed of each month over the globe, weighted by area, in m s-1.
     difference : float
         Largest difference from what xarray computes, in m s-1.
-    cost : Cost
-        The storage costs of the driver and the tasks, and the seconds including Spark's start.
+    seconds : float
+        How long it took, including Spark's start.
     strong : StrongWinds
         What a second read with a `where` gave.
     """
@@ -110,7 +107,7 @@ class SparkMeans:
     tasks: int
     means: npt.NDArray[np.float64]
     difference: float
-    cost: Cost
+    seconds: float
     strong: StrongWinds
 
 
@@ -174,8 +171,7 @@ class Demo:
         self.place = place
         self.first_months = FIRST_MONTHS
         self.winds = open_winds().isel(time=slice(0, FIRST_MONTHS + appends))
-        self._storage = CountingStorage(LocalStorage(place.repository))
-        self._repo = repositories.create(self._storage)
+        self._repo = repositories.create(place.repository)
         self._spark_start_s = 0.0
 
     def label(self, months: int) -> str:
@@ -185,7 +181,7 @@ class Demo:
     def ingest(self) -> Cost:
         """Write the first years as one commit, and tag it."""
         first = self.winds.isel(time=slice(0, FIRST_MONTHS))
-        with measure(self._storage) as measured:
+        with measure() as measured:
             _commit_whole(self._repo, first, f"Ingest the months up to {self.label(FIRST_MONTHS)}")
         self._repo.create_tag(FIRST_TAG)
         return measured.cost
@@ -196,7 +192,7 @@ class Demo:
             one = self.winds.isel(time=slice(month, month + 1))
             message = f"Append {self.label(month + 1)}"
             with (
-                measure(self._storage) as measured,
+                measure() as measured,
                 self._repo.transaction("main", message=message) as store,
             ):
                 one.to_zarr(store, append_dim="time")
@@ -212,9 +208,8 @@ class Demo:
     def rewrite(self) -> Iterator[Rewrite]:
         """Rewrite all months so far: same chunks, same disk, into an empty repository."""
         for months in self.rewrites:
-            storage = CountingStorage(LocalStorage(self.place.scratch))
-            repo = repositories.create(storage)
-            with measure(storage) as measured:
+            repo = repositories.create(self.place.scratch)
+            with measure() as measured:
                 _commit_whole(repo, self.winds.isel(time=slice(0, months)), "Rewrite everything")
             shutil.rmtree(self.place.scratch)
             yield Rewrite(months, measured.cost)
@@ -229,13 +224,12 @@ class Demo:
         """
         import xarray as xr
 
-        storage = CountingStorage(LocalStorage(self.place.repository))
-        with measure(storage) as opened:
-            session = repositories.open(storage).readonly_session(tag)
+        with measure() as opened:
+            session = repositories.open(self.place.repository).readonly_session(tag)
             found = xr.open_zarr(session.store, chunks=None)
-        with measure(storage) as one_month:
+        with measure() as one_month:
             last = found.isel(time=slice(-1, None)).load()
-        with measure(storage) as the_rest:
+        with measure() as the_rest:
             others = found.isel(time=slice(None, -1)).load()
         months = FIRST_MONTHS if tag == FIRST_TAG else self.winds.sizes["time"]
         wanted = self.winds.isel(time=slice(0, months))
@@ -271,7 +265,6 @@ class Demo:
                 yield spark
             finally:
                 spark.stop()
-                self.place.journal.unlink(missing_ok=True)
 
     def means(self, spark: SparkSession) -> SparkMeans:
         """Compute each month's mean wind speed on Spark, and compare with xarray.
@@ -281,12 +274,11 @@ class Demo:
         CheckFailedError
             If the means differ.
         """
-        storage = JournalStorage(LocalStorage(self.place.repository), self.place.journal)
-        rows, tasks, table = _spark_means(spark, storage)
-        cost = storage.cost(SYSTEM.monotonic_s() - self._spark_start_s)
+        rows, tasks, table = _spark_means(spark, self.place.repository)
+        seconds = SYSTEM.monotonic_s() - self._spark_start_s
         strong = self._strong_winds(spark)
         difference = compare_means(table, _xarray_means(self.winds))
-        return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, cost, strong)
+        return SparkMeans(rows, tasks, table["mean"].to_numpy(), difference, seconds, strong)
 
     def stream(self, spark: SparkSession) -> Streamed:
         """Stream files of months into a repository, with a restart in the middle.
@@ -380,13 +372,13 @@ def compare_means(computed: pd.DataFrame, wanted: xr.DataArray) -> float:
     return float(np.abs(means - wanted.values).max())
 
 
-def _spark_means(spark: SparkSession, storage: Storage) -> tuple[int, int, pd.DataFrame]:
+def _spark_means(spark: SparkSession, repository: Path) -> tuple[int, int, pd.DataFrame]:
     """The number of cells read, the number of tasks, and the table of means."""
     from pyspark.sql import functions as sql
 
     from zarr_manifests.spark import read
 
-    cells = read(spark, storage, ["u", "v"])
+    cells = read(spark, repository, ["u", "v"])
     u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
     speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
     means = (

@@ -9,7 +9,7 @@ On macOS an fsync ends when the drive has the bytes, possibly in a cache that lo
 power. `F_FULLFSYNC` reaches the disk, and is used wherever the filesystem supports it.
 
 `LocalStorage` decides when to fsync, not this module. Another `Disk` can record, drop or fail calls
-(see `zarr_manifests.testing.CrashDisk`).
+(see `CrashDisk` in `tests/support`).
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
 # ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH112

@@ -12,8 +12,8 @@ import zarr
 
 import zarr_manifests as zm
 from served import get, serving
+from storages import Call, WrappedStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import Call, WrappedStorage
 
 GONE = 60
 CHUNK = 128 * 1024

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 import zarr_manifests as zm
 from effort import examples
+from in_order import in_order
 from looking import messages, opened
+from storages import InterruptingStorage
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -23,7 +25,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import InterruptingStorage, in_order
 
 ENCODING: dict[Any, Any] = {
     "t": {"chunks": (2, 3)},

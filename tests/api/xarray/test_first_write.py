@@ -14,6 +14,7 @@ import xarray as xr
 
 import zarr_manifests as zm
 from looking import opened
+from storages import Fault, FaultKind, FaultyStorage, SimulatedCrash, WrappedStorage
 from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -24,13 +25,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
-from zarr_manifests.testing import (
-    Fault,
-    FaultKind,
-    FaultyStorage,
-    SimulatedCrash,
-    WrappedStorage,
-)
 
 CHUNKS = {"t": {"chunks": (2, 4000)}}
 

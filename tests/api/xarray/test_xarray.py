@@ -13,6 +13,7 @@ import zarr
 
 import zarr_manifests as zm
 from looking import opened
+from storages import Fault, FaultyStorage
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -21,7 +22,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.testing import Fault, FaultyStorage
 from zarr_manifests.xarray import ManifestsBackendEntrypoint
 
 ENGINE = "zarr_manifests"

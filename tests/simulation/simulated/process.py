@@ -13,6 +13,7 @@ from simulated.judge import Judge
 from simulated.model import Change
 from simulated.storage import Weather, Wire
 from simulated.world import BrokenPromiseError, World
+from storages import SimulatedCrash
 from zarr_manifests import Txn
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError, SnapshotExpiredError
@@ -20,7 +21,6 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
-from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["Process"]
 

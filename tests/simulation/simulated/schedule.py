@@ -45,11 +45,11 @@ from simulated.rivals import Appender, Resolver, Witness
 from simulated.storage import Shelf, Weather
 from simulated.streams import Driver
 from simulated.world import BrokenPromiseError, World
+from storages import SimulatedCrash
 from zarr_manifests.errors import SnapshotExpiredError
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["CALLS", "Outcome", "simulate"]
 

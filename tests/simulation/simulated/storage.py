@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from simulated.world import World
+from storages import SimulatedCrash
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import StorageError
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Tagged, Token, check_key
-from zarr_manifests.testing import SimulatedCrash
 
 __all__ = ["Shelf", "Weather", "Wire", "received_by"]
 

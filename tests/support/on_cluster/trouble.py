@@ -19,9 +19,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.errors import StorageError
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 type Troubles = Sequence[Mapping[str, Any]]
 """Troubles as JSON has them."""

@@ -24,11 +24,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from storages.faulty import SimulatedCrash
 from zarr_manifests.errors import StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.testing.faulty import SimulatedCrash
 
 __all__ = ["CrashDisk"]
 
@@ -62,7 +62,7 @@ class CrashDisk:
     Examples
     --------
     >>> import tempfile
-    >>> from zarr_manifests.testing import CrashDisk
+    >>> from storages import CrashDisk
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     disk = CrashDisk(folder)
     ...     storage = disk.storage()

@@ -14,7 +14,7 @@ def copy_of(storage: Storage) -> MemoryStorage:
     Examples
     --------
     >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import copy_of
+    >>> from storages import copy_of
     >>> made = MemoryStorage()
     >>> copy = copy_of(made)
     >>> copy.create("a", b"1"), list(made.list())

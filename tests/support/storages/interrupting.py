@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.storage import Storage
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 __all__ = ["InterruptingStorage"]
 
@@ -30,7 +30,7 @@ class InterruptingStorage(WrappedStorage):
     Examples
     --------
     >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import InterruptingStorage
+    >>> from storages import InterruptingStorage
     >>> below = MemoryStorage()
     >>> storage = InterruptingStorage(below, lambda: below.create("a", b"theirs"), at=2)
     >>> list(storage.list()), storage.create("a", b"ours"), below.get("a"), storage.ops

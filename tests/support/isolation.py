@@ -127,7 +127,7 @@ def check_isolation(
 
     Examples
     --------
-    >>> from zarr_manifests.testing import Access, Transaction, check_isolation
+    >>> from isolation import Access, Transaction, check_isolation
     >>> def add_one(name, snapshot_id):
     ...     operations = Access("read", "x", None), Access("write", "x", name)
     ...     return Transaction(name, "s0", operations, "committed", snapshot_id)

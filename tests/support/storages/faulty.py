@@ -12,11 +12,11 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Tagged, Token, check_key
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 __all__ = ["Fault", "FaultKind", "FaultyStorage", "SimulatedCrash"]
 
@@ -81,7 +81,7 @@ class Fault:
 
     Examples
     --------
-    >>> from zarr_manifests.testing import Fault
+    >>> from storages import Fault
     >>> Fault("lose_answer", op="cas", key="current").count
     1
     """
@@ -130,7 +130,7 @@ class FaultyStorage(WrappedStorage):
     Examples
     --------
     >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import Fault, FaultyStorage
+    >>> from storages import Fault, FaultyStorage
     >>> storage = FaultyStorage(MemoryStorage(), [Fault("lose_answer", op="create")])
     >>> storage.create("a", b"mine"), storage.get("a")
     (False, b'mine')

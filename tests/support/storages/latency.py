@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 
+from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Capabilities, Token, check_key
-from zarr_manifests.testing.wrapped import Call, WrappedStorage
 
 __all__ = ["LatencyStorage"]
 
@@ -38,7 +38,7 @@ class LatencyStorage(WrappedStorage):
     Examples
     --------
     >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import LatencyStorage
+    >>> from storages import LatencyStorage
     >>> storage = LatencyStorage(MemoryStorage(), latency_s=0.001)
     >>> storage.create("a", b"1"), storage.capabilities.inline
     (True, False)

@@ -25,7 +25,7 @@ def in_order(**given: Any) -> Runtime:
     --------
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import in_order
+    >>> from in_order import in_order
     >>> runtime = in_order(now_ms=lambda: 1_700_000_000_000)
     >>> repo = zm.create(MemoryStorage(), runtime=runtime)
     >>> [info.written_at.isoformat() for info in repo.ancestry()]

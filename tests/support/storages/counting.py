@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from storages.wrapped import Call, WrappedStorage, received_nbytes
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, asked_at, next_step
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token
-from zarr_manifests.testing.wrapped import Call, WrappedStorage, received_nbytes
 
 __all__ = ["CountingStorage", "Record"]
 
@@ -69,7 +69,7 @@ class CountingStorage(WrappedStorage):
     Examples
     --------
     >>> from zarr_manifests.storage.memory import MemoryStorage
-    >>> from zarr_manifests.testing import CountingStorage
+    >>> from storages import CountingStorage
     >>> storage = CountingStorage(MemoryStorage())
     >>> storage.put("a", b"four")
     >>> storage.get("a", 0, 2)
