@@ -30,8 +30,6 @@ from zarr_manifests.records import dataclass
 __all__ = [
     "SYSTEM",
     "ForkSafeLock",
-    "Latch",
-    "PerThread",
     "Run",
     "Runtime",
     "asked_at",
@@ -51,8 +49,6 @@ _POOL_THREADS = 64  # enough to fetch all live deltas of an array at once
 
 class ForkSafeLock(RLock):  # type: ignore[misc]  # in CPython it is not final
     """A reentrant lock that is free in a forked child, whichever thread of the parent held it.
-
-    Entered and left in C, so that no interrupt comes between the lock and the block that holds it.
 
     Examples
     --------
@@ -138,65 +134,6 @@ def quiet() -> Iterator[None]:
                 _quiet.filters.close()
 
 
-class Latch:
-    """Closed until it is opened, once.
-
-    Unlike a `threading.Event`, whose own lock an interrupt may leave held, it is waited for in C.
-
-    Examples
-    --------
-    >>> from zarr_manifests.runtime import Latch, start_thread
-    >>> latch = Latch()
-    >>> start_thread(latch.open)
-    >>> latch.wait()
-    >>> latch.is_open
-    True
-    """
-
-    __slots__ = ("_closed", "is_open")
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._closed = threading.Lock()
-        self._closed.acquire()
-
-    def open(self) -> None:
-        """Let everybody through."""
-        self.is_open = True
-        self._closed.release()
-
-    def wait(self) -> None:
-        """Wait until it is open."""
-        with self._closed:
-            pass
-
-
-class PerThread[T]:
-    """A value that each thread creates for itself on first use.
-
-    Examples
-    --------
-    >>> from zarr_manifests.runtime import PerThread
-    >>> buffers = PerThread(bytearray)
-    >>> buffers.get() is buffers.get()
-    True
-    """
-
-    __slots__ = ("_local", "_make")
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._local = threading.local()
-
-    def get(self) -> T:
-        """The value of the calling thread."""
-        try:
-            found: T = self._local.value
-        except AttributeError:
-            found = self._local.value = self._make()
-        return found
-
-
 class _Forks:
     """How often this process has forked; a child continues from its parent's number."""
 
@@ -265,12 +202,7 @@ class _Pool:
         executor = self._executor
         if executor is None:
             executor = self._executor = ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
-        try:
-            executor.submit(call)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._executor = None  # the interrupt may have left a lock of it held
-            raise
+        executor.submit(call)
 
 
 _POOL = _Pool()
@@ -284,7 +216,7 @@ class _Call[R]:
     def __init__(self, call: Callable[[], R]) -> None:
         self._call = call
         self._taken: dict[str, object] = {}
-        self._ended = Latch()
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._result: R
 
@@ -303,7 +235,7 @@ class _Call[R]:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._ended.open()
+            self._ended.set()
 
     def wait(self) -> None:
         """Wait until the thread that took it has ended it."""

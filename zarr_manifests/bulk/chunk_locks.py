@@ -38,7 +38,7 @@ async def in_turn(locks: Sequence[threading.Lock], write: Callable[[], Awaitable
     if not locks:
         await write()
     elif is_here():
-        with locks[0]:  # entered and left in C, so that no interrupt leaves it held
+        with locks[0]:
             await in_turn(locks[1:], write)
     else:
         while not locks[0].acquire(blocking=False):  # noqa: ASYNC110 - threads may hold it, too

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import itertools
 import struct
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -39,7 +39,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.records import dataclass
-from zarr_manifests.runtime import MAX_MS, PerThread
+from zarr_manifests.runtime import MAX_MS
 
 __all__ = [
     "BLOCKS",
@@ -96,9 +96,15 @@ _ZSTD_LEVEL: Final = 3
 _PLACE_BYTES: Final = 8 * 1024
 
 
-# Creating one takes as long as compressing a small object.
-_COMPRESSOR: Final = PerThread(partial(zstandard.ZstdCompressor, level=_ZSTD_LEVEL))
-_DECOMPRESSOR: Final = PerThread(zstandard.ZstdDecompressor)
+class _Zstd(threading.local):
+    """Each thread's own: creating them takes as long as compressing a small object."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_ZSTD_OF_THREAD: Final = _Zstd()
 
 
 class ObjectKind(IntEnum):
@@ -298,7 +304,7 @@ def frame(kind: ObjectKind, codec: int, nbytes: int, body: bytes) -> bytes:
 
 def compress(data: bytes) -> bytes:
     """The data as one zstd frame."""
-    return _COMPRESSOR.get().compress(data)
+    return _ZSTD_OF_THREAD.compressor.compress(data)
 
 
 def compress_by_place(data: bytes) -> bytes:
@@ -307,7 +313,7 @@ def compress_by_place(data: bytes) -> bytes:
     Zstd would encode texts and random bytes with one table of symbols. Here each few kilobytes get
     a table of their own.
     """
-    frame = _COMPRESSOR.get().compressobj(size=len(data))
+    frame = _ZSTD_OF_THREAD.compressor.compressobj(size=len(data))
     packed = []
     for start in range(0, len(data), _PLACE_BYTES):
         packed.append(frame.compress(data[start : start + _PLACE_BYTES]))
@@ -483,7 +489,7 @@ def decompress(data: bytes | memoryview, nbytes: int | None = None) -> bytes:
             raise CorruptObjectError(f"{len(data)} bytes cannot hold a payload of {size}")
         if found < 0 or found != size:
             raise CorruptObjectError("header and zstd frame state different sizes")
-        content = _DECOMPRESSOR.get().decompress(data, max_output_size=size)
+        content = _ZSTD_OF_THREAD.decompressor.decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:
         raise CorruptObjectError(f"the payload does not decompress: {error}") from error
     if len(content) != size:

@@ -233,7 +233,7 @@ class ChangeSet:
         """Put a table of refs on top of the node's changes."""
         refs = self.chunks.get(node_id)
         self._stack(node_id, ([ChunkTable.of(refs)] if refs else []) + [table])
-        self.chunks.pop(node_id, None)  # last: an interrupt loses none of them
+        self.chunks.pop(node_id, None)
 
     def put_beside(self, node_id: bytes, table: ChunkTable) -> None:
         """Put a table of refs on top of the node's changes; other single refs stay single."""

@@ -17,10 +17,11 @@ Not thread-safe except `Flight.wait`: the workspace's lock is held during calls.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Final
 
 from zarr_manifests.engine.edit.packs import Pack
-from zarr_manifests.runtime import Latch, Runtime, handed_over
+from zarr_manifests.runtime import Runtime, handed_over
 from zarr_manifests.storage import Storage
 
 __all__ = ["MOST", "Flight", "PackWrites"]
@@ -44,7 +45,7 @@ class Flight:
         self.pack = pack
         self.error: BaseException | None = None
         self._storage = storage
-        self._ended = Latch()
+        self._ended = threading.Event()
 
     def run(self) -> None:
         """Write it, not durably, and never raise."""
@@ -53,12 +54,12 @@ class Flight:
         except BaseException as error:  # noqa: BLE001 - raised where the pack is taken back
             self.error = error
         finally:
-            self._ended.open()
+            self._ended.set()
 
     @property
     def ended(self) -> bool:
         """Whether its write has ended."""
-        return self._ended.is_open
+        return self._ended.is_set()
 
     def wait(self) -> None:
         """Wait for the end of its write."""
@@ -108,7 +109,7 @@ class PackWrites:
         """Take back the packs whose writes have ended; or all, waiting for them."""
         flights = self._mine()
         for flight in flights if all_of_them else ():
-            flight.wait()  # who is interrupted here has taken none
+            flight.wait()
         taken = [flight for flight in flights if flight.ended]
         self._flights = [flight for flight in flights if flight not in taken]
         return taken

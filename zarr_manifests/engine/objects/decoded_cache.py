@@ -176,9 +176,6 @@ class DecodedCache:
         parts = self._objects, self._made
         while sum(self._bytes) > self.max_size:
             at = int(self._bytes[1] > self._bytes[0])
-            if not parts[at]:  # an interrupt came between dropping a value and its size
-                self._bytes[at] = 0
-                continue
             if next(iter(parts[at])) == newest and len(parts[at]) == 1:
                 at = 1 - at  # the value added last stays
                 if not parts[at] or self._bytes[at] <= self.max_size // 2:
