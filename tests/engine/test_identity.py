@@ -79,6 +79,17 @@ def test_an_archive_of_another_repository_is_an_error() -> None:
     assert {problem.key for problem in fresh.verify().problems} == {key}
 
 
+@pytest.mark.parametrize("step", [-1, 1])
+def test_an_archive_in_the_place_of_another_version_is_an_error(step: int) -> None:
+    repo = made()[0]
+    key, other = archives(repo)[2], archives(repo)[2 + step]
+    repo.storage.put(key, repo.storage.get(other))
+    fresh = anew(repo)
+    with pytest.raises(CorruptObjectError, match=key):
+        zm.recover(fresh, int(key[5:]))
+    assert {problem.key for problem in fresh.verify().problems} == {key}
+
+
 def test_recovery_takes_nothing_of_another_repository() -> None:
     """Neither its archive, nor what its root says of versions."""
     repo, other = made()[0], made(9)[0]
