@@ -25,7 +25,7 @@ from report import describe, describe_growth, save, tabulate
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rows import GROWTHS, ROWS
-from runner import MISSED, OURS, Outcome, Row, rounds_of, run
+from runner import BEFORE, MISSED, OURS, Outcome, Row, rounds_of, run
 
 import zarr_manifests as zm
 
@@ -37,25 +37,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, 1 round, no targets")
     parser.add_argument("--rounds", type=int, help="how many count (5)")
     parser.add_argument("--against", nargs="*", metavar="PEER", help="only compare with these")
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="compare with an earlier state of this"
+    )
     parser.add_argument("--list", action="store_true", help="only list the rows")
     parser.add_argument("--to", type=Path, default=Path("artifacts"), help="folder of the results")
     parser.add_argument("--place", type=Path, help="folder on the disk to measure on")
     return parser.parse_args()
 
 
-def _contestants(row: Row, against: list[str] | None) -> list[str]:
+def _contestants(row: Row, arguments: argparse.Namespace) -> list[str]:
+    against = arguments.against
     chosen = [name for name in row.contestants if against is None or name in (OURS, *against)]
     absent = missing(chosen)
     if absent:
         sys.exit(f"{', '.join(absent)} not installed: run `make bench`, or say --against whom")
-    return chosen
+    return chosen if arguments.before is None else [*chosen, BEFORE]
 
 
 def _run(
     rows: Sequence[Row], arguments: argparse.Namespace, scale: int, progress: Progress
 ) -> Iterator[Outcome]:
     rounds = arguments.rounds or (5, 3, 1)[scale]
-    running = [(row, _contestants(row, arguments.against)) for row in rows]
+    running = [(row, _contestants(row, arguments)) for row in rows]
     total = sum(len(names) * (rounds_of(row, rounds) + row.warmed) for row, names in running)
     task = progress.add_task("", total=total)
 
@@ -69,7 +73,16 @@ def _run(
         for row, names in running:
             start = time.perf_counter()
             where = Path(place)
-            outcome = run(row, names, scale=scale, rounds=rounds, place=where, step=step, done=done)
+            outcome = run(
+                row,
+                names,
+                scale=scale,
+                rounds=rounds,
+                place=where,
+                before=arguments.before,
+                step=step,
+                done=done,
+            )
             print(describe(outcome, time.perf_counter() - start), flush=True)
             yield outcome
 
@@ -98,6 +111,8 @@ def main() -> int:
     # As pip does when it installs a package. In a checkout without bytecode, each process of a row
     # would compile what it imports.
     compileall.compile_dir(Path(zm.__file__).parent, quiet=1)
+    if arguments.before is not None:
+        compileall.compile_dir(arguments.before / "zarr_manifests", quiet=1)
     scale = 2 if arguments.rehearse else 1 if arguments.quick else 0
     terminal = Console(stderr=True)
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()

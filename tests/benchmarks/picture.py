@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from report import figure_text
-from runner import MISSED, OURS, Outcome
+from runner import BEFORE, MISSED, OURS, Outcome
 
 _COLOURS = {
     OURS: "#000000",
+    BEFORE: "#444444",
     "icechunk": "#0072B2",
     "LocalStore": "#E69F00",
     "MemoryStore": "#009E73",

@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import traceback
@@ -33,6 +34,9 @@ from typing import Any
 import numpy as np
 
 OURS = "zarr_manifests"
+BEFORE = "before"
+"""An earlier state of this package, from another checkout."""
+_CHECKOUT = Path(__file__).resolve().parents[2]
 _TOUCHED_BYTES = 1024**3
 MISSED = 0.5
 """A row that reaches less than this part of its ratio makes the run fail."""
@@ -239,8 +243,9 @@ def _memory(name: str) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 
 
-def _serve(pipe: Connection, workload: Workload, case: Case) -> None:
+def _serve(pipe: Connection, workload: Workload, case: Case, path: str) -> None:
     """Give a figure for each question, in a process of its own."""
+    os.environ["PYTHONPATH"] = path  # for the processes that it starts
     rounds = workload(case)
     while pipe.recv():
         try:
@@ -252,7 +257,9 @@ def _serve(pipe: Connection, workload: Workload, case: Case) -> None:
 
 
 @contextmanager
-def _contestants(row: Row, names: Sequence[str], place: Path, sizes: Mapping[str, int]) -> Any:
+def _contestants(
+    row: Row, names: Sequence[str], place: Path, sizes: Mapping[str, int], before: Path | None
+) -> Any:
     context = multiprocessing.get_context("spawn")
     running = {}
     try:
@@ -260,10 +267,14 @@ def _contestants(row: Row, names: Sequence[str], place: Path, sizes: Mapping[str
             ours, theirs = context.Pipe()
             folder = place / name
             folder.mkdir()
+            case = Case(OURS if name == BEFORE else name, folder, sizes, row.pipeline)
+            checkout = before.resolve() if before and name == BEFORE else _CHECKOUT
             process = context.Process(
-                target=_serve, args=(theirs, row.workload, Case(name, folder, sizes, row.pipeline))
+                target=_serve, args=(theirs, row.workload, case, str(checkout))
             )
+            sys.path.insert(0, str(checkout))  # what is started finds this package there
             process.start()
+            del sys.path[0]
             theirs.close()
             running[name] = ours, process
         yield {name: pipe for name, (pipe, _) in running.items()}
@@ -284,6 +295,7 @@ def run(
     scale: int,
     rounds: int,
     place: Path,
+    before: Path | None = None,
     step: Callable[[str], None] = lambda text: None,
     done: Callable[[], None] = lambda: None,
 ) -> Outcome:
@@ -296,7 +308,7 @@ def run(
     folder = Path(tempfile.mkdtemp(prefix=f"{row.name}-", dir=_home(row, place)))
     _touch_memory()
     try:
-        with _contestants(row, names, folder, sizes) as pipes:
+        with _contestants(row, names, folder, sizes, before) as pipes:
             for number in range(int(not row.warmed), rounds_of(row, rounds) + 1):
                 for name, pipe in pipes.items():
                     step(f"{row.name}: {name}, {f'round {number}' if number else 'warm-up'}")
