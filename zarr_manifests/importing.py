@@ -37,9 +37,9 @@ from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
 from zarr_manifests.versions import HEADS, TAGS
-from zarr_manifests.virtual.budget import check_bound
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
+from zarr_manifests.virtual.references import check_bound
 
 __all__ = ["import_history"]
 

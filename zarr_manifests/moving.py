@@ -24,9 +24,8 @@ from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.virtual.references import References
+from zarr_manifests.virtual.containers import VirtualContainer
+from zarr_manifests.virtual.references import MAX_BYTES, MAX_REFERENCES, References
 
 __all__ = ["clone", "export", "import_icechunk", "import_kerchunk", "import_zarr"]
 
@@ -111,16 +110,13 @@ def import_zarr(
         parallel=context_of(repository).runtime.parallel,
         progress=progress or ignore,
     )
-    trusted = Containers.of({"source": location} if references.fetch is None else {})
     return _import(
         repository,
         references,
         path,
-        trusted,
         message or f"import {location}",
         branch,
-        copy,
-        max_bytes,
+        copy=copy,
         progress=progress or ignore,
     )
 
@@ -154,8 +150,8 @@ def import_kerchunk(
     path, message, branch
         As for `import_zarr`; so is what is returned.
     max_bytes : int
-        Bytes that may be read and made: files, what templates become, locations, inline
-        chunks, and some 32 for each reference in parquet files.
+        Bytes that each file of references may have, also unpacked; a parquet file is believed
+        what it says of that. References that are not trusted need a process with a memory limit.
     max_references : int
         References that `gen` may generate.
     mode : {"w-", "w"}
@@ -194,10 +190,9 @@ def import_kerchunk(
             f"mode={mode!r}: give 'w-' or 'w'; append_dim and mode='w' exclude each other"
         )
     repository = repository_of(repo)
-    trusted, message = context_of(repository).containers, message or "import kerchunk references"
     found = virtual.kerchunk.read_kerchunk(
         references,
-        trusted,
+        context_of(repository).containers,
         max_bytes=max_bytes,
         max_references=max_references,
         remote_protocol=remote_protocol,
@@ -208,12 +203,8 @@ def import_kerchunk(
         repository,
         found,
         path,
-        trusted,
-        message,
+        message or "import kerchunk references",
         branch,
-        False,
-        max_bytes,
-        only_chunks=True,
         progress=progress or ignore,
         replace=mode == "w",
         append_dim=append_dim,
@@ -484,13 +475,10 @@ def _import(
     repository: Repository,
     references: References,
     path: str,
-    trusted: Containers,
     message: str,
     branch: str,
-    copy: bool,
-    max_bytes: int,
     *,
-    only_chunks: bool = False,
+    copy: bool = False,
     progress: Progress = ignore,
     replace: bool = False,
     append_dim: str | None = None,
@@ -500,14 +488,6 @@ def _import(
     if replace:
         workspace.delete_below(directory(node_path(path)))
     import_references(
-        workspace,
-        path,
-        references,
-        trusted,
-        copy=copy,
-        max_bytes=max_bytes,
-        only_chunks=only_chunks,
-        progress=progress,
-        append_dim=append_dim,
+        workspace, path, references, copy=copy, progress=progress, append_dim=append_dim
     )
     return session.commit(message)

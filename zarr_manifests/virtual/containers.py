@@ -12,9 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import posixpath
 import re
+import socket
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +35,6 @@ from zarr_manifests.keys import is_inside
 from zarr_manifests.plain import plain_text
 from zarr_manifests.records import dataclass
 from zarr_manifests.storage.url import environment_mark, from_url
-from zarr_manifests.virtual.local_hosts import is_local_host, leads_to_local
 from zarr_manifests.virtual.locations import (
     REMOTE,
     WEB,
@@ -63,6 +64,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _SAME: Final = b"/-._~" + f"{string.ascii_letters}{string.digits}".encode()
 _SAME_REMOTE: Final = _SAME + b"=:+,@"
 """Characters that are the same in a URL and in a path of a local file, or of a remote one."""
+_MACHINE_SERVICES: Final = ipaddress.ip_network("fd00:ec2::/32")
 _TOGETHER: Final = 1 << 14
 """Files that are located together."""
 _NUMBER: Final = r"(?:0|[1-9][0-9]*)"
@@ -147,10 +149,8 @@ class VirtualContainer:
             )
         if allow_local and scheme not in WEB:
             raise ConfigError(["allow_local: only a web server takes it"])
-        if scheme in WEB and not allow_local:
-            host = path.partition("/")[0]
-            if is_local_host(host):
-                raise InvalidArgumentError(f"a container at {_LOCAL}")
+        if scheme in WEB and not allow_local and _is_local_host(path.partition("/")[0]):
+            raise InvalidArgumentError(f"a container at {_LOCAL}")
         if scheme in REMOTE:
             storage_of(self)  # says what is wrong with the options
 
@@ -215,7 +215,7 @@ def check_reachable(container: VirtualContainer) -> None:
         If it does, and the container does not allow it.
     """
     scheme, path = container.place
-    if scheme in WEB and not container.allow_local and leads_to_local(path.partition("/")[0]):
+    if scheme in WEB and not container.allow_local and _leads_to_local(path.partition("/")[0]):
         raise VirtualContainerError(f"the container {plain_text(container.url)} leads to {_LOCAL}")
 
 
@@ -467,3 +467,37 @@ def _location(container: VirtualContainer, path: str) -> VirtualLocation:
         return VirtualLocation(scheme, place, path)
     root, _, folder = place.partition("/")
     return VirtualLocation(scheme, root, f"{folder}/{path}" if folder else path)
+
+
+def _is_local_host(host: str) -> bool:
+    """Whether a host, with or without its port, says by itself that it is of this machine or link.
+
+    The services there often trust whoever reaches them.
+    """
+    name = _host_name(host)
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return _is_local(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _leads_to_local(host: str) -> bool:
+    """Whether an address of a host is local; False if it has none that is known here."""
+    try:
+        found = socket.getaddrinfo(_host_name(host), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the request fails as well, or a proxy knows the name
+        return False
+    return any(_is_local(ipaddress.ip_address(str(at[4][0]).partition("%")[0])) for at in found)
+
+
+def _host_name(host: str) -> str:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.removesuffix(".")  # of a name that is complete
+
+
+def _is_local(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    inner = getattr(address, "ipv4_mapped", None) or address
+    local = inner.is_loopback or inner.is_link_local or inner.is_unspecified
+    return local or (inner.version == 6 and inner in _MACHINE_SERVICES)

@@ -1,15 +1,23 @@
-"""Reading kerchunk references in JSON: documents, inline chunks, and locations of other chunks.
+"""Reading kerchunk references: documents, inline chunks, and locations of other chunks.
 
-Version 0 of the references is a map from keys to values or locations. Version 1 adds templates and
-generated references. Sources: kerchunk's "References specification", and the reference file system
-of fsspec for what the specification leaves open.
+In JSON, version 0 of the references is a map from keys to values or locations. Version 1 adds
+templates and generated references. Sources: kerchunk's "References specification", and the
+reference file system of fsspec for what the specification leaves open.
+
+A folder of parquet files has `.zmetadata`, with all documents and a record size R. Each array has
+files `<array>/refs.<n>.parq`, whose row i is chunk n * R + i of the array's grid in C order. The
+columns are `path`, `offset`, `size` and `raw`. A row with `raw` is an inline chunk; a row with
+neither `raw` nor `path` is absent; offset and size 0 stand for the whole file. A missing file has
+only absent chunks. Source: `LazyReferenceMapper` of fsspec, which writes and reads these files.
 
 Invariants:
 
 - Nothing is skipped silently, since an absent chunk reads as fill value: an unusable entry is an
-  error.
-- What a small file can expand to is bounded before it is expanded: the number of generated
-  references, and the bytes of everything.
+  error, also a row beyond the end of an array, or a file that belongs to no array.
+- Rows of parquet files are processed as columns. There is Python work only for each referenced
+  file, each inline chunk, and each parquet file.
+- No file is read that is larger than `max_bytes`, or unpacks to more. What a parquet file unpacks
+  to is what its footer states, which stops accidents, and not who writes a false one.
 """
 # Paths are plain strings here, as in references.py:
 # ruff: noqa: PTH112
@@ -17,7 +25,6 @@ Invariants:
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
 import io
 import itertools
@@ -25,47 +32,51 @@ import json
 import math
 import os
 import re
-import tempfile
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import zstandard
 
 from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    StorageError,
-    UnsupportedFormatError,
-)
-from zarr_manifests.keys import is_inside
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
+from zarr_manifests.format.columns import Column
+from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.progress import Progress, counted, ignore
-from zarr_manifests.storage.files import open_regular
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.virtual.budget import MAX_BYTES, MAX_REFERENCES, Budget, check_bound
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.kerchunk_parquet import read_parquet
 from zarr_manifests.virtual.locations import WEB, location_of, parse_location, url_at
-from zarr_manifests.virtual.references import Files, References
+from zarr_manifests.virtual.references import (
+    MAX_BYTES,
+    MAX_REFERENCES,
+    Files,
+    Listing,
+    Numbered,
+    References,
+    check_bound,
+    check_bytes,
+    in_bucket,
+    in_folder,
+    read_file,
+)
 from zarr_manifests.virtual.templates import Templates
 
 __all__ = ["read_kerchunk"]
 
-_DIMENSION_BYTES: Final = 16
 _PART_BYTES: Final = 1 << 20
-_BROKEN: Final = (
-    *(ValueError, RecursionError, EOFError),
-    *(gzip.BadGzipFile, zlib.error, zstandard.ZstdError),
-)
+_BROKEN: Final = (ValueError, RecursionError, EOFError, OSError, zlib.error, zstandard.ZstdError)
+_MOST: Final = 2**62
+_NONE: Final = (None, 0, 0)
 _ENDINGS: Final = (".json", ".gz", ".zst")
 """Of names that are not those of folders."""
+_RECORD: Final = re.compile(r"(?:(.*)/)?refs\.(0|[1-9][0-9]{0,17})\.parq", re.DOTALL)
+_COLUMNS: Final = ("path", "offset", "size", "raw")
+_MOST_RECORD: Final = 1 << 22
 _GRIB: Final = re.compile(rb'"id"\s*:\s*"grib"')
 
 
@@ -82,7 +93,7 @@ def read_kerchunk(
     """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
 
     A JSON file may be compressed with gzip or zstd, and lie at any URL. A folder is local, or in an
-    object store, from which it is downloaded first.
+    object store.
 
     For files below a container, size and modification time are recorded.
 
@@ -93,7 +104,7 @@ def read_kerchunk(
     containers : Containers
         Places whose files may be inspected.
     max_bytes : int
-        The most bytes to read and make.
+        The most bytes of one file of references, also unpacked.
     max_references : int
         The most references that templates may generate.
     remote_protocol : str, optional
@@ -114,142 +125,100 @@ def read_kerchunk(
     VirtualContainerError
         If a chunk is a whole file of unknown size.
     """
-    budget = Budget(max_bytes)
-    most = check_bound("max_references", max_references)
+    check_bound("max_bytes", max_bytes)
+    check_bound("max_references", max_references)
     if remote_protocol is not None:
         url_at(*parse_location(f"{remote_protocol}://name"))  # says if there is no such scheme
-    files = Files(containers, budget, remote_protocol)
+    files = Files(containers, remote_protocol)
     if not isinstance(given, Mapping):
         url = location_of(given)
-        scheme, place = parse_location(url)
-        if scheme == "file" and os.path.isdir(place):
-            return read_parquet(place, files, budget, progress)
-        found = _remote_folder(scheme, url, files, budget, storage_options, progress)
-        if found is not None:
-            return found
-        if scheme == "file":
-            refuse_options("a local file", storage_options)
-            data = _local(place, url, budget)
-        else:
-            data = _remote(url, budget, storage_options)
-        given = _loaded(data, url, budget)
-    refs, templates = _parts(given, budget, most)
+        folder = _folder(url, max_bytes, storage_options)
+        if folder is not None:
+            return _parquet(folder, files, progress)
+        given = _loaded(read_file(url, max_bytes, storage_options), url, max_bytes)
+    refs, templates = _parts(given, max_references)
     values: dict[str, bytes] = {}
     keys: list[str] = []
-    source, offset, length = array("q"), array("q"), array("q")
-    try:
-        for key, ref in counted(progress, "reading references", refs.items()):
-            if type(ref) not in (list, tuple):
-                values[key] = _value(key, ref, budget)
-                continue
-            if len(ref) not in (1, 3):
-                raise _malformed(key)
-            url, first, nbytes = ref if len(ref) == 3 else (*ref, 0, -1)
-            sound = type(url) is str and type(first) is type(nbytes) is int and first >= 0
-            if not sound or (nbytes < 0 and len(ref) != 1):
-                raise _malformed(key)
-            keys.append(key)
-            source.append(files.number(key, templates.render(url) if "{" in url else url))
-            offset.append(first)
-            length.append(nbytes)
-    except OverflowError as error:
-        raise _malformed(key) from error
-    if any(_surrogates("".join(each)) for each in (values, keys)):
-        raise InvalidArgumentError("a key of the kerchunk references is not valid Unicode text")
-    _check_grib(values)
-    sources, offsets, lengths = (np.array(each, np.int64) for each in (source, offset, length))
-    return files.references(values, keys, sources, offsets, lengths)
-
-
-def _check_grib(values: Mapping[str, bytes]) -> None:
-    """Refuse chunks that are GRIB messages if nothing could decode them."""
+    rows = array("q")
+    for key, ref in counted(progress, "reading references", refs.items()):
+        if type(ref) not in (list, tuple):
+            values[key] = _value(key, ref)
+            continue
+        url, first, nbytes = ref if len(ref) == 3 else (*ref, 0, -1) if len(ref) == 1 else _NONE
+        whole = type(first) is type(nbytes) is int and -1 <= nbytes < _MOST and 0 <= first < _MOST
+        if type(url) is not str or not whole or (nbytes < 0 and len(ref) == 3):
+            raise _malformed(key)
+        keys.append(key)
+        url = templates.render(url) if "{" in url else url
+        rows.extend((files.number(key, url), first, nbytes))
     for key, document in values.items():
         if key.endswith(".zarray") and _GRIB.search(document) and not find_spec("eccodes"):
             raise ImportError(
                 f"the chunks of {key.removesuffix('/.zarray')!r} are GRIB messages, which eccodes "
                 'decodes, and it is not installed: pip install "zarr-manifests[grib]"'
             )
+    return files.references(values, keys, *np.array(rows, np.int64).reshape(-1, 3).T)
 
 
-def _local(path: str, url: str, budget: Budget) -> bytes:
+def _value(key: str, ref: object) -> bytes:
     try:
-        with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            budget.take(nbytes, url)
-            return file.read(nbytes)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"there is no file {url}") from error
-    except OSError as error:
-        raise StorageError(f"{url} cannot be read: {error}") from error
+        if isinstance(ref, dict):
+            ref = json.dumps(ref)
+        if isinstance(ref, str) and ref.startswith("base64:"):
+            return base64.b64decode(ref.removeprefix("base64:"), validate=True)
+        if isinstance(ref, str | bytes):
+            return ref.encode() if isinstance(ref, str) else ref
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _malformed(key) from error
+    raise _malformed(key)
 
 
-def _remote(url: str, budget: Budget, storage_options: Mapping[str, object] | None) -> bytes:
-    folder, _, name = url.rpartition("/")
-    storage = storage_of(folder, storage_options)
-    try:
-        budget.take(storage.head(name).nbytes, url)
-        return storage.get(name)
-    except ObjectNotFoundError as error:
-        hint = "; a folder of parquet files can be local or in an object store"
-        raise NotFoundError(f"there is no file {url}{hint}") from error
+def _malformed(key: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"kerchunk reference {key[:200]!r} is malformed: it must be text, base64 after 'base64:', "
+        "[url], or [url, offset, length]"
+    )
 
 
-def _remote_folder(
-    scheme: str,
-    url: str,
-    files: Files,
-    budget: Budget,
-    storage_options: Mapping[str, object] | None,
-    progress: Progress,
-) -> References | None:
-    """The references of a folder of parquet files in an object store; None if there is none."""
-    if scheme in ("file", *WEB) or url.endswith(_ENDINGS):
+def _folder(url: str, max_bytes: int, options: Mapping[str, object] | None) -> Listing | None:
+    """The folder of parquet files at a URL; None if it is no folder."""
+    scheme, path = parse_location(url)
+    if scheme == "file":
+        refuse_options("a local file or folder", options)
+        return in_folder(path, max_bytes) if os.path.isdir(path) else None
+    if scheme in ("memory", *WEB) or url.endswith(_ENDINGS):
         return None
-    storage = storage_of(url, storage_options)
-    if not isinstance(storage, ObjectStorage):
-        return None
+    storage = storage_of(url, options)
+    assert isinstance(storage, ObjectStorage)
     try:
         storage.get_version(".zmetadata", 0, 1, Version())
     except ObjectNotFoundError:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        for info in counted(progress, "fetching files", [*storage.files()]):
-            if not is_inside(info.key):
-                raise InvalidArgumentError(f"{url} has an object with an odd name, {info.key!r}")
-            budget.take(info.nbytes, url)
-            read = storage.get_version(info.key, 0, info.nbytes, Version())
-            path = Path(folder, info.key)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(read[0] if read is not None else b"")
-        return read_parquet(folder, files, budget, progress)
+    return in_bucket(storage, max_bytes)
 
 
-def _unpacked(reader: Any, url: str, budget: Budget) -> bytes:
-    """All members or frames of a compressed file, in parts: a bound is no size to allocate."""
-    parts = []
-    with reader:
-        while part := reader.read(_PART_BYTES):
-            budget.take(len(part), url)
-            parts.append(part)
-    return b"".join(parts)
-
-
-def _loaded(data: bytes, url: str, budget: Budget) -> Any:
+def _loaded(data: bytes, url: str, max_bytes: int) -> Any:
     """The value that a JSON file holds, which may be compressed."""
+    reader: Any = None
     try:
         if data.startswith(b"\x1f\x8b"):
-            data = _unpacked(gzip.GzipFile(fileobj=io.BytesIO(data)), url, budget)
+            reader = gzip.GzipFile(fileobj=io.BytesIO(data))
         elif data.startswith(zstandard.FRAME_HEADER):
             reader = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)
-            data = _unpacked(reader, url, budget)
+        if reader is not None:
+            unpacked = bytearray()
+            while part := reader.read(_PART_BYTES):  # a bound is no size to allocate
+                unpacked += part
+                check_bytes(f"{url}, unpacked,", len(unpacked), max_bytes)
+            data = bytes(unpacked)
         return json.loads(data)
     except _BROKEN as error:
-        if isinstance(error, InvalidArgumentError):  # of the budget, which is a ValueError
+        if isinstance(error, InvalidArgumentError):  # of the bound
             raise
         raise InvalidArgumentError(f"{url} is not JSON: {error}") from error
 
 
-def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Templates]:
+def _parts(found: Any, most: int) -> tuple[Mapping[str, Any], Templates]:
     """All references, including generated ones, and the templates."""
     given: Any = {}
     generators: Any = []
@@ -260,106 +229,162 @@ def _parts(found: Any, budget: Budget, most: int) -> tuple[Mapping[str, Any], Te
             )
         given, generators = found.get("templates") or {}, found.get("gen") or []
         found = found.get("refs", {})
-    if not isinstance(given, Mapping) or not isinstance(generators, list):
-        raise InvalidArgumentError("'templates' of kerchunk references are a map, 'gen' a list")
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise InvalidArgumentError("kerchunk references are a map from keys to references")
-    templates = Templates(given, budget)
+    maps = isinstance(given, Mapping) and isinstance(found, Mapping)
+    if not (maps and isinstance(generators, list) and all(isinstance(key, str) for key in found)):
+        raise InvalidArgumentError(
+            "kerchunk references are a map from keys to references, 'templates' a map, 'gen' a list"
+        )
+    templates = Templates(given)
     if generators:
         # As in fsspec: generated references replace listed ones.
-        found = dict(found) | dict(_generated(generators, templates, budget, most))
+        found = dict(found) | dict(_generated(generators, templates, most))
     return found, templates
 
 
-def _generated(
-    generators: list[Any], templates: Templates, budget: Budget, most: int
-) -> Iterator[tuple[str, Any]]:
+def _generated(generators: list[Any], templates: Templates, most: int) -> Iterator[tuple[str, Any]]:
     left = most
-    for number, generator in enumerate(generators):
-        match generator:
-            case {"key": str(key), "url": str(url), "dimensions": dict(dimensions), **others}:
-                spans = [others[name] for name in ("offset", "length") if name in others]
-            case _:
-                raise InvalidArgumentError(
-                    f"'gen' number {number} of the kerchunk references is malformed: it needs key, "
-                    "url and dimensions"
-                )
-        if len(spans) == 1 or not all(type(span) in (str, int) for span in spans):
+    for number, one in enumerate(generators):
+        try:
+            key, url, dimensions = str(one["key"]), str(one["url"]), one["dimensions"]
+            spans = [str(one[name]) for name in ("offset", "length") if name in one]
+            axes = [
+                axis
+                if isinstance(axis, list)
+                else range(axis.get("start", 0), axis["stop"], axis.get("step", 1))
+                for axis in dimensions.values()
+            ]
+            count = math.prod(map(len, axes))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InvalidArgumentError(
-                f"'gen' number {number} of the kerchunk references must have both or none of "
-                "offset and length, as text or numbers"
-            )
-        axes = [_axis(number, name, values) for name, values in dimensions.items()]
-        count = math.prod(map(len, axes))
-        if not count:
-            continue  # an empty axis: skip the others, which may be very long
+                f"'gen' number {number} of the kerchunk references is malformed: it needs key, url "
+                "and dimensions, each of them a list, or start, stop and step as whole numbers"
+            ) from error
         left -= count
         if left < 0:
             raise InvalidArgumentError(
                 f"the kerchunk references generate more than {most} others: write them to parquet, "
                 "which is read without work for each, or pass a larger max_references="
             )
-        where = f"'gen' number {number} of the kerchunk references"
-        budget.take(count * len(axes) * _DIMENSION_BYTES, where)
-        for values in itertools.product(*axes):
+        for values in itertools.product(*axes) if count else ():
             names = dict(zip(dimensions, values, strict=True))
-            place = templates.render(key, names)
-            span = [_whole(place, templates.render(str(text), names)) for text in spans]
-            yield place, [templates.render(url, names), *span]
+            texts = [templates.render(text, names) for text in spans]
+            # What is no number is refused with the other references.
+            span = [int(text) if text.isdecimal() and len(text) < 20 else text for text in texts]
+            yield templates.render(key, names), [templates.render(url, names), *span]
 
 
-def _axis(number: int, name: str, given: Any) -> Sequence[int | str]:
-    if isinstance(given, list) and all(type(value) in (int, str) for value in given):
-        return list(given)
-    if isinstance(given, dict):
-        bounds = [given.get("start", 0), given.get("stop"), given.get("step", 1)]
-        if all(type(x) is int and abs(x) < 2**61 for x in bounds) and bounds[2]:
-            return range(*bounds)
+def _parquet(place: Listing, files: Files, progress: Progress) -> References:
+    """The references in a folder of parquet files."""
+    values, record_size = _documents(place)
+    arrays = {
+        split(key)[0]: parse_documents({V2_ARRAY: document})
+        for key, document in values.items()
+        if split(key)[1] == V2_ARRAY
+    }
+    records = [(key, found) for key in place.files if (found := _RECORD.fullmatch(key))]
+    due = sorted((found[1] or "", int(found[2]), key) for key, found in records)
+    none = np.zeros(0, np.int64)
+    columns = [(none, none, none)]
+    numbered: list[Numbered] = []
+    rows = 0
+    for path, number, key in counted(progress, "reading files of references", due):
+        where, meta, first = f"{place.name}/{key}", arrays.get(path), number * record_size
+        if not isinstance(meta, ArrayMeta):
+            raise UnsupportedFormatError(
+                f"{where} holds references, but .zmetadata has no array {path!r} that is understood"
+            )
+        inline, raws, there, paths, offset, length = _columns(place, key, record_size)
+        end = max(min(record_size, meta.grid.size - first), 0)
+        if len(there) < end:
+            raise InvalidArgumentError(
+                f"{where} has {len(there)} rows; with a record_size of {record_size} it must have "
+                f"{end}, because the array /{path} has {meta.grid.size} chunks"
+            )
+        if max(there[end:].max(initial=-1), inline[end:].max(initial=-1)) >= 0:
+            raise InvalidArgumentError(
+                f"{where} has references beyond the end of the array /{path}, which has "
+                f"{meta.grid.size} chunks"
+            )
+        row = np.flatnonzero(inline >= 0)
+        coords = meta.grid.unravel(first + row).tolist()
+        for which, at in zip(inline[row].tolist(), coords, strict=True):
+            values[join(path, meta.chunk_keys.encode(tuple(at)))] = raws[which]
+        row = np.flatnonzero((there >= 0) & (inline < 0))
+        offset, length = offset[row], length[row]
+        if min(offset.min(initial=0), length.min(initial=0)) < 0:
+            raise InvalidArgumentError(f"{where} has a negative offset or size")
+        source = np.full(len(paths), -1, np.int64)
+        for used in np.unique(there[row]).tolist():
+            source[used] = files.number(key, paths[used])
+        length = np.where((offset == 0) & (length == 0), -1, length)
+        columns.append((source[there[row]], offset, length))
+        numbered.append(Numbered(path, rows, first + row))
+        rows += len(row)
+    sources, offsets, lengths = map(np.concatenate, zip(*columns, strict=True))
+    return files.references(values, (), sources, offsets, lengths, numbered)
+
+
+def _documents(place: Listing) -> tuple[dict[str, bytes], int]:
+    """The documents of a folder, and the number of rows of each file."""
+    if ".zmetadata" not in place.files:
+        raise NotFoundError(f"there are no kerchunk references in {place.name}: no .zmetadata")
+    where = f"{place.name}/.zmetadata"
+    match _loaded(place.read(".zmetadata"), where, place.max_bytes):
+        case {"metadata": dict(found), "record_size": int(rows)} if 0 < rows <= _MOST_RECORD:
+            return {key: _value(key, document) for key, document in found.items()}, rows
     raise InvalidArgumentError(
-        f"the dimension {name[:80]!r} of 'gen' number {number} of the kerchunk references is "
-        "malformed: give a list of numbers and texts, or start, stop and step"
+        f"{where} must have metadata, and a record_size of 1 to {_MOST_RECORD}; if the folder is "
+        "a Zarr store, use import_zarr"
     )
 
 
-def _whole(key: str, text: str) -> int:
+def _columns(
+    place: Listing, key: str, record_size: int
+) -> tuple[Column, list[bytes], Column, list[str], Column, Column]:
+    """Where rows have inline bytes, and these; where they have paths, and these; offsets, sizes.
+
+    Texts are read as dictionaries, so that repeated ones are in memory once: each row has the
+    position of its text, or -1.
+    """
     try:
-        return int(text)
-    except ValueError as error:
-        raise InvalidArgumentError(
-            f"the generated kerchunk reference {key[:80]!r} has {text[:40]!r} as offset or length"
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(
+            "kerchunk references in parquet files are read with pyarrow, which is not installed; "
+            'get it with: pip install "zarr-manifests[kerchunk]"'
         ) from error
 
+    def texts(name: str) -> tuple[Column, list[bytes]]:
+        column = table.column(name).combine_chunks()
+        if not pa.types.is_dictionary(column.type):  # such as nulls only
+            column = column.dictionary_encode()
+        found = column.dictionary.cast(pa.large_binary()).to_pylist()
+        places = np.asarray(column.indices.fill_null(-1), np.int64)
+        return places, [text or b"" for text in found]
 
-def _surrogates(text: str) -> bool:
-    return text.encode(errors="replace").decode() != text
+    def numbers(name: str) -> Column:
+        column = table.column(name)
+        if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
+            raise ValueError(f"{name!r} is of {column.type}, and must be whole numbers")
+        return np.asarray(column.cast(pa.int64()).fill_null(0), np.int64)
 
-
-def _malformed(key: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"kerchunk reference {key[:200]!r} is malformed: it must be text, [url], or "
-        "[url, offset, length]"
-    )
-
-
-def _value(key: str, ref: object, budget: Budget) -> bytes:
-    if isinstance(ref, bytes):
-        return ref
-    where = f"kerchunk reference {key[:200]!r}"
-    if isinstance(ref, dict):
-        try:
-            document = json.dumps(ref).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _malformed(key) from error
-        budget.take(len(document), where)
-        return document
-    if not isinstance(ref, str):
-        raise _malformed(key)
-    budget.take(len(ref), where)
+    data = pa.BufferReader(place.read(key))
     try:
-        if not ref.startswith("base64:"):
-            return ref.encode()
-        return base64.b64decode(ref.removeprefix("base64:"), validate=True)
-    except binascii.Error as error:
-        raise InvalidArgumentError(f"kerchunk reference {key[:200]!r} is not base64") from error
-    except UnicodeEncodeError as error:
-        raise _malformed(key) from error
+        with pq.ParquetFile(data, read_dictionary=["path", "raw"]) as file:
+            footer = file.metadata
+            if footer.num_rows > record_size:
+                raise ValueError(f"it has {footer.num_rows} rows, beyond its record_size")
+            groups = map(footer.row_group, range(footer.num_row_groups))
+            stated = sum(group.total_byte_size for group in groups)
+            check_bytes("what it unpacks to", stated, place.max_bytes)
+            table = file.read(columns=[*_COLUMNS])
+        table.validate(full=True)  # above all the positions in dictionaries
+        inline, raws = texts("raw")
+        there, paths = texts("path")
+        decoded = [path.decode() for path in paths]
+        return inline, raws, there, decoded, numbers("offset"), numbers("size")
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{place.name}/{key} cannot be read as parquet with {', '.join(_COLUMNS)}: {error}"
+        ) from error

@@ -33,22 +33,45 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.columns import Column
+from zarr_manifests.keys import directory, split
 from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.storage.files import open_inside, with_room
+from zarr_manifests.storage.files import open_inside, open_regular, with_room
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.object_versions import Version
 from zarr_manifests.storage.own import own_storage
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
-from zarr_manifests.virtual.budget import MAX_BYTES, Budget
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.locations import REMOTE, VirtualLocation, location_of, parse_location
+from zarr_manifests.virtual.locations import (
+    REMOTE,
+    VirtualLocation,
+    location_of,
+    parse_location,
+    url_at,
+)
 from zarr_manifests.virtual.virtual_files import VirtualReader
 
-__all__ = ["Files", "Numbered", "References", "list_zarr"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_REFERENCES",
+    "Files",
+    "Listing",
+    "Numbered",
+    "References",
+    "check_bound",
+    "check_bytes",
+    "in_bucket",
+    "in_folder",
+    "list_zarr",
+    "read_file",
+]
 
+MAX_BYTES: Final = 1 << 30
+"""The most bytes that an import reads at once, unless it is told otherwise."""
+MAX_REFERENCES: Final = 1 << 20
+"""The most references that templates generate, unless an import is told otherwise."""
 _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 _LISTING: Final = "looking for files"
 
@@ -72,6 +95,41 @@ class Numbered:
     chunk: Column
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files at a place.
+
+    Parameters
+    ----------
+    name : str
+        What errors and commits call it: its URL, if it has one.
+    scheme, root : str
+        Scheme and path of the URL; empty for a store of Zarr, whose entries have no URL.
+    files : mapping of str to (int, int)
+        Size and time of modification (ms) of each file, by its name below the root.
+    max_bytes : int
+        The size of the largest file that is read.
+    fetch : callable
+        The bytes of a file, which is still the listed one.
+    """
+
+    name: str
+    scheme: str
+    root: str
+    files: Mapping[str, tuple[int, int]]
+    max_bytes: int
+    fetch: Callable[[str], bytes]
+
+    def read(self, key: str) -> bytes:
+        """The bytes of a file; an error if it is too large, or another one by now."""
+        check_bytes(f"{self.name}/{key}", self.files[key][0], self.max_bytes)
+        return self.fetch(key)
+
+    def url_of(self, key: str) -> str:
+        """Where a file is; its name if that is all there is."""
+        return VirtualLocation(self.scheme, self.root, key).url if self.scheme else key
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class References:
     """The entries of a Zarr store.
@@ -93,7 +151,7 @@ class References:
     numbered : tuple of Numbered
         The other rows.
     fetch : callable, optional
-        Returns the bytes of a key, where they are not read from the location.
+        Returns the bytes of a key. Without it, all entries are documents and chunks.
     """
 
     values: Mapping[str, bytes]
@@ -108,6 +166,28 @@ class References:
     fetch: Callable[[str], bytes] | None = None
 
 
+def check_bound(name: str, given: object) -> int:
+    """Return the bound if it is a positive whole number.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not.
+    """
+    if type(given) is not int or given <= 0:
+        raise InvalidArgumentError(f"{name} must be a positive whole number, not {given!r}")
+    return given
+
+
+def check_bytes(what: str, nbytes: int, max_bytes: int) -> None:
+    """Raise if a file, by its size or by what it states, is larger than is to be read."""
+    if nbytes > max_bytes:
+        raise InvalidArgumentError(
+            f"{what} takes more than {max_bytes} bytes: pass a larger max_bytes= if you trust it "
+            "and have that much memory"
+        )
+
+
 class Files:
     """The files that references refer to, without duplicates.
 
@@ -115,17 +195,12 @@ class Files:
     ----------
     containers : Containers
         Places whose files may be inspected; nothing is known of other files.
-    budget : Budget
-        The bytes that may still be made.
     remote_protocol : str, optional
         The scheme of locations without one, such as `s3`.
     """
 
-    def __init__(
-        self, containers: Containers, budget: Budget, remote_protocol: str | None = None
-    ) -> None:
+    def __init__(self, containers: Containers, remote_protocol: str | None = None) -> None:
         self._containers, self._protocol = containers, remote_protocol
-        self._budget = budget
         self._given: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
 
@@ -154,7 +229,6 @@ class Files:
                 raise InvalidArgumentError(
                     f"{key[:200]!r} refers to something that is not valid Unicode text"
                 )
-            self._budget.take(len(given), f"the location {given[:80]!r}")
             location = location_of(given)
             number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))
         return number
@@ -172,11 +246,16 @@ class Files:
 
         Raises
         ------
+        InvalidArgumentError
+            If a key is not valid Unicode text.
         VirtualContainerError
             If a whole file is below no container, so that its size is unknown.
         """
         urls = tuple(self._numbers)
         modified, sizes = np.full(len(urls), -1), np.full(len(urls), -1)
+        names = "".join((*values, *keys))
+        if names.encode(errors="replace").decode() != names:
+            raise InvalidArgumentError("a key of the references is not valid Unicode text")
         reader = VirtualReader(self._containers)
         for i, url in enumerate(urls):
             try:
@@ -272,6 +351,39 @@ def list_zarr(
     UnsupportedStorageError
         If it is on a web server, which has no listing.
     """
+    check_bound("max_bytes", max_bytes)
+    place = _place(given, max_bytes, storage_options, copy, progress)
+    documents = [key for key in place.files if split(key)[1] in _DOCUMENTS]
+    if not documents:
+        raise NotFoundError(f"there is no Zarr metadata in {place.name}")
+    nbytes = 0
+    for key in documents:
+        nbytes += place.files[key][0]
+        check_bytes(f"the metadata up to {key!r}", nbytes, max_bytes)
+    read = parallel([partial(place.read, key) for key in documents])
+    values = dict(zip(documents, read, strict=True))
+    keys = tuple(key for key in place.files if key not in values)
+    sizes, times = np.array([place.files[key] for key in keys], np.int64).reshape(-1, 2).T
+    return place.name, References(
+        _without_consolidated(values),
+        keys,
+        tuple(map(place.url_of, keys)),
+        np.arange(len(keys)),
+        np.zeros(len(keys), np.int64),
+        sizes,
+        times,
+        sizes,
+        fetch=place.read,
+    )
+
+
+def _place(
+    given: str | os.PathLike[str] | Storage | Store,
+    max_bytes: int,
+    storage_options: Mapping[str, object] | None,
+    copy: bool,
+    progress: Progress,
+) -> Listing:
     if isinstance(given, LocalStore):
         given = given.root
     if isinstance(given, ObjectStore | FsspecStore):
@@ -282,129 +394,62 @@ def list_zarr(
                 f"the chunks of a {type(given).__name__} are at no place that references could "
                 "name: pass copy=True"
             )
-        return f"a {type(given).__name__}", _in_store(given, Budget(max_bytes))
+        return _in_store(given, max_bytes)
     if isinstance(given, ObjectStorage):
         refuse_options("a storage", storage_options)
-        return given.url, _in_bucket(given, Budget(max_bytes), parallel, progress)
+        return in_bucket(given, max_bytes, progress)
     if not isinstance(given, str | os.PathLike):
         given = given.url
     root = location_of(given)
-    scheme, place = parse_location(root)
+    scheme, path = parse_location(root)
     if scheme in REMOTE:
         storage = storage_of(root, storage_options)
         assert isinstance(storage, ObjectStorage)
-        return root, _in_bucket(storage, Budget(max_bytes), parallel, progress)
+        return in_bucket(storage, max_bytes, progress)
     refuse_options("a local folder", storage_options)
-    if scheme == "file" and os.path.isfile(place):
-        zipped = "a ZIP file" if zipfile.is_zipfile(place) else "a file"
+    if scheme == "memory":
+        return _in_memory(path, max_bytes)
+    if os.path.isfile(path):
+        zipped = "a ZIP file" if zipfile.is_zipfile(path) else "a file"
         raise UnsupportedFormatError(
             f"{root} is {zipped}, and only a folder can be imported; unpack it first "
             "(with copy=True the folder is not needed afterwards)"
         )
-    values: dict[str, bytes] = {}
-    keys, sizes, modified = [], [], []
-    budget = Budget(max_bytes)
-    entries = _files_below(place, budget) if scheme == "file" else _objects_below(place, budget)
-    for key, nbytes, modified_ms, data in counted(progress, _LISTING, entries):
-        if data is not None:
-            values[key] = data
-        else:
-            keys.append(key)
-            sizes.append(nbytes)
-            modified.append(modified_ms)
-    if not values:
-        raise NotFoundError(f"there is no Zarr metadata at {root}")
-    locations = [VirtualLocation(scheme, place, key).url for key in keys]
-    return root, _references(values, keys, locations, sizes, modified)
+    return in_folder(path, max_bytes, progress)
 
 
-def _references(
-    values: Mapping[str, bytes],
-    keys: Sequence[str],
-    locations: Sequence[str],
-    sizes: Sequence[int],
-    modified: Sequence[int],
-    fetch: Callable[[str], bytes] | None = None,
-) -> References:
-    n = len(keys)
-    return References(
-        _without_consolidated(values),
-        tuple(keys),
-        tuple(locations),
-        np.arange(n),
-        np.zeros(n, np.int64),
-        np.array(sizes, np.int64),
-        np.array(modified, np.int64),
-        np.array(sizes, np.int64),
-        fetch=fetch,
-    )
+def in_folder(root: str, max_bytes: int, progress: Progress = ignore) -> Listing:
+    """The files below a folder on disk.
 
-
-def _in_bucket(
-    storage: ObjectStorage, budget: Budget, parallel: Parallel, progress: Progress
-) -> References:
-    """The entries of a store in a bucket, whose documents are fetched at once."""
-
-    def fetch(key: str) -> bytes:
-        found = storage.get_version(key, 0, sizes[key], Version(None, times[key]))
-        if found is None or len(found[0]) < sizes[key]:
-            raise StorageError(f"{storage.url}/{key} has changed while it was read; try again")
-        return found[0]
-
-    listed = [*counted(progress, _LISTING, storage.files())]
-    sizes = {info.key: info.nbytes for info in listed}
-    times = {info.key: info.modified_ms for info in listed}
-    documents = [info.key for info in listed if info.key.rpartition("/")[2] in _DOCUMENTS]
-    if not documents:
-        raise NotFoundError(f"there is no Zarr metadata at {storage.url}")
-    for key in documents:
-        budget.take(sizes[key], f"the document {key!r}")
-    values = dict(zip(documents, parallel([partial(fetch, k) for k in documents]), strict=True))
-    others = [info for info in listed if info.key not in values]
-    scheme, place = parse_location(storage.url)
-    return _references(
-        values,
-        [info.key for info in others],
-        [VirtualLocation(scheme, place, info.key).url for info in others],
-        [info.nbytes for info in others],
-        [info.modified_ms for info in others],
-        fetch,
-    )
-
-
-def _in_store(store: Store, budget: Budget) -> References:
-    """The entries of a store of Zarr, to be copied."""
-    prototype = default_buffer_prototype()
-
-    async def get(key: str) -> bytes:
-        found = await store.get(key, prototype)
-        if found is None:
-            raise StorageError(f"{key!r} is listed in the store, and is not there")
-        return bytes(found.to_bytes())
-
-    async def scan() -> tuple[dict[str, bytes], dict[str, int]]:
-        keys = [key async for key in store.list()]
-        sizes = {key: await store.getsize(key) for key in keys}
-        documents = [key for key in keys if key.rpartition("/")[2] in _DOCUMENTS]
-        for key in documents:
-            budget.take(sizes[key], f"the document {key!r}")
-        return {key: await get(key) for key in documents}, sizes
-
-    values, sizes = sync(scan())
-    if not values:
-        raise NotFoundError(f"there is no Zarr metadata in the {type(store).__name__}")
-    keys = [key for key in sizes if key not in values]
-    lengths = [sizes[key] for key in keys]
-    return _references(values, keys, keys, lengths, [-1] * len(keys), lambda key: sync(get(key)))
-
-
-type _Entry = tuple[str, int, int, bytes | None]
-"""Key, size, modification time (ms), and the content of a document."""
-
-
-def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:
+    Raises
+    ------
+    NotFoundError
+        If there is no such folder.
+    InvalidArgumentError
+        If a folder in it is a symbolic link, or a file is one that leads out of it.
+    StorageError
+        If it cannot be listed, or something in it is neither a file nor a folder.
+    """
+    url = url_at("file", root)
     if not os.path.isdir(root):
-        raise NotFoundError(f"there is no folder {_url(root)}")
+        raise NotFoundError(f"there is no folder {url}")
+
+    def read(key: str) -> bytes:
+        nbytes, modified_ms = files[key]
+        try:
+            with os.fdopen(open_inside(root, key), "rb") as file:
+                data, found = file.read(nbytes), os.fstat(file.fileno())
+        except OSError as error:
+            raise StorageError(f"{url}/{key} cannot be read: {error}") from error
+        if (found.st_size, found.st_mtime_ns // 1_000_000) != (nbytes, modified_ms):
+            raise _changed(url, key)
+        return data
+
+    files = dict(counted(progress, _LISTING, _listed(root, url)))
+    return Listing(url, "file", root, files, max_bytes, read)
+
+
+def _listed(root: str, url: str) -> Iterator[tuple[str, tuple[int, int]]]:
     due = [""]
     try:
         while due:
@@ -416,41 +461,85 @@ def _files_below(root: str, budget: Budget) -> Iterator[_Entry]:
                 if entry.is_dir():
                     if entry.is_symlink():
                         raise InvalidArgumentError(
-                            f"{key!r} in {_url(root)} is a symbolic link to a folder; "
+                            f"{key!r} in {url} is a symbolic link to a folder; "
                             "put the folder itself there"
                         )
                     due.append(key + "/")
                     continue
-                data = None
-                if entry.name in _DOCUMENTS or not entry.is_file(follow_symlinks=False):
+                if entry.is_file(follow_symlinks=False):
+                    found = entry.stat()
+                else:  # a link, or no file at all
                     with os.fdopen(open_inside(root, key), "rb") as file:
                         found = os.fstat(file.fileno())
-                        if entry.name in _DOCUMENTS:
-                            budget.take(found.st_size, f"the document {key!r}")
-                            data = file.read(found.st_size)
-                else:
-                    found = entry.stat()
-                yield key, found.st_size, found.st_mtime_ns // 1_000_000, data
+                yield key, (found.st_size, found.st_mtime_ns // 1_000_000)
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise InvalidArgumentError(
-                f"{key!r} in {_url(root)} is a symbolic link that leads out of the "
+                f"{key!r} in {url} is a symbolic link that leads out of the "
                 "store; put the file itself there"
             ) from error
-        raise StorageError(f"{_url(root)} cannot be listed: {error}") from error
+        raise StorageError(f"{url} cannot be listed: {error}") from error
 
 
-def _objects_below(root: str, budget: Budget) -> Iterator[_Entry]:
-    name, _, folder = root.partition("/")
-    prefix = folder + "/" if folder else ""
-    storage = from_url(f"memory://{name}")
-    for info in storage.list(prefix):
-        data = None
-        if info.key.rpartition("/")[2] in _DOCUMENTS:
-            budget.take(info.nbytes, f"the document {info.key!r}")
-            data = storage.get(info.key)
-        yield info.key[len(prefix) :], info.nbytes, info.modified_ms, data
+def in_bucket(storage: ObjectStorage, max_bytes: int, progress: Progress = ignore) -> Listing:
+    """The objects of a storage."""
+
+    def read(key: str) -> bytes:
+        nbytes, modified_ms = files[key]
+        found = storage.get_version(key, 0, nbytes, Version(None, modified_ms))
+        if found is None or len(found[0]) < nbytes:
+            raise _changed(storage.url, key)
+        return found[0]
+
+    listed = counted(progress, _LISTING, storage.files())
+    files = {info.key: (info.nbytes, info.modified_ms) for info in listed}
+    return Listing(storage.url, *parse_location(storage.url), files, max_bytes, read)
 
 
-def _url(folder: str) -> str:
-    return VirtualLocation("file", folder).url
+def _in_memory(path: str, max_bytes: int) -> Listing:
+    name, _, folder = path.partition("/")
+    storage, prefix = from_url(f"memory://{name}"), directory(folder)
+    files = {
+        info.key[len(prefix) :]: (info.nbytes, info.modified_ms) for info in storage.list(prefix)
+    }
+    url = url_at("memory", path)
+    return Listing(url, "memory", path, files, max_bytes, lambda key: storage.get(prefix + key))
+
+
+def _in_store(store: Store, max_bytes: int) -> Listing:
+    """The entries of a store of Zarr, which are at no place."""
+    prototype = default_buffer_prototype()
+
+    def read(key: str) -> bytes:
+        found = sync(store.get(key, prototype))
+        if found is None:
+            raise StorageError(f"{key!r} is listed in the store, and is not there")
+        return bytes(found.to_bytes())
+
+    async def scan() -> dict[str, tuple[int, int]]:
+        return {key: (await store.getsize(key), -1) async for key in store.list()}
+
+    return Listing(f"a {type(store).__name__}", "", "", sync(scan()), max_bytes, read)
+
+
+def read_file(url: str, max_bytes: int, storage_options: Mapping[str, object] | None) -> bytes:
+    """The bytes of a file at a URL."""
+    scheme, path = parse_location(url)
+    try:
+        if scheme == "file":
+            with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
+                nbytes = os.fstat(file.fileno()).st_size
+                check_bytes(url, nbytes, max_bytes)
+                return file.read(nbytes)
+        folder, _, name = url.rpartition("/")
+        storage = storage_of(folder, storage_options)
+        check_bytes(url, storage.head(name).nbytes, max_bytes)
+        return storage.get(name)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no file {url}, and no folder with a .zmetadata") from error
+    except OSError as error:
+        raise StorageError(f"{url} cannot be read: {error}") from error
+
+
+def _changed(url: str, key: str) -> StorageError:
+    return StorageError(f"{url}/{key} has changed while it was read; try again")

@@ -197,6 +197,14 @@ def test_links_to_files_within_a_store_are_followed(
         zm.virtual.import_zarr(repo, plain, "again", copy=True)
 
 
+def test_documents_that_are_listed_have_to_be_there(repo: zm.Repository, plain: Path) -> None:
+    zarr.consolidate_metadata(plain, zarr_format=2)
+    (plain / "t" / ".zarray").unlink()
+    with pytest.raises(InvalidArgumentError, match=r"lists 't/\.zarray', which does not exist"):
+        zm.virtual.import_zarr(repo, plain)
+    assert commits(repo) == 1
+
+
 def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 

@@ -1,5 +1,8 @@
 """Importing references into a workspace: documents are written, chunks referred to or copied.
 
+References may continue arrays that are there along a dimension, as a later file continues the
+first.
+
 Documents come first, so that the workspace itself knows which key is a chunk of which array. The
 refs of each array are then set as one table. Keys are parsed one array at a time.
 
@@ -9,10 +12,11 @@ nothing is left out.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +27,24 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, VirtualRef
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import IndexArray
-from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.keys import (
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
+    V3_DOCUMENT,
+    ArrayMeta,
+    join,
+    node_documents,
+    parse_documents,
+    split,
+)
 from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
-from zarr_manifests.virtual.appended_references import appended
-from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.parquet_columns import table_of
-from zarr_manifests.virtual.references import References
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.references import Numbered, References
 
 __all__ = ["import_references"]
 
@@ -44,6 +55,10 @@ _GROUPS: Final = {
     V2_GROUP: b'{"zarr_format":2}',
 }
 _DOCUMENTS: Final = frozenset({V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES})
+_ENCODINGS: Final = (
+    *("_FillValue", "missing_value", "scale_factor", "add_offset", "units", "calendar"),
+    *("_Unsigned", "_ARRAY_DIMENSIONS"),
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -51,11 +66,8 @@ def import_references(
     workspace: Workspace,
     path: str,
     references: References,
-    trusted: Containers,
     *,
-    copy: bool,
-    max_bytes: int,
-    only_chunks: bool = False,
+    copy: bool = False,
     progress: Progress = ignore,
     append_dim: str | None = None,
 ) -> None:
@@ -68,16 +80,10 @@ def import_references(
     path : str
         Of the group or array that the root of the references becomes.
     references : References
-        What.
-    trusted : Containers
-        Where bytes may be copied from.
+        What. If they can be fetched, keys that are neither documents nor chunks of an array are
+        copied, as other files in a Zarr store; else they are refused.
     copy : bool
-        Whether chunks are copied, and not referred to.
-    max_bytes : int
-        That a chunk which is copied may have.
-    only_chunks : bool
-        Whether to refuse keys that are neither documents nor chunks of an array. Otherwise they
-        are kept as they are, as other files in a Zarr store.
+        Whether chunks are fetched, and not referred to.
     progress : callable
         Called with `"chunks"` and the number of chunks taken in so far.
     append_dim : str, optional
@@ -88,25 +94,22 @@ def import_references(
     AlreadyExistsError
         If there is something at the path.
     InvalidArgumentError
-        If an entry cannot be had under its key, or is too large.
+        If an entry cannot be had under its key, or is too large; or what is there cannot be
+        continued: an array does not exist or does not fit, or none has the dimension, or one
+        without it has other values in the references than are there.
     UnsupportedFormatError
         If an array's metadata is not understood.
     """
     path = path.strip("/")
     if append_dim is not None and any(workspace.contents.within(path)):
-        references = appended(
-            references,
-            partial(_documents_at, workspace, path),
-            partial(_stored_at, workspace, path),
-            append_dim,
-        )
+        references = _appended(workspace, path, references, append_dim)
     else:
         v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
         _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
-    source = _Source(VirtualReader(trusted), trusted, references, max_bytes)
     rows_of, others = _by_array(workspace, path, references)
-    if only_chunks:
+    keys, fetch = references.keys, references.fetch
+    if fetch is None:
         _refuse_others(workspace, path, references, others)
     done = 0
     expect(progress, "chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
@@ -117,7 +120,7 @@ def import_references(
         coords = np.concatenate([coords for _, coords in parts])
         if not len(rows):
             continue
-        if not copy:
+        if not copy or fetch is None:
             table = _table(workspace, node, references, rows, coords)
             workspace.put_table(node.path, node.array.grid, table)
             done += len(rows)
@@ -125,44 +128,15 @@ def import_references(
             continue
         for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
             key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
-            workspace.set(key, source.read(row))
+            data = fetch(keys[row])
+            if not data:
+                raise InvalidArgumentError(f"the chunk {keys[row][:200]!r} has no bytes; none has")
+            workspace.set(key, data)
             done += 1
             progress("chunks", done)
     for row in others:
-        workspace.set(join(path, references.keys[row]), source.read(row))
-
-
-def _documents_at(workspace: Workspace, path: str, inner: str) -> Mapping[str, bytes]:
-    node = workspace.contents.node(join(path, inner) if inner else path)
-    return {} if node is None else node.documents
-
-
-def _stored_at(workspace: Workspace, path: str, key: str) -> bytes | None:
-    entry = workspace.contents.find(join(path, key))
-    return None if entry is None else workspace.contents.reader.read(entry, 0, entry.length)
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where bytes are copied from."""
-
-    reader: VirtualReader
-    trusted: Containers
-    references: References
-    max_bytes: int
-
-    def read(self, row: int) -> bytes:
-        """What a row of the references refers to."""
-        length = int(self.references.length[row])
-        if length > self.max_bytes:
-            which = self.references.locations[int(self.references.source[row])]
-            raise InvalidArgumentError(
-                f"{which} has {length} bytes, and an import copies files of up to "
-                f"{self.max_bytes}: pass a larger max_bytes="
-            )
-        if self.references.fetch is not None:
-            return self.references.fetch(self.references.keys[row])
-        return self.reader.read(_ref(self.trusted, self.references, row), 0, length)
+        assert fetch is not None  # else they were refused
+        workspace.set(join(path, keys[row]), fetch(keys[row]))
 
 
 def _refuse_others(
@@ -330,12 +304,144 @@ def _table(
     return table
 
 
-def _ref(trusted: Containers, references: References, row: int) -> VirtualRef:
-    source = int(references.source[row])
-    modified_ms, nbytes = int(references.modified[source]), int(references.sizes[source])
-    file = trusted.source_at(
-        references.locations[source],
-        modified_ms if modified_ms >= 0 else None,
-        nbytes if nbytes >= 0 else None,
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """An array that grows along an axis: its chunks begin at `first` there."""
+
+    meta: ArrayMeta
+    axis: int
+    first: int
+    grid: Box
+    documents: Mapping[str, bytes]
+
+
+def _appended(workspace: Workspace, path: str, references: References, dim: str) -> References:
+    """The references, moved behind what is there along the dimension.
+
+    Arrays with the dimension grow: their chunks get later keys, and their documents a larger shape.
+    Arrays without it have to be as they are already, and their references are left out; so are
+    groups. Existing chunks decode as before: what differs in anything but the length along the
+    dimension is refused by name.
+    """
+    found: dict[str, dict[str, bytes]] = {}
+    chunks = {}
+    for key, value in references.values.items():
+        folder, name = split(key)
+        if name in _DOCUMENTS or name == ".zmetadata":
+            found.setdefault(folder, {})[name] = value
+        else:
+            chunks[key] = value
+    moved: dict[str, _Moved | None] = {}
+    values: dict[str, bytes] = {}
+    for inner, documents in found.items():
+        used = node_documents(documents)
+        meta = parse_documents(used)
+        if isinstance(meta, ArrayMeta):
+            node = workspace.contents.node(join(path, inner) if inner else path)
+            one = _moved(inner, used, meta, {} if node is None else node.documents, dim)
+            moved[inner] = one
+            values |= {join(inner, k): v for k, v in one.documents.items()} if one else {}
+    if not any(moved.values()):
+        raise InvalidArgumentError(f"no array in the references has the dimension {dim!r}")
+    for key, value in chunks.items():
+        new = _moved_key(key, moved)
+        if new is not None:
+            values[new] = value
+            continue
+        entry = workspace.contents.find(join(path, key))
+        if entry is None or workspace.contents.reader.read(entry, 0, entry.length) != value:
+            raise InvalidArgumentError(
+                f"the chunk {key} has other bytes than here, and its array does not have the "
+                f"dimension {dim!r}, so it would stay as it is. If the values are the same in "
+                "another encoding, take the array out of the references"
+            )
+    keys = [_moved_key(key, moved) for key in references.keys]
+    kept = [row for row, key in enumerate(keys) if key is not None]
+    rows, numbered, count = [np.array(kept, np.int64)], [], len(kept)
+    for part in references.numbered:
+        one = moved.get(part.path)
+        if one is not None:
+            coords = one.meta.grid.unravel(part.chunk)
+            coords[:, one.axis] += one.first
+            numbered.append(Numbered(part.path, count, one.grid.ravel(coords)))
+            rows.append(np.arange(part.first, part.first + len(part.chunk)))
+            count += len(part.chunk)
+    at = np.concatenate(rows)
+    return replace(
+        references,
+        values=values,
+        keys=tuple(key for key in keys if key is not None),
+        source=references.source[at],
+        offset=references.offset[at],
+        length=references.length[at],
+        numbered=tuple(numbered),
     )
-    return VirtualRef(file, int(references.offset[row]), int(references.length[row]))
+
+
+def _moved_key(key: str, moved: Mapping[str, _Moved | None]) -> str | None:
+    """The new key of a chunk; None if its array stays as it is."""
+    path = split(key)[0]
+    while path and path not in moved:
+        path = split(path)[0]
+    one = moved.get(path)
+    if path in moved and one is None:
+        return None
+    rest = key[len(path) :].lstrip("/")
+    coords = None if one is None else one.meta.chunk_keys.decode(rest, len(one.meta.shape))
+    if one is None or coords is None:
+        raise InvalidArgumentError(f"reference {key[:200]!r} is no chunk of an array")
+    at = tuple(c + (one.first if i == one.axis else 0) for i, c in enumerate(coords))
+    return join(path, one.meta.chunk_keys.encode(at))
+
+
+def _moved(
+    path: str, new: Mapping[str, bytes], meta: ArrayMeta, old: Mapping[str, bytes], dim: str
+) -> _Moved | None:
+    """How an array moves; None if it has no such dimension and is there already."""
+    was = parse_documents(old)
+    if not isinstance(was, ArrayMeta):
+        raise InvalidArgumentError(f"there is no array /{path} to append to")
+    names = meta.dimension_names or ()
+    axis = names.index(dim) if dim in names else -1
+    there, here = _decoding(old), _decoding(new)
+    for name in {**there, **here}:
+        a, b = there.get(name), here.get(name)
+        if json.dumps(a) != json.dumps(b):
+            raise InvalidArgumentError(
+                f"/{path} has another {name} than the references: {a} there, {b} here"
+            )
+    shapes = [[n for i, n in enumerate(one.shape) if i != axis] for one in (was, meta)]
+    if shapes[0] != shapes[1] or len(was.shape) != len(meta.shape):
+        raise InvalidArgumentError(
+            f"/{path} has the shape {was.shape} and the references {meta.shape}, which differ in "
+            f"more than {dim!r}"
+        )
+    if axis < 0:
+        return None
+    length, chunk = was.shape[axis], was.chunk_shape[axis]
+    if length % chunk:
+        raise InvalidArgumentError(
+            f"/{path} ends within a chunk: it has {length} along {dim!r}, in chunks of {chunk}. "
+            "One chunk cannot be in two files; append with zm.virtual.write, or write it as data"
+        )
+    shape = [n + (length if i == axis else 0) for i, n in enumerate(meta.shape)]
+    name = V3_DOCUMENT if V3_DOCUMENT in old else V2_ARRAY
+    grown = json.dumps({**json.loads(old[name]), "shape": shape}).encode()
+    after = parse_documents({**old, name: grown})
+    assert isinstance(after, ArrayMeta)
+    return _Moved(meta, axis, length // chunk, after.grid, {name: grown})
+
+
+def _decoding(documents: Mapping[str, bytes]) -> dict[str, Any]:
+    """All of an array's documents but its shape, and of its attributes those that encode."""
+    name = V3_DOCUMENT if V3_DOCUMENT in documents else V2_ARRAY
+    fields: dict[str, Any] = json.loads(documents[name])
+    attributes = fields.pop("attributes", {})
+    if name == V2_ARRAY:
+        try:
+            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
+        except ValueError:  # as for who reads them
+            attributes = {}
+    fields.pop("shape")
+    known = attributes if isinstance(attributes, dict) else {}
+    return fields | {key: known[key] for key in _ENCODINGS if key in known}

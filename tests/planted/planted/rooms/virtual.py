@@ -20,7 +20,7 @@ FAULTS = [
     Fault(
         "a-name-may-lead-to-this-machine",
         "virtual/containers.py",
-        'and leads_to_local(path.partition("/")[0])',
+        'and _leads_to_local(path.partition("/")[0])',
         "and False",
     ),
     Fault(
@@ -92,20 +92,20 @@ FAULTS = [
     Fault(
         "references-that-no-array-reads-are-taken-in",
         "engine/edit/import_references.py",
-        "if only_chunks:",
+        "if fetch is None:",
         "if False:",
     ),
     Fault(
         "references-are-appended-within-a-chunk",
-        "virtual/appended_references.py",
+        "engine/edit/import_references.py",
         "if length % chunk:",
         "if False:",
     ),
     Fault(
         "references-are-appended-in-another-encoding",
-        "virtual/appended_references.py",
-        "if json.dumps(one.get(name)) != json.dumps(other.get(name))",
-        "if False",
+        "engine/edit/import_references.py",
+        "if json.dumps(a) != json.dumps(b):",
+        "if False:",
     ),
     Fault(
         "generated-references-are-not-counted",
@@ -116,19 +116,19 @@ FAULTS = [
     Fault(
         "what-references-unpack-to-is-not-counted",
         "virtual/kerchunk.py",
-        "budget.take(len(part), url)",
+        'check_bytes(f"{url}, unpacked,", len(unpacked), max_bytes)',
         "pass",
     ),
     Fault(
         "what-parquet-unpacks-to-is-not-counted",
-        "virtual/kerchunk_parquet.py",
-        "budget.check(nbytes + unpacked, where)",
+        "virtual/kerchunk.py",
+        'check_bytes("what it unpacks to", stated, place.max_bytes)',
         "pass",
     ),
     Fault(
         "rows-beyond-an-array-are-left-out",
-        "virtual/kerchunk_parquet.py",
-        "if max(there[due:].max(initial=-1), inline[due:].max(initial=-1)) >= 0:",
+        "virtual/kerchunk.py",
+        "if max(there[end:].max(initial=-1), inline[end:].max(initial=-1)) >= 0:",
         "if False:",
     ),
     Fault(
