@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from datetime import UTC, datetime, timedelta
 from itertools import starmap
-from typing import Any, Final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.commits import SessionCommits
-from zarr_manifests.engine.edit.import_icechunk import IcechunkImport
+from zarr_manifests.engine.edit.import_icechunk import apply_snapshot
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -24,7 +25,6 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
     ConflictError,
-    CorruptObjectError,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -38,15 +38,17 @@ from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
 from zarr_manifests.versions import HEADS, TAGS
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.icechunk_files import ForeignSnapshot, IcechunkFiles
+from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 from zarr_manifests.virtual.references import check_bound
+
+if TYPE_CHECKING:
+    import icechunk
 
 __all__ = ["import_history"]
 
 _NAME: Final = "icechunk-snapshot"
 _TIME: Final = "icechunk-time"
 _BY: Final = "icechunk-import"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def import_history(
@@ -64,9 +66,10 @@ def import_history(
     if not isinstance(authorize, Mapping | None):
         raise InvalidArgumentError(f"authorize={authorize!r}: give a mapping of names to places")
     trusted = Containers({**context.containers.places, **Containers.of(authorize).places})
-    files = IcechunkFiles.open(storage, max_bytes=check_bound("max_bytes", max_bytes))
-    source = IcechunkImport(files, trusted)
-    return _IcechunkHistory(context, source, history == "all", progress).run(branches)
+    most = check_bound("max_bytes", max_bytes)
+    with TemporaryDirectory(prefix="zarr-manifests-") as folder:
+        files = IcechunkFiles(storage, Path(folder), trusted, most, context.runtime)
+        return _IcechunkHistory(context, files, history == "all", progress).run(branches)
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class _IcechunkHistory:
     ----------
     context : Context
         The repository to import to.
-    source : IcechunkImport
+    files : IcechunkFiles
         The icechunk repository.
     all_of_it : bool
         Whether all snapshots are imported, and not only those of branches and tags.
@@ -91,7 +94,7 @@ class _IcechunkHistory:
     """
 
     context: Context
-    source: IcechunkImport
+    files: IcechunkFiles
     all_of_it: bool
     progress: Progress
     ours: dict[str, str] = field(default_factory=dict)
@@ -113,14 +116,14 @@ class _IcechunkHistory:
             If a branch has other commits than those of its icechunk branch, or a tag is elsewhere.
         """
         self._refs = Refs(self.context)
-        files = self.source.files
+        files = self.files
         chosen = _chosen(files.branches, branches)
         self._find_ours()
         heads = [files.branches[name] for name in chosen]
         self._wanted = {*heads, *files.tags.values()}
         lineages = [files.lineage(head) for head in heads]
         tagged = [files.lineage(one) for one in files.tags.values()] if branches is None else []
-        due = {each.name for lineage in (*lineages, *tagged) for each in lineage}
+        due = {each.id for lineage in (*lineages, *tagged) for each in lineage}
         self._due = (due if self.all_of_it else due & self._wanted) - self.ours.keys()
         self._total = len(self._due)
         expect(self.progress, "snapshots", self._total)
@@ -165,20 +168,20 @@ class _IcechunkHistory:
                 if seen:
                     break
 
-    def _import_branch(self, name: str, lineage: Sequence[ForeignSnapshot]) -> None:
+    def _import_branch(self, name: str, lineage: Sequence[icechunk.SnapshotInfo]) -> None:
         check_ref_name(name)
-        files = self.source.files
-        root = lineage[0].name
+        files = self.files
+        root = lineage[0].id
         if root not in self.ours and not files.nodes(root) and self._first:
             self.ours[root] = self._first  # both are where a history begins, and empty
             self._tell(root)
-        known = [at for at, each in enumerate(lineage) if each.name in self.ours]
+        known = [at for at, each in enumerate(lineage) if each.id in self.ours]
         begin = known[-1] if known else -1
-        self._place(name, lineage, [lineage[at].name for at in known])
-        due = [each for each in lineage[begin + 1 :] if self.all_of_it or each.name in self._wanted]
+        self._place(name, lineage, [lineage[at].id for at in known])
+        due = [each for each in lineage[begin + 1 :] if self.all_of_it or each.id in self._wanted]
         if not due:
             return
-        before = files.nodes(lineage[begin].name) if known else {}
+        before = files.nodes(lineage[begin].id) if known else {}
         version, view = self._refs.begin(name)
         commits = SessionCommits(SessionWriter(self.context, view, name, version))
         if {n.path: n.document for n in before.values()} != {
@@ -189,19 +192,21 @@ class _IcechunkHistory:
                 "repository"
             )
         for each in due:
-            after = files.nodes(each.name)
-            self.source.apply(commits.writer.workspace, before, after)
-            self.ours[each.name] = commits.commit(
-                each.message if each.message.strip() else f"icechunk snapshot {each.name}",
+            after = files.nodes(each.id)
+            apply_snapshot(commits.writer.workspace, files, before, after)
+            self.ours[each.id] = commits.commit(
+                each.message if each.message.strip() else f"icechunk snapshot {each.id}",
                 _metadata(each, commits.writer.workspace.keys),
                 rebase=False,
                 allow_empty=True,
             )
-            self._names[self.ours[each.name]] = each.name
+            self._names[self.ours[each.id]] = each.id
             before = after
-            self._tell(each.name)
+            self._tell(each.id)
 
-    def _place(self, name: str, lineage: Sequence[ForeignSnapshot], known: Sequence[str]) -> None:
+    def _place(
+        self, name: str, lineage: Sequence[icechunk.SnapshotInfo], known: Sequence[str]
+    ) -> None:
         """See that the branch is at the last of the known snapshots, having been at one of them."""
         start = self.ours[known[-1]] if known else self._first
         if not start:
@@ -229,7 +234,7 @@ class _IcechunkHistory:
         elif at != self._names[start]:
             self._refs.reset_branch(name, start, force=False, expected=None)
 
-    def _has_expired(self, head: str, lineage: Sequence[ForeignSnapshot]) -> bool:
+    def _has_expired(self, head: str, lineage: Sequence[icechunk.SnapshotInfo]) -> bool:
         """Whether an imported snapshot is older than what icechunk still has of the branch.
 
         icechunk's expiry makes the oldest snapshot that it keeps the child of the first one.
@@ -244,7 +249,7 @@ class _IcechunkHistory:
         if there not in (None, self.ours.get(snapshot)) and self._names.get(there) != snapshot:
             raise ConflictError(f"tag {tag!r} exists, and is not the icechunk snapshot {snapshot}")
         if snapshot not in self.ours:
-            self._import_branch(helper, self.source.files.lineage(snapshot))
+            self._import_branch(helper, self.files.lineage(snapshot))
         if there is None:
             self._refs.create_tag(tag, self.ours[snapshot])
         if self._refs.branches().get(helper) == self.ours[snapshot]:
@@ -267,17 +272,11 @@ def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]
     return sorted(chosen, key=lambda name: (name != DEFAULT_BRANCH, name))
 
 
-def _metadata(snapshot: ForeignSnapshot, keys: SessionKeys) -> dict[str, Any]:
-    own = {_NAME: snapshot.name, _TIME: _written(snapshot), _BY: lineage_of(keys.session_id)}
+def _metadata(snapshot: icechunk.SnapshotInfo, keys: SessionKeys) -> dict[str, Any]:
+    own = {_NAME: snapshot.id, _TIME: _written(snapshot), _BY: lineage_of(keys.session_id)}
     return {**snapshot.metadata, **own}
 
 
-def _written(snapshot: ForeignSnapshot) -> str:
+def _written(snapshot: icechunk.SnapshotInfo) -> str:
     """When the snapshot was written; of two texts, the earlier time comes first."""
-    try:
-        written = _EPOCH + timedelta(microseconds=snapshot.flushed_us)
-    except OverflowError as error:
-        raise CorruptObjectError(
-            f"the icechunk snapshot {snapshot.name} is damaged: it was written at no time"
-        ) from error
-    return written.isoformat(timespec="microseconds")
+    return snapshot.written_at.isoformat(timespec="microseconds")

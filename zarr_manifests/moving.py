@@ -228,7 +228,7 @@ def import_icechunk(
     say which snapshot it was (`icechunk-snapshot`), when that was written (`icechunk-time`),
     and by which session it was imported (`icechunk-import`). Chunks become refs to the objects
     of the icechunk repository, which are noted with size and time of modification; refs to
-    files elsewhere stay as they are; inline chunks are copied. What was imported before is not
+    files elsewhere stay refs; inline chunks are copied. What was imported before is not
     imported again, so that calling this once more continues after an interruption, or with
     what is new there.
 
@@ -247,13 +247,15 @@ def import_icechunk(
         Which branches; by default all, and all tags. Otherwise those tags come along that
         name an imported snapshot.
     authorize : mapping of str to VirtualContainer, str or path, optional
-        Places elsewhere whose files may be inspected, beside the containers that this
-        repository was opened with: a file without an etag or a time is noted with its present
-        size and time.
+        Places elsewhere whose files may be looked at, beside the containers that this
+        repository was opened with. icechunk reads a byte of each of their files, and so says
+        whether it is the one that it has noted; then the file is noted as it is now. One that
+        has changed, or is gone, raises an error when it is read. Other files stay unguarded,
+        as `Repository.verify` counts.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the location.
     max_bytes : int
-        Bytes that a file of metadata may have, unpacked.
+        Bytes that a file of metadata may say to have, unpacked.
     progress : callable, optional
         Called with `"snapshots"` and the number of snapshots imported so far.
 
@@ -264,6 +266,8 @@ def import_icechunk(
 
     Raises
     ------
+    ImportError
+        If the package of icechunk is not installed.
     NotARepositoryError
         If there is no icechunk repository.
     NotFoundError

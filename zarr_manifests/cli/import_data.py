@@ -24,6 +24,7 @@ from zarr_manifests.cli.arguments import (
 )
 from zarr_manifests.cli.as_json import print_json
 from zarr_manifests.cli.console import console, progress
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import expect
 from zarr_manifests.texts import count_text
@@ -214,7 +215,10 @@ def run_icechunk(
     option: Options = None,
     from_option: FromOptions = None,
 ) -> None:
-    """Import the snapshots, branches and tags of an icechunk repository; again for what is new."""
+    """Import the snapshots, branches and tags of an icechunk repository; again for what is new.
+
+    It needs the package of icechunk, which the extra `icechunk` brings.
+    """
     how = _bound(max_bytes, storage_options=storage_options(source, from_option, "--from-option"))
 
     def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
@@ -252,7 +256,10 @@ def _into[Made](
 
     places = containers_of(containers)
     storage = storage_of(url, storage_options(url, option))
-    made = write_into(storage, None, take_in, make=True, virtual_containers=places)
+    try:
+        made = write_into(storage, None, take_in, make=True, virtual_containers=places)
+    except ImportError as error:  # of a package that an extra brings
+        raise InvalidArgumentError(str(error)) from error
     _save(storage, {**places, **(also or {})})
     return made
 

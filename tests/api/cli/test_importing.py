@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,9 @@ def test_files_are_imported_each_once(repo: Path, tmp_path: Path) -> None:
 GOLDEN = Path(__file__).parents[1] / "virtual/icechunk_golden/format-2"
 
 
-def test_an_icechunk_repository(repo: Path, tmp_path: Path) -> None:
+def test_an_icechunk_repository(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(GOLDEN, tmp_path / "source")
     words = ("import", "icechunk", repo, tmp_path / "source")
     place = ("--container", f"source={tmp_path / 'source'}")
@@ -96,3 +99,5 @@ def test_an_icechunk_repository(repo: Path, tmp_path: Path) -> None:
     assert all(f"{name}  {head}" in shown for name, head in opened.list_branches().items())
     assert "--history" not in call(*words, *place, "--history", "heads")
     assert "give 'all' or 'heads'" in call(*words, "--history", "some", code=2)
+    monkeypatch.setitem(sys.modules, "icechunk", None)
+    assert 'pip install "zarr-manifests[icechunk]"' in call(*words, code=2)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import icechunk
 import numpy as np
 import pytest
 import zarr
@@ -19,7 +22,7 @@ import zstandard
 import zarr_manifests as zm
 from digests import digests
 from hearing import Hearing
-from zarr_manifests.error_cases import VirtualSourceChangedError
+from zarr_manifests.error_cases import NotARepositoryError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -189,11 +192,12 @@ def test_damaged_files_are_errors_of_the_project(source: Path) -> None:
         if path.parent.name == "chunks" or path.name == "config.yaml":
             continue
         whole = path.read_bytes()
-        bad = bytearray(unpacked(whole))
-        bad[int(rng.integers(39 % len(bad), len(bad)))] ^= int(rng.integers(1, 256))
+        header, content = unpacked(whole)
+        bad = bytearray(content)
+        bad[int(rng.integers(0, len(bad)))] ^= int(rng.integers(1, 256))
         if rng.random() < 0.5:
             del bad[int(rng.integers(0, len(bad))) :]
-        path.write_bytes(bad)
+        path.write_bytes(header + (zstandard.compress(bytes(bad)) if header else bad))
         try:
             zm.virtual.import_icechunk(zm.create(MemoryStorage()), source)
         except ManifestsError as error:
@@ -202,11 +206,11 @@ def test_damaged_files_are_errors_of_the_project(source: Path) -> None:
     assert CorruptObjectError in seen
 
 
-def unpacked(data: bytes) -> bytes:
-    """An icechunk file that is not compressed, so that damage is not found by zstd."""
+def unpacked(data: bytes) -> tuple[bytes, bytes]:
+    """The header of a file of icechunk, if it has one, and what is compressed after it."""
     if not data.startswith(b"ICE"):
-        return data
-    return data[:38] + b"\0" + zstandard.ZstdDecompressor().decompress(data[39:], 2**24)
+        return b"", data
+    return data[:39], zstandard.ZstdDecompressor().decompress(data[39:], 2**24)
 
 
 def test_what_a_file_unpacks_to_is_bounded(repo: zm.Repository, source: Path) -> None:
@@ -216,3 +220,100 @@ def test_what_a_file_unpacks_to_is_bounded(repo: zm.Repository, source: Path) ->
         path.write_bytes(path.read_bytes()[:39] + zstandard.compress(bytes(10_000_000)))
     with pytest.raises(InvalidArgumentError, match=r"10000000 bytes.* larger max_bytes="):
         zm.virtual.import_icechunk(repo, source, max_bytes=2**20)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> tuple[Path, icechunk.Repository]:
+    """A folder with files, and an icechunk repository that may refer to them."""
+    place, root = tmp_path / "files", f"file://{tmp_path}/files/"
+    place.mkdir()
+    config = icechunk.RepositoryConfig.default()
+    store = icechunk.local_filesystem_store(str(place))
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(root, store, "files"))
+    made = icechunk.Repository.create(
+        icechunk.local_filesystem_storage(str(tmp_path / "source")), config
+    )
+    made.save_config()
+    session = made.writable_session("main")
+    zarr.create_array(session.store, name="v", shape=8, chunks=2, dtype="u1", compressors=None)
+    session.commit("an array")
+    return place, made
+
+
+def refer(made: icechunk.Repository, **checksums: str | datetime | None) -> None:
+    """Commit that the chunks are in files of these names, with what is noted of the files."""
+    session = made.writable_session("main")
+    for number, (name, checksum) in enumerate(checksums.items()):
+        session.store.set_virtual_ref(
+            f"v/c/{number}", f"vcc://files/{name}", offset=2, length=2, checksum=checksum
+        )
+    session.commit("refer to files", allow_empty=True)
+
+
+def test_files_that_have_changed_since_icechunk_noted_them_are_not_read(
+    elsewhere: tuple[Path, icechunk.Repository],
+) -> None:
+    place, made = elsewhere
+    long_ago, now = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+    for name in ("same", "changed", "unknown"):
+        (place / name).write_bytes(b"abcd")
+    refer(made, same=now, changed=long_ago, unknown=None, gone=now)
+    repo = zm.create(place.parent / "repo", virtual_containers={"files": place})
+    first = zm.virtual.import_icechunk(repo, place.parent / "source")
+    array = zarr.open_array(repo.readonly_session().store, path="v", mode="r")
+    assert array[:2].tolist() == array[4:6].tolist() == [*b"cd"]
+    with pytest.raises(VirtualSourceChangedError):
+        array[2:4]
+    with pytest.raises(MissingChunkError):
+        array[6:]
+    assert repo.verify().unguarded == 0
+    refer(made, same=now, changed=now, unknown=None, gone=now)
+    (place / "same").write_bytes(b"efgh")
+    ours = zm.virtual.import_icechunk(repo, place.parent / "source")
+    assert len(ours.keys() - first.keys()) == 1
+    array = zarr.open_array(repo.readonly_session().store, path="v", mode="r")
+    assert array[2:4].tolist() == [*b"cd"]
+    with pytest.raises(VirtualSourceChangedError):
+        array[:2]
+
+
+def test_files_at_places_that_are_not_trusted_stay_unguarded(
+    elsewhere: tuple[Path, icechunk.Repository],
+) -> None:
+    place, made = elsewhere
+    refer(made, one=None, other=datetime(2000, 1, 1, tzinfo=UTC))
+    repo = zm.create(place.parent / "repo")
+    zm.virtual.import_icechunk(repo, place.parent / "source")
+    assert repo.verify().unguarded == 2
+    again = zm.create(place.parent / "again")
+    authorize: dict[str, Any] = {
+        "files": place.parent,
+        "google": zm.VirtualContainer("gs://data", anonymous=True),
+        "azure": zm.VirtualContainer("az://data", account="winds"),
+        "web": "https://example.org/data",
+    }
+    zm.virtual.import_icechunk(again, place.parent / "source", authorize=authorize)
+    assert again.verify().unguarded == 0
+
+
+def test_a_repository_is_read_at_any_place(source: Path, expected: dict[str, Any]) -> None:
+    storage = MemoryStorage("icechunk-in-memory")
+    for path in source.rglob("*"):
+        if path.is_file():
+            storage.put(path.relative_to(source).as_posix(), path.read_bytes())
+    containers: dict[str, Any] = {"source": "memory://icechunk-in-memory"}
+    repo = zm.create(MemoryStorage(), virtual_containers=containers)
+    check(repo, zm.virtual.import_icechunk(repo, "memory://icechunk-in-memory"), expected)
+
+
+def test_icechunk_is_needed(
+    repo: zm.Repository, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "icechunk", None)
+    with pytest.raises(ImportError, match=r'pip install "zarr-manifests\[icechunk\]"'):
+        zm.virtual.import_icechunk(repo, source)
+
+
+def test_a_folder_without_an_icechunk_repository_is_named(repo: zm.Repository) -> None:
+    with pytest.raises(NotARepositoryError, match="no icechunk repository at memory://nothing"):
+        zm.virtual.import_icechunk(repo, "memory://nothing")

@@ -1,277 +1,136 @@
 """Bringing a workspace from one icechunk snapshot to the next: nodes, documents and chunk refs.
 
 Objects of the icechunk repository and files elsewhere are referred to, inline chunks are copied.
-Only manifests that differ between the two snapshots are read, and only chunks that differ are set.
+Only arrays whose manifests differ between the two snapshots are read, and only chunks that differ
+are set.
 
-Invariant: a chunk counts only within the extents of its manifest and the grid of its array; one
-that is not there any more is unset.
+Invariant: a chunk counts only within the grid of its array; one that is not there any more is
+unset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import field, replace
-from functools import partial
-from operator import le
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    MissingChunkError,
-    UnsupportedFormatError,
-)
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.columns import Column
-from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.virtual_sources import VirtualSources
+from zarr_manifests.errors import UnsupportedFormatError
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, ArrayMeta, join, parse_document
 from zarr_manifests.planning.tables.merge import unset_at
-from zarr_manifests.records import dataclass
-from zarr_manifests.storage.object_versions import Version
-from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.icechunk_files import (
-    ChunkRows,
-    ForeignManifest,
-    ForeignNode,
-    IcechunkFiles,
-    chunk_names,
-)
-from zarr_manifests.virtual.parquet_columns import table_at, table_of
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
+from zarr_manifests.virtual.parquet_columns import table_of
 
-__all__ = ["IcechunkImport"]
-
-_NO_NODE: Final = ForeignNode(b"", "", b"", False, frozenset())
-_UNKNOWN: Final = Version()
-_AT_ONCE: Final = 64
-"""Arrays whose manifests are fetched at once."""
-_MOST_ROWS: Final = 1 << 22
-"""Chunks of manifests that are kept for the next snapshot."""
+__all__ = ["apply_snapshot"]
 
 
-@dataclass(slots=True)
-class IcechunkImport:
-    """Takes snapshots of an icechunk repository into workspaces.
+def apply_snapshot(
+    workspace: Workspace,
+    files: IcechunkFiles,
+    before: Mapping[str, ForeignNode],
+    after: Mapping[str, ForeignNode],
+) -> None:
+    """Bring a workspace that holds the nodes `before` to the nodes `after`.
 
-    Parameters
-    ----------
-    files : IcechunkFiles
-        The icechunk repository.
-    trusted : Containers
-        Places whose files may be inspected: those without an etag or a time get the present ones.
+    Raises
+    ------
+    CorruptObjectError
+        If something is missing or damaged.
+    UnsupportedFormatError
+        If the metadata of a node is not understood.
     """
-
-    files: IcechunkFiles
-    trusted: Containers
-    _objects: dict[str, tuple[int, int]] | None = None
-    _versions: dict[int, Version] = field(default_factory=dict)
-    _recent: dict[tuple[str, bytes], ChunkRows] = field(default_factory=dict)
-
-    def apply(
-        self,
-        workspace: Workspace,
-        before: Mapping[bytes, ForeignNode],
-        after: Mapping[bytes, ForeignNode],
-    ) -> None:
-        """Bring a workspace that holds the nodes `before` to the nodes `after`.
-
-        Raises
-        ------
-        CorruptObjectError
-            If something is missing or damaged.
-        UnsupportedFormatError
-            If the metadata of a node is not understood.
-        """
-        kept = {
-            node_id: node
-            for node_id, node in before.items()
-            if node_id in after and _stays(node, after[node_id])
-        }
-        _move(workspace, before, kept, after)
-        for node in sorted(after.values(), key=lambda node: (node.path.count("/"), node.path)):
-            self._write_document(workspace, kept.get(node.node_id, _NO_NODE), node)
-        due = [
-            (node, kept.get(node_id, _NO_NODE))
-            for node_id, node in after.items()
-            if node.manifests != kept.get(node_id, _NO_NODE).manifests
-            or (node.is_array and _grid(node) != _grid(kept.get(node_id, node)))
-        ]
-        for start in range(0, len(due), _AT_ONCE):
-            some = due[start : start + _AT_ONCE]
-            names = {each.name for pair in some for node in pair for each in node.manifests}
-            held = {name for name, _ in self._recent}
-            self.files.fetch(sorted(names - held), workspace.context.runtime.parallel)
-            for node, old in some:
-                self._write_chunks(workspace, old, node)
-
-    def _write_document(self, workspace: Workspace, old: ForeignNode, node: ForeignNode) -> None:
-        if node.document != old.document:
+    kept, moved = {}, []
+    with workspace.lock:
+        for node_id, node in before.items():
+            if node_id not in after or not _stays(node, after[node_id]):
+                workspace.edits.drop(node.path)
+                continue
+            kept[node_id] = node
+            if node.path != after[node_id].path:
+                moved.append((workspace.contents.node(node.path), after[node_id].path))
+        for ours, _ in moved:
+            assert ours is not None
+            workspace.edits.put_node(ours.path, None)
+        for ours, path in moved:
+            assert ours is not None
+            workspace.edits.put_node(path, replace(ours, path=path))
+    due = []
+    for node in sorted(after.values(), key=lambda node: (node.path.count("/"), node.path)):
+        old = kept.get(node.node_id)
+        if old is None or node.document != old.document:
             workspace.set(join(node.path, V3_DOCUMENT), node.document)
-        found = workspace.contents.node(node.path)
-        if found is None or (found.array is not None) != node.is_array:
+        ours = workspace.contents.node(node.path)
+        if ours is None or (ours.array is None) != (node.manifests is None):
             raise UnsupportedFormatError(
                 f"the Zarr metadata of /{node.path} is not understood, so that its chunks cannot "
                 "be told from other keys"
             )
+        was = None if old is None else (old.manifests, _grid(old))
+        if ours.array is not None and was != (node.manifests, ours.array.grid):
+            # Before any new ones, since files that had changed before may be right from now on.
+            due.append((node, None if old is None else _rows(files, old, ours.array.grid)))
+    files.keep_manifests(node for node, _ in due)
+    for node, rows in due:
+        _write_chunks(workspace, files, node, rows)
 
-    # --- chunks ------------------------------------------------------------------------------
 
-    def _write_chunks(self, workspace: Workspace, old: ForeignNode, node: ForeignNode) -> None:
-        """Set the chunks of an array that differ."""
-        ours = workspace.contents.array_at(node.path)
-        assert ours.array is not None
-        grid, was = ours.array.grid, _grid(old) or ours.array.grid
-        # Growing an array may bring back chunks beyond its old grid.
-        same = {each for each in old.manifests & node.manifests if all(map(le, each.hi, was.hi))}
-        new_rows = self._rows(node, node.manifests - same, grid, grid)
-        old_rows = self._rows(node, old.manifests - same, grid, was)
-        at, previous = grid.ravel(new_rows.coords), grid.ravel(old_rows.coords)
-        twice = np.flatnonzero(at[1:] == at[:-1])
-        if len(twice):
-            where = tuple(new_rows.coords[twice[0]].tolist())
-            raise CorruptObjectError(
-                f"/{node.path} has the chunk {where} in two icechunk manifests"
-            )
-        changed = ~_same_rows(at, new_rows.columns, previous, old_rows.columns)
-        gone = ~np.isin(previous, at)
-        if gone.any() and grid.ndim:
-            workspace.put_table(node.path, grid, unset_at(old_rows.coords[gone]))
-        elif gone.any():
-            workspace.delete(join(node.path, ours.array.chunk_keys.encode(())))
-        self._set(workspace, ours, new_rows.take(changed))
-        names = {each.name for each in node.manifests}
-        for key in [key for key in self._recent if key[1] == node.node_id and key[0] not in names]:
-            del self._recent[key]
-        if sum(map(len, self._recent.values())) > _MOST_ROWS:
-            self._recent.clear()
-
-    def _rows(
-        self,
-        node: ForeignNode,
-        manifests: Collection[ForeignManifest],
-        grid: Box,
-        other: Box,
-    ) -> ChunkRows:
-        """The chunks in these manifests that lie in both grids, in C order."""
-        parts = []
-        hi = tuple(map(min, grid.hi, other.hi))
-        for each in sorted(manifests):
-            if len(each.lo) != len(hi):
-                raise CorruptObjectError(f"manifests/{each.name}: expected {len(hi)} axes")
-            key = each.name, node.node_id
-            if key not in self._recent:
-                self._recent[key] = self.files.chunks(*key, len(hi))
-            bound = tuple(map(min, each.hi, hi))
-            parts.append(self._recent[key].within(each.lo, bound))
-        found = ChunkRows.together(parts, len(hi))
-        if len(parts) < 2:
-            return found
-        return found.take(np.argsort(grid.ravel(found.coords), kind="stable"))
-
-    def _set(self, workspace: Workspace, node: Node, rows: ChunkRows) -> None:
-        assert node.array is not None
-        kind = rows.columns[:, 0]
-        native = rows.take(kind == RefKind.NATIVE)
-        virtual = rows.take(kind == RefKind.VIRTUAL)
-        for some, table in ((native, self._native), (virtual, self._virtual)):
-            found = table(workspace, node.array.grid, some) if len(some) else None
-            if found is not None:
-                workspace.put_table(node.path, node.array.grid, found)
-        inline = rows.take(kind == RefKind.INLINE)
-        for coords, number in zip(
-            inline.coords.tolist(), inline.columns[:, 1].tolist(), strict=True
-        ):
-            key = join(node.path, node.array.chunk_keys.encode(tuple(coords)))
-            workspace.set(key, self.files.inlined[number])
-
-    def _native(self, workspace: Workspace, grid: Box, rows: ChunkRows) -> ChunkTable | None:
-        """Refs to objects of the icechunk repository, with their sizes and times."""
-        storage = self.files.storage
-        if self._objects is None:
-            listed = storage.list("chunks/")
-            self._objects = {info.key[7:]: (info.nbytes, info.modified_ms) for info in listed}
-        names = chunk_names(rows.ids())
-        container, path = workspace.context.containers.locate(f"{storage.url}/chunks/{names[0]}")
-        folder = path.removesuffix(names[0])
-        try:
-            known = np.array([self._objects[name] for name in names], np.int64)
-        except KeyError as error:
-            raise MissingChunkError(
-                f"{storage.url}/chunks/{error.args[0]}, which a snapshot needs, is not there: "
-                "restore it, or import other branches"
-            ) from error
-        n = len(names)
-        files = VirtualSources(
-            (container,),
-            np.zeros(n, np.int64),
-            tuple([folder + name for name in names]),
-            np.ascontiguousarray(known[:, 1]),
-            np.ascontiguousarray(known[:, 0]),
-        )
-        offset, length = rows.columns[:, 3], rows.columns[:, 4]
-        return table_at(grid, files, rows.coords, np.arange(n), offset, length)
-
-    def _virtual(self, workspace: Workspace, grid: Box, rows: ChunkRows) -> ChunkTable | None:
-        """Refs to files elsewhere, with what is known of them."""
-        used, source = _in_order(rows.columns[:, 1])
-        files = [self.files.files[number] for number in used.tolist()]
-        self._inspect(workspace, used)
-        modified, sizes = np.full(len(used), -1), np.full(len(used), -1)
-        for at, number in enumerate(used.tolist() if self._versions else ()):
-            version = self._versions.get(number, _UNKNOWN)
-            modified[at] = -1 if version.modified_ms is None else version.modified_ms
-            sizes[at] = -1 if version.nbytes is None else version.nbytes
-        since = [1000 * s + 999 if (s := each.unchanged_since_s) else -1 for each in files]
-        return table_of(
+def _write_chunks(
+    workspace: Workspace, files: IcechunkFiles, node: ForeignNode, old_rows: IndexArray | None
+) -> None:
+    """Set the chunks of an array that differ, and unset those that are gone."""
+    ours = workspace.contents.array_at(node.path)
+    assert ours.array is not None
+    grid = ours.array.grid
+    rows = _rows(files, node, grid)
+    old_rows = rows[:0] if old_rows is None else old_rows
+    _, stay, was = np.intersect1d(
+        grid.ravel(rows[:, :-3]), grid.ravel(old_rows[:, :-3]), return_indices=True
+    )
+    gone = np.delete(old_rows, was, axis=0)[:, :-3]
+    if len(gone) and grid.ndim:
+        workspace.put_table(node.path, grid, unset_at(gone))
+    elif len(gone):
+        workspace.delete(join(node.path, ours.array.chunk_keys.encode(())))
+    rows = np.delete(rows, stay[(rows[stay] == old_rows[was]).all(axis=1)], axis=0)
+    inline, inlined, known = rows[:, -3] < 0, [*files.inlined], [*files.files]
+    for *at, number, _, _ in rows[inline].tolist():
+        key = join(node.path, ours.array.chunk_keys.encode(tuple(at)))
+        workspace.set(key, inlined[~number])
+    if not inline.all():
+        rows = rows[~inline]
+        used, source = np.unique(rows[:, -3], return_inverse=True)
+        columns = zip(*[known[number] for number in used.tolist()], strict=True)
+        locations, etags, modified, sizes, since = columns
+        table = table_of(
             grid,
             workspace.context.containers,
-            rows.coords,
-            [each.location for each in files],
+            rows[:, :-3],
+            locations,
             source,
-            rows.columns[:, 3],
-            rows.columns[:, 4],
-            etags=[each.etag or None for each in files],
+            rows[:, -2],
+            rows[:, -1],
+            etags=etags,
             modified=modified,
             sizes=sizes,
             unchanged_since=since,
         )
-
-    def _inspect(self, workspace: Workspace, numbers: Column) -> None:
-        """Note size and time of trusted files of which nothing is known."""
-        reader = VirtualReader(self.trusted)
-
-        def look(number: int, location: str) -> None:
-            self._versions[number] = reader.version(location)
-
-        calls: list[Callable[[], None]] = []
-        for number in numbers.tolist() if self.trusted.places else ():
-            each = self.files.files[number]
-            known = each.etag or each.unchanged_since_s or number in self._versions
-            if not known and self.trusted.locate(each.location)[0]:
-                calls.append(partial(look, number, each.location))
-        workspace.context.runtime.parallel(calls)
+        assert table is not None
+        workspace.put_table(node.path, grid, table)
 
 
-def _same_rows(
-    at: Column, columns: IndexArray, previous: Column, old: IndexArray
-) -> npt.NDArray[np.bool_]:
-    """Which rows at linear indexes `at` are the same in the old rows at `previous`."""
-    if not len(previous):
-        return np.zeros(len(at), np.bool_)
-    place = np.minimum(np.searchsorted(previous, at), len(previous) - 1)
-    return np.asarray((previous[place] == at) & (old[place] == columns).all(axis=1))
+def _rows(files: IcechunkFiles, node: ForeignNode, grid: Box) -> IndexArray:
+    """Chunks of an array that lie in its own grid, and in this one.
 
-
-def _in_order(numbers: Column) -> tuple[Column, Column]:
-    """The distinct numbers in the order of their first row, and the position of each row's."""
-    used, first, source = np.unique(numbers, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    return used[order], np.argsort(order)[source]
+    Growing an array may bring back chunks beyond its old grid.
+    """
+    own = _grid(node)
+    assert own is not None
+    rows = files.chunks(node, grid.ndim)
+    hi = np.array([own.hi, grid.hi], np.int64).min(axis=0)
+    inside = (rows[:, :-3] < hi).all(axis=1)
+    return rows if inside.all() else rows[inside]
 
 
 def _stays(old: ForeignNode, new: ForeignNode) -> bool:
@@ -284,27 +143,3 @@ def _grid(node: ForeignNode) -> Box | None:
     """The grid of chunks of an array whose metadata is understood."""
     meta = parse_document(node.document)
     return meta.grid if isinstance(meta, ArrayMeta) else None
-
-
-def _move(
-    workspace: Workspace,
-    before: Mapping[bytes, ForeignNode],
-    kept: Mapping[bytes, ForeignNode],
-    after: Mapping[bytes, ForeignNode],
-) -> None:
-    """Delete nodes that are gone, and give those that have moved their new paths."""
-    with workspace.lock:
-        for node_id, node in before.items():
-            if node_id not in kept:
-                workspace.edits.drop(node.path)
-        moved = [
-            (workspace.contents.node(node.path), after[node_id].path)
-            for node_id, node in kept.items()
-            if after[node_id].path != node.path
-        ]
-        for ours, _ in moved:
-            assert ours is not None
-            workspace.edits.put_node(ours.path, None)
-        for ours, path in moved:
-            assert ours is not None
-            workspace.edits.put_node(path, replace(ours, path=path))

@@ -134,13 +134,31 @@ FAULTS = [
     Fault(
         "what-an-icechunk-file-unpacks-to-is-not-bounded",
         "virtual/icechunk_files.py",
-        "zstandard.frame_content_size(body)\n            if nbytes > self.max_bytes:",
-        "zstandard.frame_content_size(body)\n            if False:",
+        "if not 0 <= nbytes <= self._max_bytes:",
+        "if False:",
     ),
     Fault(
         "chunks-that-are-gone-in-icechunk-stay",
         "engine/edit/import_icechunk.py",
-        "if gone.any() and grid.ndim:",
+        "if len(gone) and grid.ndim:",
         "if False:",
+    ),
+    Fault(
+        "files-that-changed-since-icechunk-noted-them-are-read",
+        "virtual/icechunk_files.py",
+        'changed = getattr(error, "kind", "") == "virtual-chunk-modified"',
+        "changed = False",
+    ),
+    Fault(
+        "files-that-had-changed-are-not-looked-at-for-a-later-snapshot",
+        "virtual/icechunk_files.py",
+        "kept = self._settled if file.unchanged_since_ms < 0 else now",
+        "kept = self._settled",
+    ),
+    Fault(
+        "icechunk-reads-where-its-repository-says",
+        "virtual/icechunk_files.py",
+        "config.set_virtual_chunk_container(given)",
+        "pass",
     ),
 ]
