@@ -46,7 +46,7 @@ from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
-from zarr_manifests.virtual.parquet_columns import VirtualRefs, table_of
+from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -21,7 +21,7 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, ArrayMeta, join, parse_document
 from zarr_manifests.planning.tables.merge import unset_at
 from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
-from zarr_manifests.virtual.parquet_columns import table_of
+from zarr_manifests.virtual.virtual_refs import table_of
 
 __all__ = ["apply_snapshot"]
 

@@ -43,8 +43,8 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.progress import Progress, expect, ignore
 from zarr_manifests.records import dataclass
-from zarr_manifests.virtual.parquet_columns import table_of
 from zarr_manifests.virtual.references import Numbered, References
+from zarr_manifests.virtual.virtual_refs import table_of
 
 __all__ = ["import_references"]
 
