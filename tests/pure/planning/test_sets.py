@@ -308,3 +308,14 @@ def test_explaining_a_base() -> None:
     )
     assert found["/d"].places[0].set_name is None
     assert found["/empty"].places == ()
+
+
+def test_a_full_set_takes_no_manifest_beside_those_that_stay() -> None:
+    facts = facts_of(a=10, b=10)
+    a, b = full(DEFAULT, facts)
+    base = BaseIndex([ManifestRef(BlobRef(key(0), 9, 0), (a,))], {key(0): "coordinates"})
+    config = ChunkManifests(sets=DEFAULT.sets, rules=(Rule("coordinates"),))
+    beside = plan_manifests(config, facts, [b], base, [])
+    assert [one.set_name for one in beside.manifests] == ["default"]
+    anew = plan_manifests(config, facts, [a, b], base, [key(0)])
+    assert [one.set_name for one in anew.manifests] == ["coordinates"]
