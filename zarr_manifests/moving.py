@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from zarr.abc.store import Store
 
-from zarr_manifests import exporting, virtual
+from zarr_manifests import virtual
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.edit.import_references import import_references
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.exporting import exports
 from zarr_manifests.importing import import_history
 from zarr_manifests.keys import directory
 from zarr_manifests.progress import Progress, ignore
@@ -398,13 +399,13 @@ def export(
     source : str, path, Storage, Repository or Session
         The repository; or a session, whose snapshot is written.
     dest : str, path, Storage or Zarr store
-        Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or a store of
+        Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or any store of
         Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file,
         `"icechunk"` that of a folder, or a `Storage` of icechunk.
     format : {"zarr", "zip", "kerchunk", "icechunk"}
         What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
-        consolidated metadata in each group. If it is interrupted, the same call goes on.
-        `"zip"` is the same in one ZIP file. `"kerchunk"` is a JSON file of references.
+        consolidated metadata in each group. `"zip"` is the same in one ZIP file. `"kerchunk"` is a
+        JSON file of references.
         `"icechunk"` is a new icechunk repository with one commit.
     copy : bool
         Whether chunks are copied, and not referred to where they are. It must be False for
@@ -415,7 +416,8 @@ def export(
     path : str
         The group or array that becomes the root.
     overwrite : bool
-        Replace the Zarr store or the file that is at the destination.
+        Replace the Zarr store or the file that is at the destination, or what an export that was
+        broken off has left there.
     tag : str, optional
         The name of the tag that keeps chunks which are not copied; by default `export-` and the
         id of the snapshot. It may exist already.
@@ -471,8 +473,8 @@ def export(
         source = repository_of(source).readonly_session(version)
     elif version is not None:
         raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
-    request = exporting.ExportRequest(format, copy, path, overwrite, tag, storage_options, progress)
-    return exporting.export(contents_of(source.store), dest, request)
+    contents, given = contents_of(source.store), (storage_options, progress or ignore)
+    return exports.export(contents, dest, format, copy, path, overwrite, tag, *given)
 
 
 def _import(

@@ -82,8 +82,6 @@ def run(
         count_text(report.arrays, "array"),
         f"{count_text(report.chunks, 'chunk')} ({bytes_text(report.nbytes)})",
     ]
-    if report.reused:
-        facts.append(f"{report.reused:,} of them there already")
     if report.referenced:
         facts.append(f"{report.referenced:,} of them by reference")
     out.print(f"{report.dest}: {'; '.join(facts)}")

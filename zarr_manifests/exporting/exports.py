@@ -1,52 +1,684 @@
-"""Exporting a snapshot in one of the formats."""
+"""Exporting a snapshot in a format that other software reads, as copies or references.
+
+Invariants:
+
+- Nobody can open an unfinished export. A folder or a file gets its name when it is whole; in a
+  bucket or a store of Zarr, the documents of the root come last; icechunk's branch has its commit
+  at the end.
+- Nothing is replaced without `overwrite`; with it, only a file, a Zarr store, or what an export
+  that was broken off has left, which a mark tells.
+- References are made only to what a reader of the snapshot may read: files below a container. A tag
+  keeps the snapshot, and with it the objects that are referred to; it exists before a reference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import base64
+import errno
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from itertools import batched, islice
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from zarr.abc.store import Store
+from zarr.core.buffer import cpu
+from zarr.core.common import concurrent_foreach
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, ObjectStore
 
 from zarr_manifests.config.kinds import known_as, shown
-from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.history.refs import Refs
+from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import totals_of
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.exporting.export_request import ExportRequest
-from zarr_manifests.exporting.icechunk_repository import export_icechunk
-from zarr_manifests.exporting.kerchunk_file import export_kerchunk
-from zarr_manifests.exporting.plain_zarr import export_zarr
-from zarr_manifests.exporting.snapshot_source import SnapshotSource
-from zarr_manifests.exporting.zip_file import export_zip
-from zarr_manifests.keys import absolute
-from zarr_manifests.progress import expect
+from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    ManifestsError,
+    ReadOnlyError,
+    StorageError,
+    UnsupportedFormatError,
+    VirtualContainerError,
+)
+from zarr_manifests.exporting.snapshot_source import Batch, SnapshotSource
+from zarr_manifests.format import chunk_table
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.root import check_ref_name
+from zarr_manifests.format.virtual_sources import VirtualSource
+from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
+from zarr_manifests.progress import Progress, expect
 from zarr_manifests.reports import ExportReport
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.local_errors import translated
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.object_store import ObjectStorage
+from zarr_manifests.storage.own import own_storage
+from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.virtual.icechunk_files import place_for
+from zarr_manifests.virtual.locations import WEB, VirtualLocation, parse_location
 
 __all__ = ["export"]
 
-_FORMATS: Final[Mapping[str, Callable[[SnapshotSource, Any, ExportRequest], ExportReport]]] = {
-    "zarr": export_zarr,
-    "zip": export_zip,
-    "kerchunk": export_kerchunk,
-    "icechunk": export_icechunk,
-}
+_FORMATS: Final = {"zarr": [True], "zip": [True], "kerchunk": [False], "icechunk": [True, False]}
+"""Which values of `copy` go with each format."""
+_MARK: Final = "__zarr_manifests_export.json"
+"""No node of Zarr has a name that starts like this."""
+_ICECHUNK_KEYS: Final = ChunkKeys("default", "/")
+"""The names of chunks that icechunk knows."""
+_TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_AT_ONCE: Final = 16
+_BATCH: Final = 1 << 16
+_SHARED: Final = ("file", "s3", "gs", "az", "http", "https")
+"""Schemes that mean the same to other software."""
+_DISK: Final = PosixDisk()
+
+type _Put = Callable[[Batch], object]
+"""Writes keys with their bytes."""
 
 
-def export(contents: SessionView, dest: Any, request: ExportRequest) -> ExportReport:
-    """Export the snapshot that a session reads; what was written.
+def export(
+    contents: SessionView,
+    dest: Any,
+    format: str,  # noqa: A002 - the name that callers know
+    copy: bool,
+    path: str,
+    overwrite: bool,
+    tag: str | None,
+    storage_options: Mapping[str, object] | None,
+    progress: Progress,
+) -> ExportReport:
+    """Write the snapshot that a session reads; the arguments are those of `zm.export`."""
+    given: object = format
+    if not isinstance(given, str) or given not in _FORMATS:
+        raise InvalidArgumentError(f"format={shown(given)} is unknown: {known_as(given, _FORMATS)}")
+    if copy not in _FORMATS[format]:
+        raise InvalidArgumentError(
+            f"format={format!r} goes with copy={not copy}: 'zarr' and 'zip' hold copies of all "
+            "chunks, 'kerchunk' refers to them, and 'icechunk' can do either"
+        )
+    if copy and tag is not None:
+        raise InvalidArgumentError("tag= goes with copy=False: a copy needs nothing to be kept")
+    if format == "icechunk" and overwrite:
+        raise InvalidArgumentError("overwrite=True: an icechunk repository is not replaced")
+    if format != "zarr":
+        refuse_options("a local place", storage_options)
+    source = SnapshotSource(contents, path, _ICECHUNK_KEYS if format == "icechunk" else None)
+    within = {absolute(node.path) for node in source.nodes}
+    arrays = totals_of(contents.view).arrays
+    expect(progress, "chunks", sum(array.chunks for array in arrays if array.path in within))
+    count, kept = _Count(progress), None
+    if format == "kerchunk":
+        name, kept = _to_kerchunk(source, dest, overwrite, tag, count)
+    elif format == "icechunk":
+        name, kept = _to_icechunk(source, dest, copy, tag, count)
+    elif format == "zip":
+        name = _copy(source, _zip(source, dest, overwrite), count)
+    else:
+        name = _copy(source, _zarr(source, dest, storage_options, overwrite), count)
+    expect(progress, "chunks", count.chunks)  # before, only a bound was known
+    kinds = [node.kind for node in source.nodes]
+    return ExportReport(
+        format=format,
+        dest=name,
+        snapshot_id=source.snapshot_id,
+        path=absolute(source.path),
+        groups=kinds.count(NodeKind.GROUP),
+        arrays=kinds.count(NodeKind.ARRAY),
+        chunks=count.chunks,
+        nbytes=count.nbytes,
+        referenced=count.referenced,
+        tag=kept,
+    )
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the format is unknown, or the session has uncommitted changes.
-    NotFoundError
-        If there is nothing at the path.
+
+class _Count:
+    """Counts chunks that are written, and tells of them."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.chunks = self.nbytes = self.referenced = 0
+        self._progress = progress
+
+    def add(self, chunks: int, nbytes: int) -> None:
+        self.chunks += chunks
+        self.nbytes += nbytes
+        self._progress("chunks", self.chunks)
+
+    def add_rows(self, table: ChunkTable) -> None:
+        """Count chunks that are referred to, but for inline ones."""
+        self.referenced += int((table.kind != chunk_table.RefKind.INLINE).sum())
+        self.add(len(table), int(table.length.sum()))
+
+
+def _copy(
+    source: SnapshotSource, target: AbstractContextManager[tuple[str, _Put]], count: _Count
+) -> str:
+    """Write chunks and documents, that of the root last; what the target is called."""
+    documents = source.documents()
+    with target as (name, put):
+        _put_chunks(source, put, count)
+        put(documents[:-1])
+        put(documents[-1:])
+    return name
+
+
+def _put_chunks(source: SnapshotSource, put: _Put, count: _Count) -> None:
+    for batch in source.chunks():
+        put(batch)
+        count.add(len(batch), sum(len(data) for _, data in batch))
+
+
+# --- a file or a folder ----------------------------------------------------------------------
+
+
+def _local(source: SnapshotSource, dest: Any, kind: str, *, overwrite: bool) -> Path:
+    """The path of a file or a folder to write; nothing is there that is not to be replaced."""
+    url = parse_location(dest) if isinstance(dest, str) and "://" in dest else None
+    if not isinstance(dest, str | os.PathLike) or (url is not None and url[0] != "file"):
+        raise InvalidArgumentError(f"dest={dest!r:.80}: give the path of a local {kind}")
+    name = os.path.abspath(os.fsdecode(dest) if url is None else url[1])  # noqa: PTH100
+    path, is_file = Path(name), kind == "file"
+    odd = path.exists() and not (path.is_file() if is_file else path.is_dir())
+    if "\0" in name or odd or path.is_mount():
+        raise InvalidArgumentError(
+            f"{name} cannot be replaced, since it is no {kind.partition(',')[0]}, or a mount "
+            f"point: give the path of a local {kind}"
+        )
+    if isinstance(source.storage, LocalStorage):
+        _check_apart(name, os.path.realpath(source.storage.path), os.path.realpath(path))
+    if is_file and path.exists(follow_symlinks=False) and not overwrite:
+        raise AlreadyExistsError(f"{name} exists; overwrite=True replaces it")
+    if not is_file and path.exists():
+        _check_free(name, {entry.name for entry in path.iterdir()}, overwrite=overwrite)
+    return path if is_file else path.resolve()
+
+
+def _check_apart(name: str, own: str, other: str) -> None:
+    """Refuse a place in the repository, and one that holds it."""
+    own, other = f"{own.rstrip('/')}/", f"{other.rstrip('/')}/"
+    if own.startswith(other) or other.startswith(own):
+        raise InvalidArgumentError(
+            f"{name} is in the repository, or holds it: export to another place"
+        )
+
+
+def _check_free(name: str, found: set[str], *, overwrite: bool) -> None:
+    """Refuse to write where there is anything that is not to be replaced."""
+    if found and not (overwrite and found.intersection([_MARK, *DOCUMENTS])):
+        raise AlreadyExistsError(
+            f"{name} holds data: overwrite=True replaces a Zarr store, and what an export that was "
+            "broken off has left; export to another place, or delete what is there yourself"
+        )
+
+
+@contextmanager
+def _staged(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A path beside it for a file or a folder, which gets the name when the block ends well."""
+    with translated(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(mkdtemp(prefix=TEMP_PREFIX, dir=path.parent))
+        new, old = place / "new", place / "old"
+        try:
+            yield new
+            _flush(new)
+            try:
+                if new.is_file():
+                    new.replace(path) if overwrite else path.hardlink_to(new)
+                else:
+                    if overwrite and path.exists():
+                        path.rename(old)
+                    new.rename(path)  # fails if it is a folder with anything in it
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
+                raise AlreadyExistsError(f"{path} exists; overwrite=True replaces it") from error
+            _DISK.fsync_dir(str(path.parent))
+        finally:
+            if old.exists() and not path.exists():
+                old.rename(path)
+            shutil.rmtree(place)
+
+
+def _flush(path: Path) -> None:
+    """See that a file, or a folder with all that is in it, survives a crash of the machine."""
+    walked = [*os.walk(path)]
+    names = [f"{folder}/{name}" for folder, _, names in walked for name in names]
+
+    def flush(name: str) -> None:
+        with Path(name).open("rb") as file:
+            _DISK.fsync_file(file.fileno())
+
+    SYSTEM.parallel([partial(flush, name) for name in names or [str(path)]])
+    SYSTEM.parallel([partial(_DISK.fsync_dir, folder) for folder, *_ in walked])
+
+
+@contextmanager
+def _zip(source: SnapshotSource, dest: Any, overwrite: bool) -> Iterator[tuple[str, _Put]]:
+    """A ZIP file, stored and not deflated, as `zarr.storage.ZipStore` reads it."""
+    path = _local(source, dest, "file", overwrite=overwrite)
+
+    def put(batch: Batch) -> None:
+        for key, data in batch:
+            if "\\" in key or key[1:2] == ":":  # a folder or drive where ZIPs may be unpacked
+                raise InvalidArgumentError(f"{key!r:.80} cannot be the name of a file in a ZIP")
+            entry = zipfile.ZipInfo(key)  # of no time, so that equal exports are equal files
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+
+    with _staged(path, overwrite=overwrite) as new, zipfile.ZipFile(new, "x") as archive:
+        yield str(path), put
+
+
+# --- a plain Zarr store ----------------------------------------------------------------------
+
+
+def _zarr(
+    source: SnapshotSource, dest: Any, options: Mapping[str, object] | None, overwrite: bool
+) -> AbstractContextManager[tuple[str, _Put]]:
+    """The folder, bucket or store that a path, a URL, a storage or a store of Zarr means."""
+    storage: Any = None
+    if isinstance(dest, Store):
+        refuse_options("a store", options)
+        if dest.read_only:
+            raise ReadOnlyError("the store to export to is read-only")
+        if isinstance(dest, LocalStore):
+            storage = LocalStorage(str(dest.root))
+        elif isinstance(dest, ObjectStore):
+            with suppress(InvalidArgumentError):  # in memory
+                storage = own_storage(dest)
+    else:
+        storage = unmetered(storage_of(dest, options))
+    if isinstance(storage, LocalStorage):
+        return _in_folder(source, storage.path, overwrite)
+    if isinstance(storage, ObjectStorage):
+        return _in_bucket(source, storage, overwrite)
+    if storage is None:
+        return _in_store(source, dest, overwrite)
+    raise InvalidArgumentError(
+        f"{storage.url} cannot hold every key of Zarr: give a path, a bucket, or a store of Zarr, "
+        "such as zarr.storage.MemoryStore()"
+    )
+
+
+@contextmanager
+def _in_folder(source: SnapshotSource, dest: str, overwrite: bool) -> Iterator[tuple[str, _Put]]:
+    path = _local(source, dest, "folder", overwrite=overwrite)
+
+    def write(items: Batch) -> None:
+        for key, data in items:
+            (new / key).parent.mkdir(parents=True, exist_ok=True)
+            (new / key).write_bytes(data)
+
+    def put(batch: Batch) -> None:
+        SYSTEM.parallel([partial(write, batch[at::_AT_ONCE]) for at in range(_AT_ONCE)])
+
+    with _staged(path, overwrite=overwrite) as new:
+        new.mkdir()
+        yield str(path), put
+
+
+def _in_bucket(
+    source: SnapshotSource, storage: ObjectStorage, overwrite: bool
+) -> AbstractContextManager[tuple[str, _Put]]:
+    if storage.place.read_only:
+        raise UnsupportedStorageError(f"{storage.url} can only be read")
+    if isinstance(source.storage, ObjectStorage):
+        _check_apart(storage.url, source.storage.url, storage.url)
+
+    def put(batch: Batch) -> None:
+        SYSTEM.parallel([partial(storage.put_file, key, data) for key, data in batch])
+
+    there = (info.key for info in storage.files())
+    return _marked(source, storage.url, there, put, storage.delete_files, overwrite)
+
+
+def _in_store(
+    source: SnapshotSource, store: Store, overwrite: bool
+) -> AbstractContextManager[tuple[str, _Put]]:
+    name = str(store).partition("\n")[0]
+
+    def delete(keys: Iterable[str]) -> None:
+        with _told(name):
+            sync(concurrent_foreach([(key,) for key in keys], store.delete, _AT_ONCE))
+
+    async def listed() -> list[str]:
+        return [key async for key in store.list_prefix("")]
+
+    with _told(name):
+        there = sync(listed())
+    deletes = delete if store.supports_deletes else None
+    return _marked(source, name, there, partial(_put, store, name), deletes, overwrite)
+
+
+def _put(store: Store, name: str, batch: Batch) -> None:
+    items = [(key, cpu.Buffer.from_bytes(data)) for key, data in batch]
+    with _told(name):
+        sync(concurrent_foreach(items, store.set, _AT_ONCE))
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """A block in which whatever a library raises becomes an error of this package."""
+    try:
+        yield
+    except ManifestsError:
+        raise
+    except Exception as error:
+        raise StorageError(f"{name} failed: {str(error).partition(chr(10))[0]}") from error
+
+
+@contextmanager
+def _marked(
+    source: SnapshotSource,
+    name: str,
+    there: Iterable[str],
+    put: _Put,
+    delete: Callable[[Iterable[str]], None] | None,
+    overwrite: bool,
+) -> Iterator[tuple[str, _Put]]:
+    """A place where nothing can be renamed: until the block ends, there is a mark."""
+    if source.contents.node(OPAQUE + directory(source.path) + _MARK) is not None:
+        raise InvalidArgumentError(
+            f"the snapshot has an entry {_MARK!r}, which is the name of the mark of an export that "
+            "is not finished; delete that entry first"
+        )
+    found = set(there if overwrite else islice(there, 1))
+    _check_free(name, found, overwrite=overwrite and delete is not None)
+    try:
+        if delete is not None:
+            put([(_MARK, b'{"unfinished": true}')])
+            delete(sorted(found.intersection(DOCUMENTS)))  # first: nobody opens what is half there
+            delete(sorted(found.difference([_MARK, *DOCUMENTS])))
+        yield name, put
+        if delete is not None:
+            delete([_MARK])
+    except BaseException as error:
+        error.add_note(f"{name} holds what was written so far, which overwrite=True replaces")
+        raise
+
+
+# --- where chunks are ------------------------------------------------------------------------
+
+
+class _File(NamedTuple):
+    """A file that chunks are in; and what is known of it: an etag, or a time without changes."""
+
+    place: VirtualLocation
+    etag: str | None
+    modified: datetime | None
+
+
+def _keep(source: SnapshotSource, tag: str | None) -> str:
+    """The name of a tag of the snapshot, which is made if there is none."""
+    context = source.contents.context
+    if not isinstance(context, Context):
+        raise ReadOnlyError("a tag has to be made, and the repository is only open for reading")
+    name = f"export-{source.snapshot_id}" if tag is None else tag
+    refs = Refs(context)
+    there = refs.tags().get(check_ref_name(name))
+    if there is None:
+        refs.create_tag(name, source.snapshot_id)
+    elif there != source.snapshot_id:
+        raise AlreadyExistsError(f"tag {name!r} is of another snapshot, {there}; give another tag=")
+    return name
+
+
+def _files_of(source: SnapshotSource, table: ChunkTable) -> tuple[list[_File | None], list[int]]:
+    """The files that chunks are in, None for inline ones; and which of them each chunk is in."""
+    ids = (table.kind << 55) + (table.source << 30) + table.number
+    _, rows, at = np.unique(ids, return_index=True, return_inverse=True)
+    files: list[_File | None] = []
+    for row in rows.tolist():
+        ref = table.ref(row)
+        if isinstance(ref, chunk_table.NativeRef):
+            root = _shared(source.storage.url)
+            if root.scheme == "file":
+                source.storage.head(ref.key)  # which refuses links
+            files.append(_File(VirtualLocation(root.scheme, root.root, ref.key), None, None))
+        elif isinstance(ref, chunk_table.VirtualRef):
+            files.append(_virtual_file(source, ref.source))
+        else:
+            files.append(None)
+    return files, at.tolist()
+
+
+def _virtual_file(source: SnapshotSource, file: VirtualSource) -> _File:
+    place = source.contents.context.containers.resolve(file)[1]
+    if place.scheme == "file":
+        inside = os.path.realpath(place.root).rstrip("/") + "/"
+        if not os.path.realpath(inside + place.path).startswith(inside):
+            raise VirtualContainerError(
+                f"{place.url} leads out of its container through a symbolic link, so nothing is "
+                "told to read there; export with copy=True, or with a container of the target"
+            )
+    ms = file.modified_ms if file.unchanged_since_ms is None else file.unchanged_since_ms
+    modified = None if ms is None else datetime.fromtimestamp(-(-ms // 1000), UTC)
+    return _File(_shared(place.url), file.tag, modified if file.tag is None else None)
+
+
+def _shared(url: str) -> VirtualLocation:
+    if url.partition("://")[0] not in _SHARED:
+        raise UnsupportedStorageError(
+            f"chunks in {url} cannot be referred to from elsewhere; export with copy=True"
+        )
+    return VirtualLocation(*parse_location(url))
+
+
+def _inline(table: ChunkTable, row: int) -> bytes:
+    ref = table.ref(row)
+    return ref.data if isinstance(ref, chunk_table.InlineRef) else b""
+
+
+# --- kerchunk --------------------------------------------------------------------------------
+
+
+def _to_kerchunk(
+    source: SnapshotSource, dest: Any, overwrite: bool, tag: str | None, count: _Count
+) -> tuple[str, str]:
+    """Write a JSON file of references; its path, and the tag that keeps what they refer to."""
+    path = _local(source, dest, "file", overwrite=overwrite)
+    _shared(source.storage.url)
+    documents, kept = source.documents(), _keep(source, tag)
+
+    def entries() -> Iterator[tuple[str, object]]:
+        for key, data in documents:
+            yield key, _text(data)
+        for node, table in source.tables():
+            files, at = _files_of(source, table)
+            urls = ["" if file is None else _fsspec_url(file.place) for file in files]
+            for row, coords in enumerate(table.coords().tolist()):
+                url, length = urls[at[row]], table.length.item(row)
+                placed = [url, table.offset.item(row), length] if url and length else None
+                yield source.key(node, tuple(coords)), placed or _encoded(_inline(table, row))
+            count.add_rows(table)
+
+    with _staged(path, overwrite=overwrite) as new, new.open("x") as file:
+        file.write('{"version": 1, "refs": {')
+        for number, some in enumerate(batched(entries(), _BATCH)):
+            file.write(("," if number else "") + "\n" + json.dumps(dict(some))[1:-1])
+        file.write("}}\n")
+    return str(path), kept
+
+
+def _text(data: bytes) -> str:
+    with suppress(UnicodeDecodeError):
+        text = data.decode()
+        if not text.startswith("base64:"):  # which fsspec would decode
+            return text
+    return _encoded(data)
+
+
+def _encoded(data: bytes) -> str:
+    return "base64:" + base64.b64encode(data).decode("ascii")
+
+
+def _fsspec_url(place: VirtualLocation) -> str:
+    """The URL as fsspec takes it: only those of web servers have escapes."""
+    if place.scheme in WEB:
+        return place.url
+    return f"{place.scheme}://{place.root}" + (f"/{place.path}" if place.path else "")
+
+
+# --- icechunk --------------------------------------------------------------------------------
+
+
+def _to_icechunk(
+    source: SnapshotSource, dest: Any, copy: bool, tag: str | None, count: _Count
+) -> tuple[str, str | None]:
+    """Make an icechunk repository of one commit; its name, and the tag that keeps its chunks.
+
+    Chunks are copied, or become virtual chunks of icechunk: ranges of objects of the repository,
+    and of files elsewhere, with what is known of these files. Inline chunks are always copied.
     """
-    name: object = request.format
-    if not isinstance(name, str) or name not in _FORMATS:
-        hint = known_as(name, _FORMATS)
-        raise InvalidArgumentError(f"format={shown(name)} is unknown: {hint}")
-    source = SnapshotSource.of(contents, request.path)
-    if request.progress is not None:
-        within = {absolute(node.path) for node in source.nodes}
-        arrays = totals_of(contents.view).arrays
-        total = sum(array.chunks for array in arrays if array.path in within)
-        expect(request.progress, "chunks", total)
-    return _FORMATS[name](source, dest, request)
+    documents = _icechunk_documents(source)
+    try:
+        icechunk = import_module("icechunk")
+    except ImportError as error:
+        raise ImportError(
+            "format='icechunk' needs the package of icechunk, which is not installed; "
+            'pip install "zarr-manifests[icechunk]"'
+        ) from error
+    name = "icechunk's storage"
+    opened: AbstractContextManager[Any] = nullcontext(dest)
+    if not isinstance(dest, icechunk.Storage):
+        kind = "folder, or icechunk's own storage, such as icechunk.s3_storage(bucket=...)"
+        path = _local(source, dest, kind, overwrite=False)
+        name, opened = str(path), _staged(path, overwrite=False)
+    config = None if copy else _icechunk_config(icechunk, source)
+    kept = None if copy else _keep(source, tag)
+    with opened as place:
+        with _told(name):
+            storage = place if place is dest else icechunk.local_filesystem_storage(str(place))
+            if icechunk.Repository.exists(storage):
+                raise AlreadyExistsError(
+                    f"{name} holds an icechunk repository, which is not replaced: give another "
+                    "place, or delete it, as an export that was broken off leaves an empty one"
+                )
+            repository = icechunk.Repository.create(storage, config)
+            if config is not None:
+                repository.save_config()
+            session = repository.writable_session("main")
+        put = partial(_put, session.store, name)
+        put(documents)
+        if copy:
+            _put_chunks(source, put, count)
+        else:
+            for node, table in source.tables():
+                _refer(icechunk, session.store, name, source, node, table)
+                count.add_rows(table)
+        with _told(name):
+            session.commit(f"export of snapshot {source.snapshot_id}", allow_empty=True)
+    return name, kept
+
+
+def _icechunk_documents(source: SnapshotSource) -> Batch:
+    """The documents, with the chunk keys that icechunk knows."""
+    found = []
+    for node in source.nodes:
+        if V3_DOCUMENT not in node.documents:
+            what = "is of Zarr v2" if node.documents else "is neither a group nor an array"
+            raise UnsupportedFormatError(
+                f"{absolute(node.path)} {what}, which icechunk does not take; export another "
+                "path=, or format='zarr'"
+            )
+        fields = json.loads(node.documents[V3_DOCUMENT])
+        if node.array is not None:
+            keys = {"name": "default", "configuration": {"separator": "/"}}
+            fields["chunk_key_encoding"] = keys
+        try:
+            document = json.dumps(fields, allow_nan=False).encode()
+        except ValueError as error:
+            raise UnsupportedFormatError(
+                f"the metadata of {absolute(node.path)} has NaN or an infinity, which JSON does "
+                "not know and icechunk does not take; change that attribute, or export with "
+                "format='zarr'"
+            ) from error
+        found.append((source.relative(join(node.path, V3_DOCUMENT)), document))
+    return found
+
+
+def _refer(
+    icechunk: Any, store: Any, name: str, source: SnapshotSource, node: Node, table: ChunkTable
+) -> None:
+    """Make virtual chunks of the chunks of an array; copy inline ones."""
+    files, at = _files_of(source, table)
+    urls = ["" if file is None else file.place.url for file in files]
+    coords = table.coords()
+    inline = [row for row, one in enumerate(at) if not urls[one]]
+    keys = [source.key(node, tuple(coords[row].tolist())) for row in inline]
+    _put(store, name, [*zip(keys, [_inline(table, row) for row in inline], strict=True)])
+    path = "/" + source.relative(join(node.path, V3_DOCUMENT)).removesuffix(V3_DOCUMENT).strip("/")
+    refused: list[Any] = []
+    spec = icechunk.VirtualChunkSpec
+    with _told(name):
+        known = {file[1:] for file in files if file is not None}
+        if table.index is None and len(known) == 1:
+            etag, modified = known.pop()
+            columns = table.offset.astype(np.uint64), table.length.astype(np.uint64)
+            given = {"arr_offset": table.box.lo, "checksum": etag or modified}
+            placed = [urls[one] for one in at]
+            found = store.set_virtual_refs_arr(path, table.box.shape, placed, *columns, **given)
+            refused += found or []
+        else:
+            ranges = np.stack([table.offset, table.length], 1).tolist()
+            checks = [() if file is None else file[1:] for file in files]
+            for rows in batched([row for row, one in enumerate(at) if urls[one]], _BATCH):
+                specs = [
+                    spec(coords[row].tolist(), urls[at[row]], *ranges[row], *checks[at[row]])
+                    for row in rows
+                ]
+                refused += store.set_virtual_refs(path, specs) or []
+    if refused:
+        raise StorageError(
+            f"icechunk refuses references of {absolute(node.path)}: {len(refused):,} chunks "
+            "are in no container"
+        )
+
+
+def _icechunk_config(icechunk: Any, source: SnapshotSource) -> Any:
+    """Icechunk's configuration, with the containers that hold the referenced files."""
+    config = icechunk.RepositoryConfig.default()
+    is_remote = isinstance(source.storage, ObjectStorage)
+    own = dict(source.storage.place.options) if is_remote else {}
+    options: dict[str, Mapping[str, Any]] = {_prefix(_shared(source.storage.url)): own}
+    for container in source.contents.context.containers.places.values():
+        if container.place[0] in _SHARED:
+            place = VirtualLocation(*container.place)
+            options.setdefault(_prefix(place), dict(container.options))
+    for prefix, given in options.items():
+        scheme, _, path = prefix.partition("://")
+        store = place_for(icechunk, scheme, path, given)
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
+    return config
+
+
+def _prefix(folder: VirtualLocation) -> str:
+    """The URL of a container for a place: of a bucket, or of a local folder without escapes.
+
+    icechunk does not find files below a prefix that has escapes in it.
+    """
+    if folder.scheme != "file":
+        return f"{folder.scheme}://{folder.root.partition('/')[0]}/"
+    path = Path(folder.root)
+    while quote(str(path)) != str(path):
+        path = path.parent
+    if path == path.parent:
+        raise UnsupportedStorageError(
+            f"icechunk cannot refer to files in {folder.root}, since the name of its first folder "
+            "has to be escaped in a URL; export with copy=True"
+        )
+    return f"file://{path}/"

@@ -5,22 +5,20 @@ Invariants:
 - The source is one snapshot, whatever becomes of the session and its branch.
 - Every chunk is verified when it is read. A chunk that is missing, damaged or changed is an error.
 - Groups get consolidated metadata, as xarray writes it; other documents stay byte for byte.
+  Consolidated metadata are made for readers elsewhere, and never stored in a repository.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED, consolidated
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
@@ -36,13 +34,11 @@ from zarr_manifests.keys import (
     join,
     split,
 )
-from zarr_manifests.planning.tables.merge import pick
-from zarr_manifests.records import dataclass
+from zarr_manifests.storage.metered import unmetered
 
-__all__ = ["DEFAULT_KEYS", "SnapshotSource"]
+__all__ = ["V2_CONSOLIDATED", "Batch", "SnapshotSource", "consolidated"]
 
-DEFAULT_KEYS: Final = ChunkKeys("default", "/")
-"""The usual names of chunks in Zarr v3."""
+V2_CONSOLIDATED: Final = ".zmetadata"
 
 _GAP_BYTES: Final = 64 * 1024
 _WINDOW_BYTES: Final = 32 * 1024**2
@@ -55,54 +51,42 @@ type Batch = list[tuple[str, bytes]]
 """Keys, each with its bytes."""
 
 
-@dataclass(slots=True)
 class SnapshotSource:
     """A snapshot, or what is at and below a path in it.
 
     Parameters
     ----------
     contents : SessionView
-        The snapshot, without changes over it.
+        What a session reads.
     path : str
-        The group or array that becomes the root, without slashes at its ends.
-
-    Attributes
-    ----------
-    nodes : list of Node
-        What is exported, by path.
-    chunk_keys : ChunkKeys or None
-        How all chunks are named; None if as each array says.
+        The group or array that becomes the root.
+    chunk_keys : ChunkKeys, optional
+        How all chunks are named; by default as each array says.
 
     Raises
     ------
+    InvalidArgumentError
+        If the session has uncommitted changes.
     NotFoundError
         If there is nothing at the path.
     """
 
-    contents: SessionView
-    path: str
-    nodes: list[Node] = field(init=False)
-    chunk_keys: ChunkKeys | None = field(init=False, default=None)
-
-    @classmethod
-    def of(cls, contents: SessionView, path: str) -> SnapshotSource:
-        """The snapshot that a session reads.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the session has uncommitted changes.
-        """
-        if not isinstance(path, str):
+    def __init__(
+        self, contents: SessionView, path: str, chunk_keys: ChunkKeys | None = None
+    ) -> None:
+        given: object = path
+        if not isinstance(given, str):
             raise InvalidArgumentError(f"path={path!r}: give the path of a group or an array")
         if contents.changes:
             raise InvalidArgumentError(
                 "the session has uncommitted changes, which are in no snapshot; commit or discard "
                 "them first"
             )
-        return cls(SessionView(contents.context, contents.view), path.strip("/"))
-
-    def __post_init__(self) -> None:
+        self.contents = SessionView(contents.context, contents.view)
+        self.storage: Any = unmetered(contents.context.storage)  # type: ignore[arg-type]
+        self.snapshot_id = contents.view.snapshot_id
+        self.path = path.strip("/")
+        self._chunk_keys = chunk_keys
         found = self.contents.within(self.path)
         if self.path not in found and (self.path or not found):
             raise NotFoundError(
@@ -110,18 +94,7 @@ class SnapshotSource:
             )
         self.nodes = [found[path] for path in sorted(found)]
 
-    @property
-    def snapshot_id(self) -> str:
-        """The snapshot's id."""
-        return self.contents.view.snapshot_id
-
-    def count(self, kind: NodeKind) -> int:
-        """How many nodes are of that kind."""
-        return sum(node.kind is kind for node in self.nodes)
-
-    # --- documents ---------------------------------------------------------------------------
-
-    def documents(self) -> dict[str, bytes]:
+    def documents(self) -> Batch:
         """Documents by key. Those of members come before those of their group; the root is last."""
         found = {
             self.relative(join(node.path, name)): document
@@ -129,13 +102,10 @@ class SnapshotSource:
             for name, document in node.documents.items()
         }
         # Documents that the one beside them hides are entries of their own.
-        hidden = [node for node in self.nodes if _is_hidden(node)]
-        found |= dict(chain.from_iterable(self._batches(hidden, {}, _none)))
+        found |= dict(chain.from_iterable(self.chunks(filter(_is_hidden, self.nodes))))
         nodes = {node.path: node for node in self.nodes}
         found |= {self.relative(key): document for key, document in consolidated(nodes)}
-        return dict(sorted(found.items(), key=_members_first))
-
-    # --- chunks ------------------------------------------------------------------------------
+        return sorted(found.items(), key=_members_first)
 
     def tables(self, nodes: Iterable[Node] | None = None) -> Iterator[tuple[Node, ChunkTable]]:
         """Arrays and opaque entries that have chunks, with their refs."""
@@ -147,37 +117,14 @@ class SnapshotSource:
             if table is not None and len(table):
                 yield node, table
 
-    def key(self, node: Node, coords: Coords) -> str:
-        """The key of a chunk below the root of the export."""
-        if node.array is None:
-            return self.relative(node.path.removeprefix(OPAQUE))
-        chunk_keys = self.chunk_keys or node.array.chunk_keys
-        return self.relative(join(node.path, chunk_keys.encode(coords)))
-
-    def chunks(
-        self, stored: Mapping[str, int], reused: Callable[[int, int], None]
-    ) -> Iterator[Batch]:
-        """The chunks, as they are stored, in batches that fit in memory.
-
-        Those that `stored` has with the same size are left out, and `reused` is told their number
-        and bytes.
-        """
-        return self._batches(None, stored, reused)
-
-    def _batches(
-        self,
-        nodes: Iterable[Node] | None,
-        stored: Mapping[str, int],
-        reused: Callable[[int, int], None],
-    ) -> Iterator[Batch]:
+    def chunks(self, nodes: Iterable[Node] | None = None) -> Iterator[Batch]:
+        """The chunks, as they are stored, in batches that fit in memory."""
         batch: Batch = []
         size = 0
-        for node, whole in self.tables(nodes):
-            table = self._without(node, whole, stored, reused) if stored else whole
-            stream = ChunkStream(
+        for node, table in self.tables(nodes):
+            for coords, data in ChunkStream(
                 self.contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES
-            )
-            for coords, data in stream:
+            ):
                 batch.append((self.key(node, coords), data))
                 size += len(data)
                 if size >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
@@ -186,19 +133,12 @@ class SnapshotSource:
         if batch:
             yield batch
 
-    def _without(
-        self,
-        node: Node,
-        table: ChunkTable,
-        stored: Mapping[str, int],
-        reused: Callable[[int, int], None],
-    ) -> ChunkTable | None:
-        coords = table.coords()
-        keys = [self.key(node, tuple(at)) for at in coords.tolist()]
-        there = np.fromiter((stored.get(key, -1) for key in keys), np.int64, len(keys))
-        same = there == table.length
-        reused(int(same.sum()), int(table.length[same].sum()))
-        return None if same.all() else pick(table, coords[~same])
+    def key(self, node: Node, coords: Coords) -> str:
+        """The key of a chunk below the root of the export."""
+        if node.array is None:
+            return self.relative(node.path.removeprefix(OPAQUE))
+        chunk_keys = self._chunk_keys or node.array.chunk_keys
+        return self.relative(join(node.path, chunk_keys.encode(coords)))
 
     def relative(self, key: str) -> str:
         """The key below the root of the export: every name that an export writes."""
@@ -209,10 +149,64 @@ def _is_hidden(node: Node) -> bool:
     return node.kind is NodeKind.OPAQUE and split(node.path)[1] in (*DOCUMENTS, V2_CONSOLIDATED)
 
 
-def _none(chunks: int, nbytes: int) -> None:
-    """Nothing is there already."""
-
-
 def _members_first(entry: tuple[str, bytes]) -> tuple[int, bool, str]:
     key = entry[0]
     return -key.count("/"), split(key)[1] in _LAST, key
+
+
+def consolidated(nodes: Mapping[str, Node], only: str | None = None) -> Iterator[tuple[str, bytes]]:
+    """The documents of groups that hold consolidated metadata, each with its key.
+
+    Groups of format 2 with attributes below them that are no JSON have none.
+
+    Parameters
+    ----------
+    nodes : mapping of str to Node
+        The nodes by path, in the order of their paths.
+    only : str, optional
+        The path of one group; all groups if it is left out.
+    """
+    v3 = {path: node for path, node in nodes.items() if V3_DOCUMENT in node.documents}
+    v2 = {path: node for path, node in nodes.items() if node.documents and path not in v3}
+    for path, members in _members(v3, only).items():
+        start = len(directory(path))
+        whole = {
+            **json.loads(v3[path].documents[V3_DOCUMENT]),
+            "consolidated_metadata": _inline({m[start:]: _in_group(v3[m]) for m in members}),
+        }
+        yield join(path, V3_DOCUMENT), json.dumps(whole).encode()
+    for path, members in _members(v2, only).items():
+        try:
+            documents = {
+                join(member, name)[len(directory(path)) :]: json.loads(document)
+                for member in (path, *members)
+                for name, document in v2[member].documents.items()
+            }
+        except (ValueError, RecursionError):  # attributes may be anything; readers look at each
+            continue
+        found = {"zarr_consolidated_format": 1, "metadata": dict(sorted(documents.items()))}
+        yield join(path, V2_CONSOLIDATED), json.dumps(found).encode()
+
+
+def _members(nodes: Mapping[str, Node], only: str | None) -> dict[str, list[str]]:
+    """By path of each group, the paths below it that one finds from group to group."""
+    found: dict[str, list[str]] = {p: [] for p, n in nodes.items() if n.kind is NodeKind.GROUP}
+    for path in nodes:
+        above = path
+        while above:
+            above = split(above)[0]
+            if above not in found:
+                break
+            found[above].append(path)
+    wanted = found if only is None else found.keys() & {only}
+    return {path: sorted(found[path]) for path in found if path in wanted}
+
+
+def _in_group(node: Node) -> Any:
+    """A document as consolidated metadata holds it."""
+    fields = json.loads(node.documents[V3_DOCUMENT])
+    return fields if node.array is not None else {**fields, "consolidated_metadata": _inline({})}
+
+
+def _inline(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "inline", "must_understand": False, "metadata": metadata}

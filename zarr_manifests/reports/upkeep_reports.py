@@ -252,8 +252,6 @@ class ExportReport:
         The chunks in it, and their bytes as stored.
     referenced : int
         Those of them that are referred to, and not copied.
-    reused : int
-        Those of them that an interrupted export had left there.
     tag : str or None
         The tag that keeps what is referred to; None if nothing is.
     """
@@ -267,7 +265,6 @@ class ExportReport:
     chunks: int
     nbytes: int
     referenced: int = 0
-    reused: int = 0
     tag: str | None = None
 
     def __str__(self) -> str:
@@ -275,8 +272,6 @@ class ExportReport:
             f"{self.path} of snapshot {self.snapshot_id} as {self.format} at {self.dest}",
             f"arrays: {self.arrays:,}; chunks: {self.chunks:,}, {self.nbytes:,} bytes",
         ]
-        if self.reused:
-            lines.append(f"chunks that were there already: {self.reused:,}")
         if self.tag is not None:
             lines.append(
                 f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"

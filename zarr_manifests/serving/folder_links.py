@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
-from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED
+from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_GROUP, ArrayMeta, check_inside, directory

@@ -11,7 +11,7 @@ import google_crc32c
 
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.exporting.consolidated import V2_CONSOLIDATED, consolidated
+from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED, consolidated
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import DOCUMENTS, V2_GROUP, V3_DOCUMENT, split

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 from zarr_manifests.error_cases import ObjectNotFoundError, StorageFullError
-from zarr_manifests.errors import StorageError
+from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.storage.files import explained
 
 # Paths are plain strings here, since pathlib costs as much as the system calls:
@@ -30,7 +30,7 @@ def translated(path: str) -> Iterator[None]:
     """
     try:
         yield
-    except StorageError:
+    except ManifestsError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from zarr.core.sync import sync
 import zarr_manifests as zm
 from exported import ODD, odd_repository, values_in
 from zarr_manifests.error_cases import VirtualSourceChangedError
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
+from zarr_manifests.errors import AlreadyExistsError, UnsupportedFormatError
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path, copy: bool
     assert list(repo.list_tags()) == ([] if copy else [report.tag])
     sizes = sum(p.stat().st_size for p in (tmp_path / "out/ice/chunks").rglob("*") if p.is_file())
     assert (sizes > 10_000) is copy
-    with pytest.raises(AlreadyExistsError, match="with commits"):
+    with pytest.raises(AlreadyExistsError, match="holds data"):
         zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
 
 
@@ -80,20 +81,55 @@ def test_an_export_that_fails_has_no_commit_and_can_be_repeated(tmp_path: Path) 
     raw.write_bytes(kept + b"more")
     with pytest.raises(VirtualSourceChangedError):
         zm.export(session, dest, "icechunk", path=ODD)
-    storage = icechunk.local_filesystem_storage(str(dest))
+    assert not dest.exists()
+    storage = icechunk.in_memory_storage()
+    with pytest.raises(VirtualSourceChangedError):
+        zm.export(session, storage, "icechunk", path=ODD)
     assert len([*icechunk.Repository.open(storage).ancestry(branch="main")]) == 1
+    with pytest.raises(AlreadyExistsError, match="leaves an empty one"):
+        zm.export(session, storage, "icechunk", path=ODD)
     raw.write_bytes(kept)
     zm.export(session, dest, "icechunk", path=ODD)
     assert values_in(opened(dest)) == values_in(session.store, ODD)
 
 
-def test_links_in_an_empty_repository_are_not_followed(repo: zm.Repository, tmp_path: Path) -> None:
-    """Icechunk would: a repository is empty, and its folders may lead elsewhere."""
+def test_links_in_a_repository_are_not_followed(repo: zm.Repository, tmp_path: Path) -> None:
+    """Icechunk would follow them."""
     dest, outside = tmp_path / "planted", tmp_path / "outside"
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(dest)))
     (dest / "snapshots").rename(outside)
     (dest / "snapshots").symlink_to(outside)
     before = {path.name for path in outside.iterdir()}
-    with pytest.raises(InvalidArgumentError, match="is a link, which an export does not follow"):
+    with pytest.raises(AlreadyExistsError, match="holds data"):
         zm.export(repo.readonly_session(), dest, "icechunk")
     assert {path.name for path in outside.iterdir()} == before
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_icechunk_notices_files_that_have_changed_since(tmp_path: Path, files: int) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    repo = zm.create(tmp_path / "repository", virtual_containers={"raw": raw})
+    modified = [1_000_000_000 + number for number in range(files)]
+    for number, at in enumerate(modified):
+        (raw / f"{number}").write_bytes(bytes(range(8)))
+        os.utime(raw / f"{number}", (at, at))
+    session = repo.writable_session()
+    store = session.store
+    zarr.create_array(store, name="a", shape=(8,), chunks=(4,), dtype="u1", compressors=None)
+    session.store.set_virtual_refs(
+        "a",
+        [[0], [1]],
+        [(raw / f"{number}").as_uri() for number in range(files)],
+        [0, files - 1],
+        [0, 4],
+        [4, 4],
+        modified=[at * 1000 for at in modified],
+    )
+    session.commit("refer")
+    zm.export(repo, tmp_path / "ice", "icechunk", copy=False)
+    found = zarr.open_array(opened(tmp_path / "ice"), path="a", mode="r")
+    assert found[:].tolist() == [*range(8)]
+    (raw / f"{files - 1}").write_bytes(bytes(8))
+    with pytest.raises(icechunk.IcechunkError):
+        found[4:]
