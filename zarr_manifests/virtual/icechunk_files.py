@@ -356,7 +356,7 @@ def _reached(icechunk: Any, container: VirtualContainer) -> tuple[Any, Any] | No
         **dict.fromkeys(WEB, credentials.HttpAccess),
     }
     if scheme not in access:
-        elsewhere = "profile" in options or ("endpoint" in options and scheme != "s3")
+        elsewhere = "profile" in options or (scheme != "s3" and options.get("endpoint") is not None)
         if scheme not in _CLOUDS or container.credentials is not None or elsewhere:
             return None
         how = "anonymous" if options.get("anonymous") else "from_env"
