@@ -26,7 +26,7 @@ from storages import CrashDisk
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url, fsspec_writer
+from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
@@ -56,10 +56,6 @@ def _by_fsspec(protocol: str, opened: Callable[[Path], Storage]) -> Callable[[Pa
     return by_fsspec
 
 
-def _single_writer(path: Path) -> Storage:
-    return from_fsspec(fsspec.filesystem("memory"), f"/{path}", "single-writer")
-
-
 _IN_AZURE = _in_bucket("az", allow_http=True)
 BACKENDS: dict[str, tuple[str, Callable[[Path], Storage]]] = {
     "memory": ("", lambda path: MemoryStorage(f"contract-{next(_numbers)}")),
@@ -67,7 +63,6 @@ BACKENDS: dict[str, tuple[str, Callable[[Path], Storage]]] = {
     "local, named temps": ("", lambda path: LocalStorage(path, disk=PosixDisk(anonymous=False))),
     "crashable": ("", lambda path: CrashDisk(path).storage()),
     "crashable, named temps": ("", lambda path: CrashDisk(path, anonymous=False).storage()),
-    "fsspec, single writer": ("", _single_writer),
     "s3": ("ministack", _in_bucket("s3")),
     "s3 by obstore": ("ministack", lambda path: from_obstore(_client(path))),
     "s3 by s3fs": ("ministack", _by_fsspec("s3", _in_bucket("s3"))),
@@ -77,11 +72,11 @@ BACKENDS: dict[str, tuple[str, Callable[[Path], Storage]]] = {
     "google": ("google", _in_bucket("gs", allow_http=True)),
 }
 """By name: the server that it needs, and how it is opened."""
-QUICK = ("memory", "local", "fsspec, single writer", "s3")
+QUICK = ("memory", "local", "s3")
 
 
 def _marked(names: Iterable[str]) -> list[Any]:
-    """The names as parameters; tests of all storages but four are run by `make servers`."""
+    """The names as parameters; tests of all storages but three are run by `make servers`."""
     return [n if n in QUICK else pytest.param(n, marks=pytest.mark.servers) for n in names]
 
 
@@ -92,7 +87,6 @@ SHARED = _marked(["local", "local, named temps", *(n for n in BACKENDS if BACKEN
 @pytest.fixture(autouse=True)
 def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     callspec = getattr(request.node, "callspec", None)
-    monkeypatch.setattr(fsspec_writer, "_SETTLE_S", 0)
     for name in BACKENDS.keys() & set(callspec.params.values() if callspec else ()):
         if BACKENDS[name][0]:
             server = request.getfixturevalue("server_named")(BACKENDS[name][0])

@@ -12,14 +12,14 @@ import pytest
 
 import zarr_manifests as zm
 from zarr_manifests.errors import AlreadyExistsError
-from zarr_manifests.storage.object_proof import Proof
+from zarr_manifests.storage import object_store
 
 URL = "s3://bucket/prefix"
 
 
 def test_who_may_not_write_hears_what_is_there(small_store: Any) -> None:
     zm.create(URL)
-    Proof._made.clear()
+    object_store._IGNORED.clear()
     small_store.refuse({"PUT", "DELETE"}, 403, "AccessDenied")
     with pytest.raises(AlreadyExistsError, match="there is a repository"):
         zm.create(URL)

@@ -7,6 +7,8 @@ import io
 import itertools
 import logging
 import pickle
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -276,6 +278,34 @@ def test_an_endpoint_without_encryption_must_be_asked_for(monkeypatch: pytest.Mo
         _storage(endpoint="http://127.0.0.1:1").get("a")
 
 
+# --- forks ----------------------------------------------------------------------------------------
+
+FORKED = """
+import os, signal, sys
+from zarr_manifests.errors import StorageError
+from zarr_manifests.storage import from_url
+storage = from_url("s3://bucket/prefix")
+storage.put("a", b"1")
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    for place in (storage, from_url("s3://bucket/other")):
+        try:
+            place.get("a")
+        except StorageError as error:
+            print(error, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert storage.get("a") == b"1"
+"""
+
+
+def test_a_forked_child_is_told_to_be_started_otherwise(small_store: Any) -> None:
+    command = [sys.executable, "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.count("method 'spawn' or 'forkserver'") == 2, done.stdout
+
+
 # --- options and URLs ------------------------------------------------------------------------
 
 
@@ -315,7 +345,7 @@ def test_urls_and_pickles(url: str, options: dict[str, Any], becomes: str, clien
     copy = pickle.loads(pickle.dumps(storage))
     assert isinstance(storage, ObjectStorage)
     assert copy.place == storage.place
-    assert type(copy._requests.client()).__name__ == client
+    assert type(copy._client()).__name__ == client
 
 
 @pytest.mark.parametrize("there", ["holiday photo.jpg", "current"])

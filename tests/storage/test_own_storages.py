@@ -15,21 +15,13 @@ import zarr_manifests as zm
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
 from zarr_manifests.repository import context_of
-from zarr_manifests.storage import from_fsspec, from_obstore, fsspec_writer
-from zarr_manifests.storage.fsspec_files import FsspecFiles
-from zarr_manifests.storage.fsspec_proven import Conditions
-from zarr_manifests.storage.fsspec_writer import SingleWriter
+from zarr_manifests.storage import from_fsspec, from_obstore, fsspec_store
 from zarr_manifests.storage.local import LocalStorage
 
 stores = pytest.importorskip("obstore.store")
 fsspec = pytest.importorskip("fsspec")
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsspec_writer, "_SETTLE_S", 0)
 
 
 def _client(endpoint: str, prefix: str = "prefix", **options: Any) -> Any:
@@ -73,6 +65,7 @@ def test_a_read_only_store_of_zarr_stays_read_only(small_store: Any) -> None:
         lambda: there.create_tag("t"),
         lambda: copy.put("a", b""),
         lambda: copy.create("a", b""),
+        lambda: copy.cas("a", b"", None),
         lambda: copy.delete_many(["current"]),
     ]
     for call in calls:
@@ -126,7 +119,7 @@ def test_secrets_of_a_filesystem_are_told_to_nobody() -> None:
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match", ""])
 def test_a_race_is_held_before_the_first_conditional_write(small_store: Any, ignored: str) -> None:
     s3fs = pytest.importorskip("s3fs")
-    Conditions._proven.clear()
+    fsspec_store._IGNORED.clear()
     small_store.heeds.discard(ignored)
     fs = s3fs.S3FileSystem(endpoint_url=small_store.endpoint)
     storage = from_fsspec(fs, "bucket/prefix", "proven")
@@ -139,82 +132,43 @@ def test_a_race_is_held_before_the_first_conditional_write(small_store: Any, ign
     else:
         assert storage.create("a", b"1")
         assert from_fsspec(fs, "bucket/prefix", "proven").create("b", b"1")
+        token = storage.get_tagged("a").token
+        assert storage.cas("a", b"2", token)
+        assert storage.cas("a", b"3", token) is None
+        assert not storage.create("a", b"4")
+        assert storage.get("a") == b"2"
     raced = [r for r in small_store.requests if r.startswith("PUT") and "/.race-" in r]
     assert len(raced) == (16 if ignored == "If-None-Match" else 32), "once, then it is known"
     assert not any("/.race-" in name for name in small_store.objects)
 
 
-# --- a single writer -------------------------------------------------------------------------
-
-
-class _Clock:
-    """The time of the machine and of two writers."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 1000.0
-        self.meanwhile: Callable[[], object] = lambda: None
-        runtime = fsspec_writer.SYSTEM
-        clock = type(
-            "Clock",
-            (),
-            {
-                "now_ms": lambda _: int(self.now_s * 1000),
-                "monotonic_s": lambda _: self.now_s,
-                "sleep": lambda _, seconds: self.meanwhile(),
-                "who": lambda _: "somebody@here",
-                "random_bytes": lambda _, n: runtime.random_bytes(n),
-            },
-        )()
-        monkeypatch.setattr(fsspec_writer, "SYSTEM", clock)
-
-
-def test_of_two_writers_one_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, (fs, path) = _Clock(monkeypatch), _folder()
-    one, other = (SingleWriter(FsspecFiles(fs, path)) for _ in range(2))
-    token = one.swap("a", b"1", None)
-    with pytest.raises(StorageError, match=r"is written by somebody@here .* sign of life is 0 s"):
-        other.swap("a", b"2", token)
-    clock.now_s += 290
-    token = one.swap("a", b"2", token)
-    assert token is not None
-    clock.now_s += 290
-    with pytest.raises(StorageError, match="sign of life is 290 s"):
-        other.create("b", b"")
-    one.release()
-    assert other.create("b", b"")
-    with pytest.raises(StorageError, match="is written by"):
-        one.write("c", b"")
-
-
-def test_of_two_that_take_the_lock_at_once_one_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, (fs, path), (_, elsewhere) = _Clock(monkeypatch), _folder(), _folder()
-    SingleWriter(FsspecFiles(fs, elsewhere)).create("a", b"")
-    clock.meanwhile = lambda: fs.copy(f"{elsewhere}/.writer", f"{path}/.writer")
-    with pytest.raises(StorageError, match="same moment"):
-        SingleWriter(FsspecFiles(fs, path)).create("a", b"")
-    assert not fs.exists(f"{path}/a")
-
-
-def test_who_was_silent_for_too_long_never_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, (fs, path) = _Clock(monkeypatch), _folder()
-    one, other = (SingleWriter(FsspecFiles(fs, path)) for _ in range(2))
-    token = one.swap("a", b"1", None)
-    clock.now_s += 301
-    assert other.swap("a", b"2", token) is not None
+def test_any_filesystem_is_read_and_few_are_written(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path / "repository", {"inline-chunk-bytes": 0})
+    with repo.transaction(message="an array") as store:
+        zarr.create_array(store, name="a", shape=4, chunks=2, dtype="i4")[:] = [1, 2, 3, 4]
+    fs, path = _folder()
+    fs.put(f"{tmp_path}/repository", path, recursive=True)
+    mapper = fs.get_mapper(path)
+    storage = pickle.loads(pickle.dumps(from_fsspec(mapper)))
+    for location in (mapper, storage):
+        there = zm.open(location).readonly_session().store
+        assert zarr.open_array(there, path="a", mode="r")[:].tolist() == [1, 2, 3, 4]
+    assert storage.get("current", 2, 3) == storage.get_tagged("current").data[2:5]
+    assert storage.get("current", 10**6, 3) == b""
+    assert [info.key for info in storage.list()] == [i.key for i in repo.storage.list()]
+    assert storage.stray() is None
+    before = fs.find(path, detail=True)
     calls: list[Callable[[], object]] = [
-        lambda: one.swap("a", b"3", token),
-        lambda: one.create("b", b""),
-        lambda: one.write("a", b""),
-        lambda: one.delete("a"),
+        lambda: zm.open(storage).create_tag("t"),
+        lambda: storage.put("a", b""),
+        lambda: storage.create("a", b""),
+        lambda: storage.cas("current", b"", storage.get_tagged("current").token),
+        lambda: storage.delete_many(["current"]),
     ]
     for call in calls:
-        with pytest.raises(StorageError, match="has taken over"):
+        with pytest.raises(ManifestsError, match="read-only"):
             call()
-    clock.now_s += 1000  # the other one may have ended, which does not bring this one back
-    with pytest.raises(StorageError, match="has taken over"):
-        one.create("b", b"")
-    assert fs.cat_file(f"{path}/a") == b"2"
-    assert b'"epoch": 2' in fs.cat_file(f"{path}/.writer")
+    assert fs.find(path, detail=True) == before
 
 
 def test_other_stores_of_obstore(tmp_path: Path) -> None:
@@ -232,16 +186,9 @@ def test_other_stores_of_obstore(tmp_path: Path) -> None:
 def test_few_filesystems_are_proven() -> None:
     with pytest.raises(UnsupportedStorageError, match=r"for s3fs and adlfs only: MemoryFile"):
         from_fsspec(*_folder(), mode="proven")
-    with pytest.raises(InvalidArgumentError, match="mode 'write' is not one of"):
-        from_fsspec(*_folder(), mode="write")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="mode 'single-writer' is not one of"):
+        from_fsspec(*_folder(), mode="single-writer")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="path of a folder"):
         from_fsspec(fsspec.filesystem("memory"))
     with pytest.raises(InvalidArgumentError, match="a filesystem or a mapper"):
         from_fsspec(object(), "/x")
-
-
-def test_a_damaged_lock_is_left_to_its_owner() -> None:
-    fs, path = _folder()
-    fs.pipe_file(f"{path}/.writer", b"{")
-    with pytest.raises(StorageError, match=r"the lock \.writer .* is damaged"):
-        from_fsspec(fs, path, "single-writer").create("a", b"")

@@ -110,5 +110,5 @@ def test_a_web_server_may_be_followed_if_that_is_said(small_store: Any, other: A
 def test_nothing_is_sent_without_encryption_where_it_was_asked_for() -> None:
     for endpoint, allows in (("https://host", "false"), ("http://host", "true")):
         storage = from_url("s3://bucket/prefix", endpoint=endpoint, allow_http=True)
-        client: Any = storage._requests.client()  # type: ignore[attr-defined]
+        client: Any = storage._client()  # type: ignore[attr-defined]
         assert client.client_options["allow_http"] == allows

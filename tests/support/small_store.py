@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from s3_server import ENVIRONMENT
-from zarr_manifests.storage.object_proof import Proof
+from zarr_manifests.storage import object_store
 
 __all__ = ["Answer", "Request", "SmallStore", "module_store", "small_store"]
 
@@ -221,7 +221,7 @@ def _handler_of(store: SmallStore) -> type[BaseHTTPRequestHandler]:
 def _pointed_to() -> Iterator[SmallStore]:
     pytest.importorskip("obstore")
     store = SmallStore()
-    Proof._made.clear()  # an earlier store at this port may have ignored conditions
+    object_store._IGNORED.clear()  # an earlier store at this port may have ignored conditions
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": store.endpoint}).items():
             patch.setenv(name, value)

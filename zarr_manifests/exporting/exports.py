@@ -66,8 +66,7 @@ from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.local_errors import translated
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.object_store import ObjectStorage
-from zarr_manifests.storage.own import own_storage
+from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.icechunk_files import place_for
 from zarr_manifests.virtual.locations import WEB, VirtualLocation, parse_location

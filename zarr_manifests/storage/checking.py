@@ -15,7 +15,6 @@ from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage.fsspec_store import FsspecStorage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.storage.url import Location, storage_of
@@ -147,14 +146,11 @@ class _Check:
         ]
 
     def _writers(self) -> str:
-        storage = self._storage
-        if not storage.capabilities.shared:
-            why = "others cannot see what is written, and it ends with this process"
-        elif isinstance(storage, FsspecStorage) and storage.mode == "single-writer":
-            why = "one may write at a time, in the mode 'single-writer'"
-        else:
+        if self._storage.capabilities.shared:
             return "everything"
-        self._problems.append(f"processes: {why}")
+        self._problems.append(
+            "processes: others cannot see what is written, and it ends with this process"
+        )
         return "writing by one process"
 
     def _read(self) -> None:

@@ -1,157 +1,95 @@
-"""Clients of object stores, made by obstore, per process.
+"""Clients of object stores, made by obstore.
 
 Invariants:
 
 - obstore is not imported before the first call to an object store.
-- *A forked child has its own client.* obstore's threads do not exist in a child, and a call to them
-  would wait forever. So the child loads the library a second time, from a copy, and shares nothing
-  with its parent.
+- *A forked child does not call it.* obstore's threads do not exist in a child of `os.fork`, and a
+  call to them would wait forever. So there is an error instead.
 - *The interpreter does not end during a call*: at exit it waits for running calls, at most
   `_EXIT_S`. A thread of the library that returns to an interpreter that is gone can crash.
 - *Every call ends*: an unreachable store fails after some seconds, a store that does not answer
   after two minutes; large bodies get more time.
-- Only the store's own host is contacted (see `object_redirects`), unless redirects are allowed.
+- *Only the store's own host is contacted*, unless redirects are allowed. The client follows
+  redirects by itself, sends the session token of the credentials along, and has no option against
+  it. But it has options for a proxy, and for hosts to contact without one. So its proxy is a
+  listener in this process, which refuses everything and notes the requested host. If the
+  environment sets a proxy, requests have to use that one, and redirects are not blocked.
 - Credentials come from a function that is given (see `object_credentials`), from a profile of the
   AWS configuration, or the client finds them in the environment or from the machine. They are in
-  no option, and so in no pickle.
+  no option, and so in no pickle. A client of the caller is used as it is, and not pickled if there
+  are secrets among its options.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.machinery
+import functools
 import importlib.util
+import ipaddress
 import os
-import shutil
+import re
+import socket
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+import threading
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
-from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.object_credentials import (
-    Provider,
+    from_profile,
     function_named,
-    profile_provider,
-    profile_region,
+    has_secrets,
+    provider,
     reference_to,
 )
-from zarr_manifests.storage.object_redirects import confined
 
 __all__ = [
     "LARGE_BYTES",
     "PATIENCE",
     "Endpoint",
-    "Library",
+    "Gate",
     "OptionValue",
     "Patience",
     "calling",
     "check_installed",
-    "generation",
     "library",
+    "refused_host",
 ]
 
 LARGE_BYTES: Final = 8 * 1024 * 1024
 """Bodies larger than this get more time."""
 
+_NAME: Final = "obstore"
+_LARGE_TIMES: Final = 15
 _EXIT_S: Final = 30.0
 _SETTLE_S: Final = 0.2
-_NAME: Final = "obstore"
 _ENDPOINT_VARIABLES: Final = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+_RUNNING: Final[set[object]] = set()
+_FORKED: Final[list[bool]] = []
+_imported: Final = functools.cache(importlib.import_module)
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Timeouts and retries of an object store.
-
-    Parameters
-    ----------
-    connect_s, request_s, large_request_s : float
-        Timeouts of a connection, of an answer, and of one with a large body.
-    tries : int
-        The largest number of retries.
-    tries_s : float
-        The time after which there are no more retries.
-    first_wait_s, longest_wait_s : float
-        The wait before the first retry, doubled each time, and its limit.
-    """
-
-    connect_s: float = 5.0
-    request_s: float = 60.0
-    large_request_s: float = 900.0
-    tries: int = 5
-    tries_s: float = 15.0
-    first_wait_s: float = 0.1
-    longest_wait_s: float = 2.0
-
-    def wait_s(self, attempt: int) -> float:
-        """The longest wait after that try, counted from 0."""
-        return min(self.longest_wait_s, self.first_wait_s * 2.0**attempt)
-
-    @property
-    def retry_config(self) -> dict[str, Any]:
-        """The same, as options of the client."""
-        return {
-            "max_retries": self.tries,
-            "retry_timeout": timedelta(seconds=self.tries_s),
-            "backoff": {
-                "init_backoff": timedelta(seconds=self.first_wait_s),
-                "max_backoff": timedelta(seconds=self.longest_wait_s),
-                "base": 2.0,
-            },
-        }
+def _mark_child() -> None:
+    _RUNNING.clear()  # they belong to the parent
+    if f"{_NAME}._{_NAME}" in sys.modules:
+        _FORKED.append(True)
 
 
-PATIENCE = Patience()
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """obstore, as loaded in this process."""
-
-    obstore: Any
-    stores: Any
-    errors: tuple[type[BaseException], ...]
-
-
-@dataclass(slots=True)
-class _Here:
-    """State of this process."""
-
-    library: Library | None = None
-    generation: int = 0
-    inherited: bool = False
-    calls: set[object] = field(default_factory=set)
-
-
-_HERE = _Here()
-_LOCK = ForkSafeLock()
-
-
-def _forget() -> None:
-    _HERE.library = None
-    _HERE.generation += 1
-    _HERE.inherited = _HERE.inherited or f"{_NAME}._obstore" in sys.modules
-    _HERE.calls = set()  # they belong to the parent
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
-def generation() -> int:
-    """A number that changes in a forked child, which needs new clients."""
-    return _HERE.generation
+os.register_at_fork(after_in_child=_mark_child)
 
 
 def check_installed(scheme: str) -> None:
@@ -168,93 +106,80 @@ def check_installed(scheme: str) -> None:
         )
 
 
-def library() -> Library:
-    """The library for this process, loaded on first use."""
-    found = _HERE.library
-    if found is None:
-        with _LOCK:
-            found = _HERE.library or _load()
-            _HERE.library = found
-    return found
+def library() -> Any:
+    """The library, imported on first use.
 
-
-def _load() -> Library:
-    with _copied() if _HERE.inherited else contextlib.nullcontext():
-        obstore: Any = importlib.import_module(_NAME)
-        stores: Any = importlib.import_module(f"{_NAME}.store")
-        exceptions: Any = importlib.import_module(f"{_NAME}.exceptions")
-    return Library(obstore, stores, (exceptions.BaseError, OSError, ValueError, RuntimeError))
-
-
-@contextlib.contextmanager
-def _copied() -> Iterator[None]:
-    """Import from a copy of the library, leaving other modules as they are."""
-    kept = {name: mod for name, mod in sys.modules.items() if name.partition(".")[0] == _NAME}
-    inner = f"{_NAME}._obstore"
-    source = kept[inner].__file__
-    assert source is not None
-    with _copy_of(source) as copy:
-        finder = _Finder(inner, copy)
-        for name in kept:
-            del sys.modules[name]
-        sys.meta_path.insert(0, finder)
-        try:
-            yield
-        finally:
-            sys.meta_path.remove(finder)
-            for name in [n for n in sys.modules if n.partition(".")[0] == _NAME]:
-                del sys.modules[name]
-            sys.modules.update(kept)
-
-
-@contextlib.contextmanager
-def _copy_of(source: str) -> Iterator[str]:
-    """A copy of the file, whose name is valid for the block."""
-    if sys.platform == "linux":  # folders for temporary files may forbid execution
-        fd = os.memfd_create(_NAME)
-        try:
-            with Path(source).open("rb") as original, open(fd, "wb", closefd=False) as copy:
-                shutil.copyfileobj(original, copy)
-            yield f"/proc/{os.getpid()}/fd/{fd}"
-        finally:
-            os.close(fd)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            yield shutil.copy(source, folder)
-
-
-class _Finder:
-    """Finds one module in a file with another name."""
-
-    def __init__(self, name: str, path: str) -> None:
-        self._name, self._path = name, path
-
-    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name:
-            return None
-        loader = importlib.machinery.ExtensionFileLoader(name, self._path)
-        return importlib.util.spec_from_file_location(name, self._path, loader=loader)
+    Raises
+    ------
+    StorageError
+        If this process is a fork of one that has imported it.
+    """
+    if _FORKED:
+        raise StorageError(
+            "a process made by os.fork cannot use object stores if its parent did: the client's "
+            "threads are missing there, and a request would wait forever. Start processes by the "
+            "method 'spawn' or 'forkserver', as by multiprocessing.set_start_method('spawn')"
+        )
+    return _imported(_NAME)
 
 
 # --- running calls ---------------------------------------------------------------------------
 
 
+class Gate:
+    """Lets calls in, in the order they came, while there is room; from threads and event loops.
+
+    Parameters
+    ----------
+    room : int
+        How many may be in at a time.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._free = room
+        self._lock = threading.Lock()
+        self._waiting: deque[Future[None]] = deque()
+
+    def line_up(self) -> Future[None]:
+        """A turn, which is done once the call may begin; `leave` ends it, or gives it up."""
+        turn: Future[None] = Future()
+        self._admit(0, turn)
+        return turn
+
+    def leave(self, turn: Future[None]) -> None:
+        """Let the next one in."""
+        if not turn.cancel():
+            self._admit(1)
+
+    def _admit(self, left: int, *come: Future[None]) -> None:
+        with self._lock:
+            self._free += left
+            self._waiting.extend(come)
+            while self._free and self._waiting:
+                turn = self._waiting.popleft()
+                if turn.set_running_or_notify_cancel():
+                    self._free -= 1
+                    turn.set_result(None)
+
+
 @contextlib.contextmanager
-def calling() -> Iterator[None]:
-    """Register a running call for the block."""
-    calls, call = _HERE.calls, object()
-    calls.add(call)
+def calling(gate: Gate | None) -> Iterator[Future[None] | None]:
+    """Register a running call for the block, which first has to wait for the turn that it gets."""
+    call, turn = object(), None if gate is None else gate.line_up()
+    _RUNNING.add(call)
     try:
-        yield
+        yield turn
     finally:
-        calls.discard(call)
+        if gate is not None and turn is not None:
+            gate.leave(turn)
+        _RUNNING.discard(call)
 
 
 def _wait_for_calls() -> None:
-    if not _HERE.calls:
+    if not _RUNNING:
         return
     until_s = SYSTEM.monotonic_s() + _EXIT_S
-    while _HERE.calls and SYSTEM.monotonic_s() < until_s:
+    while _RUNNING and SYSTEM.monotonic_s() < until_s:
         SYSTEM.sleep(0.005)
     # The library's thread still has to release objects, for which it needs Python.
     SYSTEM.sleep(_SETTLE_S)
@@ -265,6 +190,32 @@ atexit.register(_wait_for_calls)
 
 # --- a client --------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Timeouts and retries of an object store.
+
+    Parameters
+    ----------
+    connect_s, request_s : float
+        Timeouts of a connection and of an answer.
+    tries : int
+        The largest number of retries.
+    tries_s : float
+        The time after which there are no more retries.
+    first_wait_s, longest_wait_s : float
+        The wait before the first retry, doubled each time, and its limit.
+    """
+
+    connect_s: float = 5.0
+    request_s: float = 60.0
+    tries: int = 5
+    tries_s: float = 15.0
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 2.0
+
+
+PATIENCE = Patience()
 
 type OptionValue = str | bool | int | float | tuple[tuple[str, str], ...]
 
@@ -285,8 +236,12 @@ class Endpoint:
         The options as given; `headers` as a tuple of pairs.
     credentials : callable, optional
         Returns credentials. A pickle holds its module and name only.
-    own : OwnClient, optional
+    store : obstore store, optional
         The caller's own client, instead of one that is made from the options.
+    shown : str, optional
+        The URL to show for it.
+    only_read : bool
+        Whether nothing may be written by it.
     """
 
     kind: str
@@ -294,146 +249,233 @@ class Endpoint:
     prefix: str
     options: tuple[tuple[str, OptionValue], ...] = ()
     credentials: Callable[[], object] | None = field(default=None, repr=False)
-    own: Any = field(default=None, repr=False, compare=False)
+    store: Any = field(default=None, repr=False, compare=False)
+    shown: str | None = field(default=None, compare=False)
+    only_read: bool = field(default=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.store is not None and has_secrets(self.store.__getnewargs_ex__()):
+            raise StorageError(
+                "a storage of an obstore store with secrets in its options cannot be pickled: give "
+                "the store a credential provider that is a named function, or let it find "
+                "credentials in the environment"
+            )
         reference = None if self.credentials is None else reference_to(self.credentials)
-        return _unpickled, (self.kind, self.bucket, self.prefix, self.options, reference, self.own)
+        place = self.kind, self.bucket, self.prefix, self.options
+        own = {"store": self.store, "shown": self.shown, "only_read": self.only_read}
+        return _unpickled, (place, reference, own)
 
     @property
     def url(self) -> str:
         """The URL that names the place."""
-        if self.own is not None and self.own.url is not None:
-            return str(self.own.url)
-        if self.kind == "http":
-            return self.bucket
+        if self.shown is not None or self.kind == "http":
+            return self.bucket if self.shown is None else self.shown
         return f"{self.kind}://{self.bucket}{'/' if self.prefix else ''}{self.prefix}"
 
     @property
     def patience(self) -> Patience:
         """Timeouts and retries, where the options leave them as they are by default."""
-        options: dict[str, Any] = dict(self.options)
-        patience = PATIENCE
-        if "connect_timeout_s" in options:
-            patience = replace(patience, connect_s=float(options["connect_timeout_s"]))
-        if "timeout_s" in options:
-            large = patience.large_request_s / patience.request_s
-            s = float(options["timeout_s"])
-            patience = replace(patience, request_s=s, large_request_s=s * large)
-        if "retries" in options:
-            tries = int(options["retries"])
-            tries_s = max(patience.tries_s, tries * patience.longest_wait_s)
-            patience = replace(patience, tries=tries, tries_s=tries_s)
-        return patience
+        given: dict[str, Any] = dict(self.options)
+        usual, tries = PATIENCE, given.get("retries", PATIENCE.tries)
+        longest_s = tries * usual.longest_wait_s if "retries" in given else 0.0
+        return replace(
+            usual,
+            connect_s=given.get("connect_timeout_s", usual.connect_s),
+            request_s=given.get("timeout_s", usual.request_s),
+            tries=tries,
+            tries_s=max(usual.tries_s, longest_s),
+        )
 
     @property
     def read_only(self) -> bool:
         """Whether nothing may be written: to web servers, and as the caller says of a client."""
-        return self.kind == "http" or (self.own is not None and bool(self.own.read_only))
+        return self.kind == "http" or self.only_read
 
     def endpoint(self) -> str | None:
         """The endpoint, from the options or the environment; None for the provider's own."""
         given = dict(self.options).get("endpoint")
         names = _ENDPOINT_VARIABLES.get(self.kind, ())
-        return (
-            str(given) if given else next((os.environ[n] for n in names if os.environ.get(n)), None)
-        )
+        return str(given) if given else next(filter(None, map(os.environ.get, names)), None)
 
-    def client(self, endpoint: str | None, *, large: bool, singly: bool = False) -> Any:
-        """A client of this process.
+    def promises_conditions(self, endpoint: str | None) -> bool:
+        """Whether the provider of that endpoint promises to respect conditions."""
+        host = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")[0]
+        emulated = self.kind == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR")
+        promised = endpoint is None or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        return promised and self.store is None and not emulated
 
-        With `large` it has longer timeouts. With `singly` it deletes each object by a request.
+    def client(self, endpoint: str | None, *, large: bool, singly: bool) -> Any:
+        """A client; with `large` for large bodies, with `singly` it deletes objects one by one.
 
         Raises
         ------
         InvalidArgumentError
             If the endpoint is invalid.
         """
-        if self.own is not None:
-            return self.own.client(singly=singly)
-        stores, patience = library().stores, self.patience
+        stores = library().store
+        if self.store is not None:
+            given, named = self.store.__getnewargs_ex__()
+            more = {"config": named.get("config", {}) | {"disable_bulk_delete": True}}
+            is_own = not singly or self.kind != "s3"
+            return self.store if is_own else stores.S3Store(*given, **named | more)
         options: dict[str, Any] = dict(self.options)
-        request_s = patience.large_request_s if large else patience.request_s
-        settings: dict[str, Any] = {
-            "client_options": {
-                "allow_http": self._allows_http(options, endpoint),
-                "connect_timeout": timedelta(seconds=patience.connect_s),
-                "timeout": timedelta(seconds=request_s),
-            },
-            "retry_config": patience.retry_config,
-        }
-        if "headers" in options:
-            settings["client_options"]["default_headers"] = dict(options["headers"])
-        provider = self._provider(options)
-        if provider is not None:
-            settings["credential_provider"] = provider
-        if not options.get("allow_redirects"):
-            url = self.bucket if self.kind == "http" else endpoint
-            settings["client_options"] |= confined(
-                self.kind, url, credentials=provider is None and self._asks_for_credentials(options)
-            )
+        provide, region = None, options.get("region")
+        if self.credentials is not None:
+            provide = provider(self.kind, self.credentials)
+        elif "profile" in options:
+            provide, of_profile = from_profile(options["profile"])
+            region = of_profile if region is None else region
+        settings = self._settings(options, endpoint, large, provided=provide is not None)
         if self.kind == "http":
             return stores.HTTPStore(self.bucket, **settings)
-        settings["prefix"] = self.prefix or None
         config: dict[str, Any] = {}
-        if options.get("anonymous") or provider is not None:
-            config["skip_signature"] = provider is None  # regardless of the environment
-        if endpoint is not None:
-            config["base_url" if self.kind == "gs" else "endpoint"] = endpoint
-            if self.kind == "s3":  # else the environment variable would take precedence
-                config["aws_endpoint_url_s3"] = endpoint
-        if self.kind == "gs":
-            return stores.GCSStore(self.bucket, config=config, **settings)
+        if options.get("anonymous") or provide is not None:
+            config["skip_signature"] = provide is None  # regardless of the environment
+        config["base_url" if self.kind == "gs" else "endpoint"] = endpoint
         if self.kind == "az":
-            if "account" in options:
-                config["account_name"] = options["account"]
-            return stores.AzureStore(self.bucket, config=config, **settings)
-        config |= _s3_config(options) | ({"disable_bulk_delete": True} if singly else {})
-        return stores.S3Store(self.bucket, config=config, **settings)
+            config["account_name"] = options.get("account")
+        if self.kind == "s3":
+            # Said here, or the environment would decide.
+            config |= {"conditional_put": "etag", "aws_endpoint_url_s3": endpoint, "region": region}
+            config["request_payer"] = options.get("requester_pays")
+            config["virtual_hosted_style_request"] = options.get("virtual_hosted")
+            config["disable_bulk_delete"] = singly or None
+        settings["config"] = {name: said for name, said in config.items() if said is not None}
+        settings |= {"prefix": self.prefix or None}
+        if provide is not None:
+            settings["credential_provider"] = provide
+        make = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[self.kind]
+        return make(self.bucket, **settings)
 
-    def _provider(self, options: Mapping[str, Any]) -> Provider | None:
-        if self.credentials is not None:
-            return Provider(self.kind, self.credentials)
-        return profile_provider(options["profile"]) if "profile" in options else None
-
-    def _asks_for_credentials(self, options: Mapping[str, Any]) -> bool:
-        given = self.kind == "s3" and "AWS_ACCESS_KEY_ID" in os.environ
-        return self.kind != "http" and not options.get("anonymous") and not given
-
-    def _allows_http(self, options: Mapping[str, Any], endpoint: str | None) -> bool:
-        if self.kind == "http":
-            return self.bucket.startswith("http:")
-        said = os.environ.get("AWS_ALLOW_HTTP", "") if self.kind == "s3" else ""
-        allowed = bool(options.get("allow_http", said.lower() in ("1", "true", "yes", "on")))
-        if not allowed and (endpoint or "").startswith("http:"):
-            raise InvalidArgumentError(
-                "the endpoint is an http:// URL, by which everything travels in the open: use "
-                "https://, or pass allow_http=True"
+    def _settings(
+        self, options: dict[str, Any], endpoint: str | None, large: bool, *, provided: bool
+    ) -> dict[str, Any]:
+        patience, web = self.patience, self.kind == "http"
+        times = _LARGE_TIMES if large else 1
+        client_options: dict[str, Any] = {
+            "allow_http": _allows_http(self, options, endpoint),
+            "connect_timeout": timedelta(seconds=patience.connect_s),
+            "timeout": timedelta(seconds=patience.request_s * times),
+        }
+        if "headers" in options:
+            client_options["default_headers"] = dict(options["headers"])
+        if not options.get("allow_redirects"):
+            in_environment = self.kind == "s3" and "AWS_ACCESS_KEY_ID" in os.environ
+            asks = not (web or provided or options.get("anonymous") or in_environment)
+            client_options |= _confined(
+                self.kind, self.bucket if web else endpoint, asks_for_credentials=asks
             )
-        return allowed and (endpoint or "").startswith("http:")  # never by a redirect
+        backoff = {
+            "init_backoff": timedelta(seconds=patience.first_wait_s),
+            "max_backoff": timedelta(seconds=patience.longest_wait_s),
+            "base": 2.0,
+        }
+        retries = {
+            "max_retries": patience.tries,
+            "retry_timeout": timedelta(seconds=patience.tries_s),
+            "backoff": backoff,
+        }
+        return {"client_options": client_options, "retry_config": retries}
 
 
-def _unpickled(
-    kind: str,
-    bucket: str,
-    prefix: str,
-    options: tuple[tuple[str, OptionValue], ...],
-    reference: str | None,
-    own: Any,
-) -> Endpoint:
+def _unpickled(place: tuple[Any, ...], reference: str | None, own: dict[str, Any]) -> Endpoint:
     credentials = None if reference is None else function_named(reference)
-    return Endpoint(kind, bucket, prefix, options, credentials, own)
+    return replace(Endpoint(*place), credentials=credentials, **own)
 
 
-def _s3_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {"conditional_put": "etag"}  # regardless of the environment
-    region = options.get("region")
-    if region is None and "profile" in options:
-        region = profile_region(options["profile"])
-    if region is not None:
-        config["region"] = region
-    if "requester_pays" in options:
-        config["request_payer"] = options["requester_pays"]
-    if "virtual_hosted" in options:
-        config["virtual_hosted_style_request"] = options["virtual_hosted"]
-    return config
+def _allows_http(place: Endpoint, options: dict[str, Any], endpoint: str | None) -> bool:
+    if place.kind == "http":
+        return place.bucket.startswith("http:")
+    said = os.environ.get("AWS_ALLOW_HTTP", "") if place.kind == "s3" else ""
+    allowed = bool(options.get("allow_http", said.lower() in ("1", "true", "yes", "on")))
+    if not allowed and (endpoint or "").startswith("http:"):
+        raise InvalidArgumentError(
+            "the endpoint is an http:// URL, by which everything travels in the open: use "
+            "https://, or pass allow_http=True"
+        )
+    return allowed and (endpoint or "").startswith("http:")  # never by a redirect
+
+
+# --- redirects -------------------------------------------------------------------------------
+
+
+_ANSWER: Final = b"HTTP/1.1 421 Refused\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_READ_BYTES: Final = 64 * 1024
+_READ_S: Final = 2.0
+_DRAINS: Final = 100
+_HOST: Final = re.compile(r"[a-z0-9._:\[\]-]{1,255}")
+_OWN: Final = {"s3": "amazonaws.com", "gs": "googleapis.com", "az": "blob.core.windows.net"}
+# Sources of credentials: services of the machine, the providers' own, and these variables' hosts.
+_SOURCES: Final = {
+    "s3": ("169.254.0.0/16", "fd00:ec2::/32", "amazonaws.com"),
+    "gs": ("169.254.0.0/16", "metadata.google.internal", "googleapis.com", "accounts.google.com"),
+    "az": ("169.254.0.0/16", "login.microsoftonline.com", "fabric.microsoft.com"),
+}
+_VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_", "IDENTITY_", "MSI_")
+_REFUSED: Final = ["unnamed"]
+
+
+def refused_host() -> str:
+    """The last host that was refused, if known."""
+    return _REFUSED[-1]
+
+
+def _confined(kind: str, url: str | None, *, asks_for_credentials: bool) -> dict[str, str]:
+    """Client options with which it contacts no other host than the store's.
+
+    Credentials come from other hosts. A URL of None is the provider's own.
+    """
+    if any(name in ("http", "https", "all") for name in urllib.request.getproxies()):
+        return {}
+    hosts = {_host_of(url) if url else _OWN[kind]}
+    if asks_for_credentials:
+        hosts.update(_SOURCES[kind])
+        for name, value in os.environ.items():
+            if name.upper().startswith(_VARIABLES) and re.match(r"https?://", value):
+                hosts.add(_host_of(value))
+        if "AZURE_STORAGE_USE_EMULATOR" in os.environ:
+            hosts.add("127.0.0.1")
+    excluded = ",".join(sorted(hosts - {""}))
+    return {"proxy_url": f"http://127.0.0.1:{_refusing_port()}", "proxy_excludes": excluded}
+
+
+def _host_of(url: str) -> str:
+    host = (urllib.parse.urlsplit(url).hostname or "").lower()
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
+
+
+@functools.cache
+def _refusing_port() -> int:
+    """The port of a proxy in this process that refuses every request; 0 is unreachable, too."""
+    try:
+        server = socket.create_server(("127.0.0.1", 0))
+        SYSTEM.later(0.0, partial(_refuse_all, server))
+    except (OSError, RuntimeError):  # no descriptor, or no thread
+        return 0
+    return int(server.getsockname()[1])
+
+
+def _refuse_all(server: socket.socket) -> None:
+    with contextlib.suppress(OSError), server:
+        while True:
+            connection, _ = server.accept()
+            with contextlib.suppress(OSError), connection:
+                connection.settimeout(_READ_S)
+                _refuse(connection)
+
+
+def _refuse(connection: socket.socket) -> None:
+    line = connection.recv(_READ_BYTES).split(b"\r\n", 1)[0].decode(errors="replace")
+    method, _, rest = line.partition(" ")
+    target = rest.partition(" ")[0]
+    host = target if method == "CONNECT" else urllib.parse.urlsplit(target).netloc
+    host = host.rpartition("@")[2].lower()
+    _REFUSED[-1] = host if _HOST.fullmatch(host) else "unnamed"
+    connection.sendall(_ANSWER)
+    connection.shutdown(socket.SHUT_WR)
+    for _ in range(_DRAINS):  # unread bytes would reset the connection before the answer
+        if not connection.recv(_READ_BYTES):
+            return

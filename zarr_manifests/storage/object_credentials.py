@@ -1,4 +1,4 @@
-"""Credentials that a caller gives by a function, for the client of an object store.
+"""Credentials that a caller gives by a function, and options that may be secret by their names.
 
 Invariants:
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from types import FunctionType
 from typing import Any, Final
 
 from zarr_manifests.error_cases import UnsupportedStorageError
@@ -24,18 +26,15 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.runtime import start_thread
 
 __all__ = [
-    "FAILED",
     "FAULTS",
-    "Provider",
     "checked_credentials",
+    "from_profile",
     "function_named",
-    "profile_provider",
-    "profile_region",
+    "has_secrets",
+    "is_secret",
+    "provider",
     "reference_to",
 ]
-
-FAILED: Final = "zarr-manifests credentials: "
-"""How the message of a failed provider begins; a key of `FAULTS` follows."""
 
 FAULTS: Final = {
     "raised": "the function given as credentials raised an error; call it yourself to see it",
@@ -48,14 +47,17 @@ FAULTS: Final = {
     "profile": "the AWS SDK has no valid credentials for the profile; log in again, as with "
     "`aws sso login`, or check the profile",
 }
-"""What was wrong with a provider, without any text of its own."""
+"""What was wrong with a provider, without any text of its own: the message of its error."""
 
+_SECRET: Final = re.compile(
+    r"(?i).*(key|secret|token|password|credential|sas|signature|conn(ection)?_?str).*"
+)
+_HEADERS: Final = re.compile(r"(?i).*(header|auth).*")
 _ANSWERS: Final = {
     "s3": ({"access_key_id", "secret_access_key"},),
     "gs": ({"token"},),
     "az": ({"token"}, {"sas_token"}, {"access_key"}),
 }
-_OPTIONAL: Final = {"s3": {"token"}, "gs": set[str](), "az": set[str]()}
 
 
 def checked_credentials(given: object) -> Callable[[], object]:
@@ -123,8 +125,10 @@ def function_named(reference: str) -> Callable[[], object]:
     return checked
 
 
-class Provider:
-    """What the client calls for credentials; its errors say nothing of them.
+def provider(
+    kind: str, credentials: Callable[[], object], *, fault: str = "raised"
+) -> Callable[[], dict[str, Any]]:
+    """Return what the client calls for credentials; its errors say nothing of them.
 
     Parameters
     ----------
@@ -135,52 +139,36 @@ class Provider:
     fault : str
         The key in `FAULTS` for when it raises.
     """
+    ask: Any = None if isinstance(credentials, type) else credentials
 
-    def __init__(
-        self, kind: str, credentials: Callable[[], object], *, fault: str = "raised"
-    ) -> None:
-        self._fault = fault
-        self._kind = kind
-        self._credentials = credentials
-        self._ask: Callable[[], Any] | None = None
-
-    def __call__(self) -> dict[str, Any]:
+    def provide() -> dict[str, Any]:
+        nonlocal ask
+        failed = False
         try:
-            found = self._found()
+            ask = credentials() if ask is None else ask
+            found = ask()
+            found = _awaited(found) if inspect.iscoroutine(found) else found
         except Exception:  # noqa: BLE001 - whatever it raises may contain a secret
-            found = None
-            failed = True
-        else:
-            failed = False
-        if failed:  # outside of the handler, else the error would have that one as its context
-            raise RuntimeError(FAILED + self._fault)
-        return self._checked(found)
-
-    def _found(self) -> object:
-        if self._ask is None:
-            made: Any = self._credentials
-            self._ask = made() if isinstance(made, type) else made
-        found = self._ask()
-        if inspect.iscoroutine(found):
-            return _awaited(found)
-        return found
-
-    def _checked(self, found: object) -> dict[str, Any]:
+            failed = True  # so that the error below does not have that one as its context
+        if failed:
+            raise RuntimeError(FAULTS[fault])
         if not isinstance(found, Mapping):
-            raise TypeError(FAILED + "no-mapping")
+            raise TypeError(FAULTS["no-mapping"])
         answer = dict(found)
         expires_at = answer.pop("expires_at", None)
-        if expires_at is not None and not (isinstance(expires_at, datetime) and expires_at.tzinfo):
-            raise ValueError(FAILED + "no-time")
-        names = answer.keys() - _OPTIONAL[self._kind]
-        if names not in _ANSWERS[self._kind] or not all(
+        if expires_at is not None:
+            if not (isinstance(expires_at, datetime) and expires_at.tzinfo):
+                raise ValueError(FAULTS["no-time"])
+            # The client knows no other time zones, such as the SDK's.
+            expires_at = expires_at.astimezone(UTC)
+        names = answer.keys() - ({"token"} if kind == "s3" else set())
+        if names not in _ANSWERS[kind] or not all(
             isinstance(answer[name], str) and answer[name] for name in names
         ):
-            raise ValueError(FAILED + "keys")
-        if expires_at is not None:  # the client knows no other time zones, such as the SDK's
-            expires_at = expires_at.astimezone(UTC)
-        given = {"token": None} if self._kind == "s3" else {}
-        return given | answer | {"expires_at": expires_at}
+            raise ValueError(FAULTS["keys"])
+        return ({"token": None} if kind == "s3" else {}) | answer | {"expires_at": expires_at}
+
+    return provide
 
 
 def _awaited(found: Coroutine[Any, Any, object]) -> object:
@@ -199,29 +187,8 @@ def _awaited(found: Coroutine[Any, Any, object]) -> object:
     return done.result()
 
 
-def _session(profile: str) -> Any:
-    """The session of the AWS SDK for that profile."""
-    if importlib.util.find_spec("botocore") is None:
-        raise UnsupportedStorageError(
-            "profile needs the AWS SDK for Python: pip install boto3 (or aiobotocore)"
-        )
-    session: Any = importlib.import_module("botocore.session")
-    made = session.Session(profile=profile)
-    if profile not in made.available_profiles:
-        raise InvalidArgumentError(
-            "there is no such profile in the AWS configuration (~/.aws/config, ~/.aws/credentials)"
-        )
-    return made
-
-
-def profile_region(profile: str) -> str | None:
-    """Return the region that the profile sets, if any."""
-    region = _session(profile).get_config_variable("region")
-    return None if region is None else str(region)
-
-
-def profile_provider(profile: str) -> Provider:
-    """Return a provider for a profile of the AWS configuration.
+def from_profile(profile: str) -> tuple[Callable[[], dict[str, Any]], str | None]:
+    """Return a provider for a profile of the AWS configuration, and the region that it sets.
 
     The SDK resolves it: keys, roles to assume, processes, and tokens that `aws sso login` left.
 
@@ -232,17 +199,66 @@ def profile_provider(profile: str) -> Provider:
     InvalidArgumentError
         If there is no such profile.
     """
-    session = _session(profile)
+    if importlib.util.find_spec("botocore") is None:
+        raise UnsupportedStorageError(
+            "profile needs the AWS SDK for Python: pip install boto3 (or aiobotocore)"
+        )
+    session: Any = importlib.import_module("botocore.session").Session(profile=profile)
+    if profile not in session.available_profiles:
+        raise InvalidArgumentError(
+            "there is no such profile in the AWS configuration (~/.aws/config, ~/.aws/credentials)"
+        )
 
     def credentials() -> dict[str, Any]:
         found = session.get_credentials()  # resolved once, and renewed by the SDK
         keys = found.get_frozen_credentials()
-        expires_at = getattr(found, "_expiry_time", None)
         return {
             "access_key_id": keys.access_key,
             "secret_access_key": keys.secret_key,
             "token": keys.token,
-            "expires_at": expires_at,
+            "expires_at": getattr(found, "_expiry_time", None),
         }
 
-    return Provider("s3", credentials, fault="profile")
+    region = session.get_config_variable("region")
+    return provider("s3", credentials, fault="profile"), None if region is None else str(region)
+
+
+# --- options that may be secret ----------------------------------------------------------------
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of that name may hold a secret.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage.object_credentials import is_secret
+    >>> [is_secret(name) for name in ("aws_secret_access_key", "connection_string", "region")]
+    [True, True, False]
+    """
+    return _SECRET.fullmatch(name) is not None
+
+
+def has_secrets(options: object) -> bool:
+    """Whether a value in the options, at any depth, may be a secret by its name.
+
+    A named function or a class, which a pickle only refers to, is none.
+
+    Examples
+    --------
+    >>> from zarr_manifests.storage.object_credentials import has_secrets
+    >>> has_secrets({"client_kwargs": {"region_name": "eu-west-1"}, "anon": True, "key": None})
+    False
+    >>> has_secrets([{"config": {"access_key_id": "planted"}}])
+    True
+    """
+    if isinstance(options, Mapping):
+        return any(
+            has_secrets(value)
+            or ((is_secret(str(name)) or _HEADERS.fullmatch(str(name))) and not _is_open(value))
+            for name, value in options.items()
+        )
+    return isinstance(options, list | tuple) and any(map(has_secrets, options))
+
+
+def _is_open(value: object) -> bool:
+    return not value or isinstance(value, bool | int | float | FunctionType | type)

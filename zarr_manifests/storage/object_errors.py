@@ -8,6 +8,7 @@ status, and a known error code are passed on.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.error_cases import (
@@ -15,9 +16,9 @@ from zarr_manifests.error_cases import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.errors import StorageError
-from zarr_manifests.records import dataclass
-from zarr_manifests.storage.object_credentials import FAILED, FAULTS
+from zarr_manifests.errors import ManifestsError, StorageError
+from zarr_manifests.storage.object_clients import refused_host
+from zarr_manifests.storage.object_credentials import FAULTS
 
 __all__ = ["Failure", "failure_of", "storage_error"]
 
@@ -26,7 +27,6 @@ _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _REDIRECT: Final = re.compile(
     r'kind: Redirect.*?url: "https?://([A-Za-z0-9._:\[\]-]{1,255})', re.DOTALL
 )
-_PROVIDED: Final = re.compile(re.escape(FAILED) + r"([a-z-]+)")
 _READ_CHARS: Final = 100_000
 
 _CREDENTIALS: Final = (
@@ -40,61 +40,56 @@ _REGION: Final = "the bucket is in another region: give the one it is in, region
 _MOVED: Final = (
     "the store sends to another address: give that one, or the region that the bucket is in"
 )
-_CLOCK: Final = "set the clock of this machine"
 _FULL: Final = "make room there, or raise its quota, then try again"
 _RIGHTS: Final = (
     "these credentials do not allow it here; reading takes the rights to get and to list objects, "
     "writing those to put and to delete them as well"
 )
-_HINTS: Final = {
-    "NoSuchBucket": _BUCKET,
-    "ContainerNotFound": _BUCKET,
-    "InvalidBucketName": _BUCKET,
-    "PermanentRedirect": _REGION,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "InvalidAccessKeyId": _CREDENTIALS,
-    "SignatureDoesNotMatch": _CREDENTIALS,
-    "ExpiredToken": _CREDENTIALS,
-    "InvalidToken": _CREDENTIALS,
-    "AuthenticationFailed": _CREDENTIALS,
-    "AccessDenied": _RIGHTS,
-    "AllAccessDisabled": _RIGHTS,
-    "AuthorizationFailure": _RIGHTS,
-    "AuthorizationPermissionMismatch": _RIGHTS,
-    "RequestTimeTooSkewed": _CLOCK,
-    "QuotaExceeded": _FULL,
-    "XMinioStorageFull": _FULL,
-    "XMinioStorageQuotaExceeded": _FULL,
-    "XMinioAdminBucketQuotaExceeded": _FULL,
-    "EntityTooLarge": "one object cannot be as large there; make the chunks smaller",
-    "SlowDown": "the store asks for fewer requests; try again later",
-    "ServiceUnavailable": "try again later",
-    "InternalError": "try again later",
-    "NotImplemented": "the store does not know this request",
-    "NoSuchKey": "",
-    "ConditionalRequestConflict": "somebody else writes the same object; try again",
-    "InvalidRange": "",
-    "PreconditionFailed": "",
-}
-_FULL_CODES: Final = {code for code, hint in _HINTS.items() if hint is _FULL}
+_LARGE: Final = "one object cannot be as large there; make the chunks smaller"
+_SLOWER: Final = "the store asks for fewer requests; try again later"
+_SAID: Final = {
+    _BUCKET: ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"),
+    _REGION: (
+        "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+    ),
+    _CREDENTIALS: (
+        "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
+        "AuthenticationFailed",
+    ),
+    _RIGHTS: (
+        "AccessDenied", "AllAccessDisabled", "AuthorizationFailure",
+        "AuthorizationPermissionMismatch",
+    ),
+    _FULL: (
+        "QuotaExceeded", "XMinioStorageFull", "XMinioStorageQuotaExceeded",
+        "XMinioAdminBucketQuotaExceeded",
+    ),
+    _LARGE: ("EntityTooLarge",),
+    _SLOWER: ("SlowDown",),
+    "try again later": ("ServiceUnavailable", "InternalError"),
+    "set the clock of this machine": ("RequestTimeTooSkewed",),
+    "the store does not know this request": ("NotImplemented",),
+    "somebody else writes the same object; try again": ("ConditionalRequestConflict",),
+    "": ("NoSuchKey", "InvalidRange", "PreconditionFailed"),
+}  # fmt: skip
+_HINTS: Final = {code: hint for hint, codes in _SAID.items() for code in codes}
 _BY_STATUS: Final = {
-    301: _MOVED,
-    302: _MOVED,
-    303: _MOVED,
-    307: _MOVED,
-    308: _MOVED,
+    **dict.fromkeys((301, 302, 303, 307, 308), _MOVED),
     401: _CREDENTIALS,
     403: _RIGHTS,
-    413: "one object cannot be as large there; make the chunks smaller",
-    429: "the store asks for fewer requests; try again later",
+    413: _LARGE,
+    429: _SLOWER,
     507: _FULL,
 }
-_UNREACHABLE: Final = "check the endpoint and the network"
-_NO_ANSWER: Final = {
-    "unreachable": "cannot be reached",
-    "timeout": "did not answer in time",
-    "cut": "broke the connection off before its answer was whole",
+_UNANSWERED: Final = "; check the endpoint and the network"
+_SAYS: Final = {
+    "credentials": f"no credentials were found; {_CREDENTIALS}",
+    "elsewhere": _REGION,
+    "whole": "the server has no byte ranges, and answers with the whole object; use a server that "
+    "has them, or copy what is there",
+    "unreachable": f"the store cannot be reached{_UNANSWERED}",
+    "timeout": f"the store did not answer in time{_UNANSWERED}",
+    "cut": f"the store broke the connection off before its answer was whole{_UNANSWERED}",
 }
 
 
@@ -105,138 +100,84 @@ class Failure:
     Parameters
     ----------
     kind : str
-        `"absent"`, `"exists"`, `"changed"`, `"credentials"`, `"unreachable"`, `"timeout"`,
-        `"cut"` (the connection ended before the answer), `"denied"`, `"elsewhere"` (in another
-        region), `"redirected"`, `"whole"` (it has no byte ranges), `"provider"` (of credentials)
-        or `"other"`.
+        `"absent"`, `"exists"`, `"changed"`, `"contended"` (another request to the same object was
+        running, so it may not exist), `"beyond"` (the range begins where the object has ended),
+        `"credentials"`, `"unreachable"`, `"timeout"`, `"cut"` (the connection ended before the
+        answer), `"elsewhere"` (in another region), `"redirected"`, `"whole"` (it has no byte
+        ranges), `"provider"` (of credentials) or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
-    code : str, optional
+    code : str
         The error code in the answer, if it is a known one.
-    host : str
-        The host of a redirect, if known.
-    fault : str
-        For `"provider"`, the key in `FAULTS`.
+    detail : str
+        The host of a redirect, if known, or what was wrong with the provider of credentials.
     """
 
     kind: str
     status: int | None = None
-    code: str | None = None
-    host: str = ""
-    fault: str = ""
-
-    @property
-    def range_beyond(self) -> bool:
-        """Whether the object exists but ends before the range begins."""
-        return self.status == 416
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether no answer came although the request may have arrived."""
-        return self.kind in ("cut", "timeout")
+    code: str = ""
+    detail: str = ""
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Classify the client's error."""
+def failure_of(error: BaseException, store: str) -> Failure:
+    """Classify an error of the client of that kind of store; one of this package is raised."""
+    if isinstance(error, ManifestsError):
+        raise error
     text = str(error)[:_READ_CHARS]
-    status = _STATUS.search(text)
-    codes = [code for code in _CODE.findall(text) if code in _HINTS]
-    found = int(status[1]) if status else _own_status(text)
-    to = _REDIRECT.search(_own(text))
-    kind = _kind(error, text, found, codes)
-    fault = _PROVIDED.search(text) if kind == "provider" else None
-    return Failure(
-        kind,
-        found,
-        codes[0] if codes else None,
-        host=to[1] if to else "",
-        fault=fault[1] if fault else "",
-    )
-
-
-def _own_status(text: str) -> int | None:
-    # Some servers answer a range that begins at the end of the object; the client refuses that.
-    return 416 if "StartTooLarge {" in _own(text) else None
-
-
-def _own(text: str) -> str:
-    """The client's own words."""
-    return text.partition("Server returned")[0]
-
-
-def _kind(error: BaseException, text: str, status: int | None, codes: list[str]) -> str:
-    name = type(error).__name__
-    missing = any(_HINTS[code] is _BUCKET for code in codes)
-    if name == "AlreadyExistsError":
-        return "exists"
-    if name == "PreconditionError" and not missing:
-        return "changed"
-    if isinstance(error, FileNotFoundError) or status == 410:
-        return "other" if missing else "absent"
-    if "Range request not supported" in text or "non-partial response when range" in text:
-        return "whole"
-    own = _own(text)
-    if _PROVIDED.search(own):
-        return "provider"
-    if "//169.254.169.254/" in own or "token request" in own or "/api/token " in own:
-        return "credentials"
-    if status == 421 or "TunnelUnsuccessful" in own or "kind: Redirect" in own:
-        return "redirected"
-    if "redirect without LOCATION" in own:
-        return "elsewhere"
-    if name in ("PermissionDeniedError", "UnauthenticatedError"):
-        return "denied"
-    if status is None:
-        return _without_answer(text)
-    return "other"
-
-
-def _without_answer(text: str) -> str:
-    if "kind: Timeout" in text or "TimedOut" in text:
-        return "timeout"
-    if "kind: Interrupted" in text:
-        return "cut"
-    if "kind: Connect" in text or "error sending request" in text or "kind: Request" in text:
-        return "unreachable"
-    return "other"
+    own = text.partition("Server returned")[0]  # the client's own words
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else None
+    code = next((code for code in _CODE.findall(text) if code in _HINTS), "")
+    fault = next((fault for fault in FAULTS.values() if fault in own), "")
+    if fault:
+        return Failure("provider", status, code, fault)
+    name, no_answer, no_bucket = type(error).__name__, status is None, _HINTS.get(code) == _BUCKET
+    # The first that fits.
+    kinds = {
+        "contended": status == 409 and store == "s3",
+        "exists": name == "AlreadyExistsError",
+        "changed": name == "PreconditionError" and not no_bucket,
+        "absent": (isinstance(error, FileNotFoundError) or status == 410) and not no_bucket,
+        # Some servers answer a range that begins at the end of the object; the client refuses that.
+        "beyond": status == 416 or "StartTooLarge {" in own,
+        "whole": "Range request not supported" in text or "non-partial response when range" in text,
+        "credentials": "//169.254.169.254/" in own
+        or "token request" in own
+        or "/api/token " in own,
+        "redirected": status == 421 or "TunnelUnsuccessful" in own or "kind: Redirect" in own,
+        "elsewhere": "redirect without LOCATION" in own,
+        "timeout": no_answer and ("kind: Timeout" in text or "TimedOut" in text),
+        "cut": no_answer and "kind: Interrupted" in text,
+        "unreachable": no_answer
+        and ("kind: Connect" in text or "error sending request" in text or "kind: Request" in text),
+    }
+    to = _REDIRECT.search(own)
+    kind = next((kind for kind, fits in kinds.items() if fits), "other")
+    host = to[1] if to else refused_host() if kind == "redirected" else ""
+    return Failure(kind, status, code, host)
 
 
 def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageError:
     """The error to raise: the action, the object, the reason, and what to do about it."""
     if failure.kind == "absent":
         return ObjectNotFoundError(f"there is no object {key!r} in {url}")
-    where = f"{key!r} in {url}" if key else url
-    said = " ".join([str(failure.status or ""), failure.code or ""]).strip()
-    code_hint = _HINTS.get(failure.code or "", "")
-    if failure.kind == "credentials":
-        return StorageError(f"cannot {doing} {where}: no credentials were found; {_CREDENTIALS}")
+    said = " ".join(filter(None, [str(failure.status or ""), failure.code]))
+    hint = _HINTS.get(failure.code) or _BY_STATUS.get(failure.status or 0, "")
+    why = f"the store refused ({said})" if said else "the client of the store failed"
+    why += f": {hint}" if hint else ""
+    kind: type[StorageError] = StorageError
     if failure.kind == "provider":
-        return StorageError(
-            f"cannot {doing} {where}: {FAULTS.get(failure.fault, FAULTS['raised'])}"
+        why = failure.detail
+    elif failure.kind == "redirected":
+        why = (
+            f"the store sends to another host, {failure.detail}, which was not asked: use the "
+            "address that it sends to, or, for a web server, from_url(..., allow_redirects=True)"
         )
-    if failure.kind == "elsewhere":
-        return StorageError(f"cannot {doing} {where}: {_REGION}")
-    if failure.kind == "redirected":
-        return StorageError(
-            f"cannot {doing} {where}: the store sends to another host, {failure.host}, "
-            "which was not asked: use the address that it sends to, or, for a web server, "
-            "from_url(..., allow_redirects=True)"
-        )
-    if failure.kind == "whole":
-        return UnsupportedStorageError(
-            f"cannot {doing} {where}: the server has no byte ranges, and answers with the whole "
-            "object; use a server that has them, or copy what is there"
-        )
-    if failure.kind in _NO_ANSWER:
-        what = _NO_ANSWER[failure.kind]
-        return StorageError(f"cannot {doing} {where}: the store {what}; {_UNREACHABLE}")
-    hint = code_hint or _BY_STATUS.get(failure.status or 0, "")
-    message = f"cannot {doing} {where}: the store refused ({said})" if said else (
-        f"cannot {doing} {where}: the client of the store failed"
-    )  # fmt: skip
-    message += f": {hint}" if hint else ""
-    if failure.code in _FULL_CODES or failure.status == 507:
-        return StorageFullError(message)
-    if failure.code == "NotImplemented" or failure.status == 501:
-        return UnsupportedStorageError(message)
-    return StorageError(message)
+    elif failure.kind in _SAYS:
+        why = _SAYS[failure.kind]
+        kind = UnsupportedStorageError if failure.kind == "whole" else StorageError
+    elif hint == _FULL:
+        kind = StorageFullError
+    elif failure.code == "NotImplemented" or failure.status == 501:
+        kind = UnsupportedStorageError
+    return kind(f"cannot {doing} {f'{key!r} in {url}' if key else url}: {why}")

@@ -5,18 +5,24 @@ How each promise is kept:
 - *Whole or absent*: an object is written by one request, and exists when that is answered.
 - *One winner of `create` and of `cas`*: the store decides, by the conditions `If-None-Match` and
   `If-Match` (the generation, on Google Cloud). A store that ignores them would silently lose
-  commits. So a store that does not promise them is tested before the first conditional write of a
-  process (see `object_proof`). If it fails, it is read-only.
+  commits. So unless the provider promises to respect them, the store is tested before the first
+  conditional write of a process, and is read-only if it fails.
 - *Durable*: the providers promise it for every confirmed write. `sync` only checks that objects
   written by others exist.
-- *A lost answer is no error*: requests that may be repeated (reading, deleting, writing once) are
-  repeated for a while. A swap is not. If the first request did take effect, the repeated one is
-  refused, and the caller finds out by reading: `create` and `cas` return what the store answered.
+- *A lost answer is no error*: the client repeats what the store has refused for a while. If no
+  answer came, requests that may be repeated (reading, deleting, writing once) are repeated here. A
+  swap is not. If the first request did take effect, the repeated one is refused, and the caller
+  finds out by reading: `create` and `cas` return what the store answered.
 - The token of a version is the store's own (etag, generation). Where the etag is a digest, the same
   bytes are the same version, so a caller of `cas` has to write something unique.
 
 No text of the client or the server is passed on (see `object_errors`), and errors are not chained
 to theirs.
+
+The test is one object, `.probe`. It is created, created again and replaced on an ETag that no
+object has. The first two requests can be sent early, together and beside others: where the store
+refuses one of them because the object exists, it respects that condition. Otherwise the second one
+is sent again, once the object is there for sure, beside the replacement.
 """
 
 from __future__ import annotations
@@ -25,37 +31,42 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from datetime import UTC, datetime
+from functools import cached_property, partial
 from typing import Any, Final
 
 from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage.object_clients import Endpoint, library
-from zarr_manifests.storage.object_errors import Failure, storage_error
-from zarr_manifests.storage.object_proof import Proof
-from zarr_manifests.storage.object_requests import Requests
-from zarr_manifests.storage.object_trial import Trial
-from zarr_manifests.storage.object_versions import Version, check_name, conditional, version_of
+from zarr_manifests.runtime import SYSTEM, ForkSafeLock
+from zarr_manifests.storage.fsspec_store import from_fsspec, package_of
+from zarr_manifests.storage.local import LocalStorage
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.object_clients import LARGE_BYTES, Endpoint, Gate, calling, library
+from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     REMOTE_CAPABILITIES,
     Capabilities,
     ObjectInfo,
+    Storage,
     Tagged,
     Token,
+    Version,
     check_key,
     check_prefix,
     check_range,
     is_key,
+    plain_etag,
 )
 
-__all__ = ["ObjectStorage"]
+__all__ = ["ObjectStorage", "copier_within", "from_obstore", "own_storage"]
 
 _READ_ONLY: Final = replace(REMOTE_CAPABILITIES, create=False, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
+_MOST_SECONDS: Final = 253_402_300_798  # the year 9999
 _LISTED: Final = 1000
 _DELETED: Final = 256  # more at once, and some servers answer for part of them only
 _LISTED_FROM: Final = 8
@@ -64,6 +75,15 @@ _NO_BULK: Final = (400, 405, 501)
 _REMEMBERED: Final = 200_000
 _VERSION_TRIES: Final = 5
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+
+_PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
+_PROBE: Final = (
+    b"Here it was tried whether this store heeds conditions. Leave it: it saves a request.\n"
+)
+_NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
+# By place and endpoint: the condition that a test has shown to be ignored; empty if there is none.
+_IGNORED: Final[dict[tuple[Endpoint, str | None], str]] = {}
+_TESTING: Final = ForkSafeLock()
 
 
 class ObjectStorage:
@@ -84,34 +104,99 @@ class ObjectStorage:
     """
 
     def __init__(self, place: Endpoint) -> None:
-        self._place = place
-        self._proof = Proof(place)  # also fixes the endpoint of requests
-        self._requests = Requests(place, self._proof)
-        self._trial = Trial(self._requests, self._put, self._stale, place.url)
+        self.place, self.url = place, place.url
+        options = dict(place.options)
+        limit = options.get("concurrency")
+        self._gate = Gate(limit) if isinstance(limit, int) else None
+        self._clients: dict[tuple[bool, bool], Any] = {}
+        self._making = threading.Lock()
         # Written by this object and not passed to `sync` yet: these are known to exist.
-        self._written: dict[str, None] = {}
+        self._written: dict[str, bool] = {}
         self._deletes_many = True
-        storage_class = dict(place.options).get("storage_class")
+        self._probe_is_new: bool | None = None  # None if that is not known
+        self._creates_once = False  # the store has refused to create the probe again
+        storage_class = options.get("storage_class")
         self._attributes = storage_class and {"Storage-Class": storage_class}
 
     def __repr__(self) -> str:
         return f"ObjectStorage({self.url!r})"
 
-    @property
-    def place(self) -> Endpoint:
-        """The store and prefix, the options and who is asked for credentials."""
-        return self._place
-
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return type(self), (self._place,)
-
-    @property
-    def url(self) -> str:
-        return self._place.url
+        return type(self), (self.place,)
 
     @property
     def capabilities(self) -> Capabilities:
-        return _READ_ONLY if self._proof.failed or self._place.read_only else REMOTE_CAPABILITIES
+        return _READ_ONLY if self._ignored or self.place.read_only else REMOTE_CAPABILITIES
+
+    # --- requests ----------------------------------------------------------------------------
+
+    @cached_property
+    def _endpoint(self) -> str | None:
+        """The endpoint as it was on first use, even if the environment changes later."""
+        return self.place.endpoint()
+
+    def _client(self, nbytes: int | None = None, *, singly: bool = False) -> Any:
+        """The client for a body of that size; with `singly` it deletes each object by a request."""
+        at = (nbytes or 0) > LARGE_BYTES, singly
+        if at not in self._clients:
+            with self._making:  # it takes milliseconds, so threads that begin together share it
+                if at not in self._clients:
+                    made = self.place.client(self._endpoint, large=at[0], singly=singly)
+                    self._clients[at] = made
+        return self._clients[at]
+
+    def _answer(self, call: Callable[[Any], Any]) -> Any:
+        """Return what the call returns, or the `Failure` it ended with."""
+        obstore = library()
+        with calling(self._gate) as turn:
+            try:
+                if turn is not None:
+                    turn.result()
+                return call(obstore)
+            except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
+                return failure_of(error, self.place.kind)
+
+    async def _answer_async(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Like `_answer`."""
+        obstore = library()
+        with calling(self._gate) as turn:
+            try:
+                if turn is not None:
+                    await asyncio.wrap_future(turn)
+                return await call(obstore)
+            except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
+                return failure_of(error, self.place.kind)
+
+    def _repeat(self, call: Callable[[Any], Any]) -> Any:
+        """Like `_answer`, again for a while if that may help; only for what may be done twice.
+
+        It makes at least two attempts, since the first one may have taken all the time.
+        """
+        found = self._answer(call)
+        if self._is_passing(found):
+            patience = self.place.patience
+            until_s = SYSTEM.monotonic_s() + patience.tries_s
+            for attempt in range(patience.tries):
+                wait_s = min(patience.longest_wait_s, patience.first_wait_s * 2.0**attempt)
+                SYSTEM.sleep(SYSTEM.jitter(wait_s))
+                found = self._answer(call)
+                if not self._is_passing(found) or SYSTEM.monotonic_s() > until_s:
+                    break
+        return found
+
+    def _ask(self, doing: str, key: str, call: Callable[[Any], Any]) -> Any:
+        """Like `_repeat`; errors are raised outside of the client's, so not chained to it."""
+        found = self._repeat(call)
+        if isinstance(found, Failure):
+            raise storage_error(found, doing, key, self.url)
+        return found
+
+    def _is_passing(self, found: Any) -> bool:
+        """Whether the answer was lost, or another request to the same object was running.
+
+        The client itself retries if the store reports an error or cannot be reached.
+        """
+        return isinstance(found, Failure) and found.kind in ("cut", "timeout", "contended")
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -121,21 +206,34 @@ class ObjectStorage:
         if length == 0:
             self.head(key)
             return b""
-        found = self._requests.repeated(partial(self._get, key, start, length))
-        return self._bytes_of(found, key)
 
-    def _get(self, key: str, start: int, length: int | None) -> bytes:
-        client, obstore = self._requests.client(length), library().obstore
-        if length is not None:
+        def get(obstore: Any) -> bytes:
+            if length is None:
+                options = {"range": {"offset": start}} if start else None
+                return bytes(obstore.get(self._client(), key, options=options).bytes())
             end = min(start + length, _MOST_OFFSET)
-            return bytes(obstore.get_range(client, key, start=start, end=end))
-        options = {"range": {"offset": start}} if start else None
-        return bytes(obstore.get(client, key, options=options).bytes())
+            return bytes(obstore.get_range(self._client(length), key, start=start, end=end))
+
+        return self._bytes_of(self._repeat(get), key)
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        check_key(key)
+        if not length:
+            return await asyncio.to_thread(self.get, key, start, length)
+        end = min(start + length, _MOST_OFFSET)
+
+        found = await self._answer_async(
+            lambda obstore: obstore.get_range_async(self._client(length), key, start=start, end=end)
+        )
+        if self._is_passing(found):
+            return await asyncio.to_thread(self.get, key, start, length)
+        return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
 
     def _bytes_of(self, found: bytes | Failure, key: str) -> bytes:
         if isinstance(found, bytes):
             return found
-        if found.range_beyond:
+        if found.kind == "beyond":
             return b""
         raise storage_error(found, "read", key, self.url)
 
@@ -144,65 +242,45 @@ class ObjectStorage:
             check_range(start, length)
         check_key(key)
         spans = _spans([pair for pair in ranges if pair[1]])
-        if not spans:
-            self.head(key)
-            return [b"" for _ in ranges]
+        if len(spans) < 2:
+            read = [self.get(key, first, end - first) for first, end in spans]
+            if not spans:
+                self.head(key)
+            return [_cut(spans, read, start, length) for start, length in ranges]
         for _ in range(_VERSION_TRIES):
-            read = self._read_spans(key, spans)
-            if read is not None:
+            known, read = Version(), []
+            for first, end in spans:
+                found = self.get_version(key, first, end - first, known)
+                if found is None:
+                    break
+                read.append(found[0])
+                known = known if found[1].etag is None else found[1]
+            else:
                 return [_cut(spans, read, start, length) for start, length in ranges]
         raise StorageError(
             f"{key!r} in {self.url} was replaced again and again while it was read; try again"
         )
 
-    def _read_spans(self, key: str, spans: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """The spans, from one version; None if the object was replaced in the meantime."""
-        if len(spans) == 1:
-            return [self.get(key, spans[0][0], spans[0][1] - spans[0][0])]
-        tag: dict[str, Any] = {}
-        read = []
-
-        def get(start: int, end: int) -> bytes:
-            options = {"range": (start, min(end, _MOST_OFFSET)), **tag}
-            answer = library().obstore.get(self._requests.client(end - start), key, options=options)
-            if answer.meta["e_tag"] and not tag:
-                tag["if_match"] = answer.meta["e_tag"]
-            return bytes(answer.bytes())
-
-        for start, end in spans:
-            found = self._requests.repeated(partial(get, start, end))
-            if isinstance(found, Failure) and found.kind == "changed":
-                return None
-            read.append(self._bytes_of(found, key))
-        return read
-
     def get_tagged(self, key: str) -> Tagged:
         check_key(key)
 
-        def get() -> tuple[bytes, Any]:
-            answer = library().obstore.get(self._requests.client(), key)
+        def get(obstore: Any) -> tuple[bytes, Any]:
+            answer = obstore.get(self._client(), key)
             if answer.meta["size"] > MAX_TAGGED_BYTES:  # too large, so it is not read to its end
                 first = next(iter(answer.stream(min_chunk_size=MAX_TAGGED_BYTES + 1)))
                 return bytes(first), answer.meta
             return bytes(answer.bytes()), answer.meta
 
-        data, meta = self._requests.ask("read", key, get)
+        data, meta = self._ask("read", key, get)
         return Tagged(data, self._token(meta, data))
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        meta = self._requests.ask(
-            "read", key, lambda: library().obstore.head(self._requests.client(), key)
-        )
+        meta = self._ask("read", key, lambda obstore: obstore.head(self._client(), key))
         return _info(key, meta)
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
-        if self._place.kind == "http":
-            raise UnsupportedStorageError(
-                f"{self.url} cannot be listed: a web server has no listing; open the repository "
-                "for reading, or use the address of the object store itself"
-            )
         return self._list(prefix, after)
 
     def files(self) -> Iterator[ObjectInfo]:
@@ -213,13 +291,12 @@ class ObjectStorage:
         UnsupportedStorageError
             If it is a web server, which has no listing.
         """
-        self.list()  # refuses a web server
         for meta in self._listed("", ""):
             yield _info(meta["path"], meta)
 
     def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         last = ""
-        for meta in self._listed(prefix, max(_listable(after), _just_before(prefix))):
+        for meta in self._listed(prefix, max(after if is_key(after) else "", _just_before(prefix))):
             key = meta["path"]
             if key > prefix and not key.startswith(prefix):
                 return
@@ -234,34 +311,33 @@ class ObjectStorage:
 
     def _listed(self, prefix: str, offset: str) -> Iterator[Any]:
         """The store's listing from `offset` on, which may include more than was asked for."""
-        folder, _, _ = prefix.rpartition("/")
+        if self.place.kind == "http":
+            raise UnsupportedStorageError(
+                f"{self.url} cannot be listed: a web server has no listing; open the repository "
+                "for reading, or use the address of the object store itself"
+            )
+        folder = prefix.rpartition("/")[0] or None
         stream: Any = None
         last = begun = ""
 
-        def page() -> Any:
+        def page(obstore: Any) -> Any:
             nonlocal stream, begun
             if stream is None:  # a failed stream has ended; a new one continues where it was
-                begun = last
-                at = last or offset or None
-                stream = iter(
-                    library().obstore.list(
-                        self._requests.client(), folder or None, offset=at, chunk_size=_LISTED
-                    )
-                )
+                begun, at = last, last or offset or None
+                pages = obstore.list(self._client(), folder, offset=at, chunk_size=_LISTED)
+                stream = iter(pages)
             pages, stream = stream, None
             metas = next(pages, None)
             stream = pages
             return metas
 
-        while (metas := self._requests.ask("list", "", page)) is not None:
+        while (metas := self._ask("list", "", page)) is not None:
             # A store may ignore the offset.
             yield from (meta for meta in metas if not begun or meta["path"] > begun)
             last = metas[-1]["path"] if metas else last
 
     def stray(self) -> str | None:
         """The first of the first thousand names that is not a valid key."""
-        if self._place.kind == "http":
-            return None
         names = itertools.islice(self.names(), _LISTED)
         return next((name for name in names if not is_key(name)), None)
 
@@ -270,25 +346,6 @@ class ObjectStorage:
         for meta in self._listed("", ""):
             if not meta["path"].startswith("."):
                 yield meta["path"]
-
-    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        check_range(start, length)
-        check_key(key)
-        if not length:
-            return await asyncio.to_thread(self.get, key, start, length)
-        end = min(start + length, _MOST_OFFSET)
-
-        def get() -> Awaitable[Any]:
-            client = self._requests.client(length)
-            read: Awaitable[Any] = library().obstore.get_range_async(
-                client, key, start=start, end=end
-            )
-            return read
-
-        found = await self._requests.answer_async(get)
-        if self._requests.is_passing(found):
-            return await asyncio.to_thread(self.get, key, start, length)
-        return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
 
     # --- objects of others -------------------------------------------------------------------
 
@@ -302,8 +359,13 @@ class ObjectStorage:
         """
         check_range(start, length)
         check_name(name)
-        found = self._requests.repeated(partial(self._get_version, name, start, length, known))
-        return self._version_of(found, name)
+
+        def get(obstore: Any) -> tuple[bytes, Version]:
+            options = _conditional(start, length, known)
+            answer = obstore.get(self._client(length), name, options=options)
+            return bytes(answer.bytes())[:length], _version_of(answer.meta)
+
+        return self._version_read(self._repeat(get), name)
 
     async def get_version_async(
         self, name: str, start: int, length: int, known: Version
@@ -312,29 +374,22 @@ class ObjectStorage:
         check_range(start, length)
         check_name(name)
 
-        async def get() -> tuple[bytes, Version]:
-            client = self._requests.client(length)
-            options = conditional(start, length, known)
-            answer = await library().obstore.get_async(client, name, options=options)
-            return bytes(await answer.bytes_async())[:length], version_of(answer.meta)
+        async def get(obstore: Any) -> tuple[bytes, Version]:
+            options = _conditional(start, length, known)
+            answer = await obstore.get_async(self._client(length), name, options=options)
+            return bytes(await answer.bytes_async())[:length], _version_of(answer.meta)
 
-        found = await self._requests.answer_async(get)
-        if self._requests.is_passing(found):
+        found = await self._answer_async(get)
+        if self._is_passing(found):
             return await asyncio.to_thread(self.get_version, name, start, length, known)
-        return self._version_of(found, name)
+        return self._version_read(found, name)
 
-    def _get_version(
-        self, name: str, start: int, length: int, known: Version
-    ) -> tuple[bytes, Version]:
-        client, options = self._requests.client(length), conditional(start, length, known)
-        answer = library().obstore.get(client, name, options=options)
-        return bytes(answer.bytes())[:length], version_of(answer.meta)
-
-    def _version_of(self, found: Any, name: str) -> tuple[bytes, Version] | None:
+    def _version_read(
+        self, found: tuple[bytes, Version] | Failure, name: str
+    ) -> tuple[bytes, Version] | None:
         if not isinstance(found, Failure):
-            read: tuple[bytes, Version] = found
-            return read
-        if found.range_beyond:
+            return found
+        if found.kind == "beyond":
             return b"", Version()
         if found.kind == "changed":
             return None
@@ -348,22 +403,36 @@ class ObjectStorage:
     def put_file(self, name: str, data: bytes) -> None:
         """Like `put`, also under a name that is no key, such as `.zarray`."""
         self._refuse_read_only()
-        self._requests.ask("write", name, partial(self._put, name, data, "overwrite"))
+        self._ask("write", name, self._putting(name, data, "overwrite"))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
         self.end_proof()
-        found = self._requests.repeated(partial(self._put, key, data, "create"))
+        return self._created(self._repeat(self._putting(key, data, "create")), key, durable=durable)
+
+    async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
+        check_key(key)
+        if self._is_due:
+            await asyncio.to_thread(self.end_proof)
+        self.end_proof()
+        found = await self._answer_async(self._putting(key, data, "create", "put_async"))
+        if self._is_passing(found):
+            found = await asyncio.to_thread(self._repeat, self._putting(key, data, "create"))
         return self._created(found, key, durable=durable)
 
     def _created(self, found: Any, key: str, *, durable: bool) -> bool:
-        if isinstance(found, Failure) and (
-            found.kind != "exists" or self._requests.is_contended(found)
-        ):
+        if isinstance(found, Failure) and found.kind != "exists":
             raise storage_error(found, "write", key, self.url)
         if not durable and len(self._written) < _REMEMBERED:
-            self._written[key] = None
+            self._written[key] = True
         return not isinstance(found, Failure)
+
+    def _putting(
+        self, key: str, data: bytes | memoryview, mode: Any, how: str = "put"
+    ) -> Callable[[Any], Any]:
+        """A request that writes an object; `mode` is `"create"`, `"overwrite"` or a condition."""
+        options = {"mode": mode, "use_multipart": False, "attributes": self._attributes}
+        return lambda obstore: getattr(obstore, how)(self._client(len(data)), key, data, **options)
 
     def cas(
         self,
@@ -376,31 +445,24 @@ class ObjectStorage:
         check_key(key)
         if then_create is not None:
             check_key(then_create[0])
-        if token is not None or not self._creates_once():
+        self._refuse_read_only()
+        if token is not None or not self._is_known_to_create_once:
             self.end_proof()
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
-        put = partial(self._put, key, data, mode)
-        found = self._requests.repeated(put) if mode == "create" else self._requests.answer(put)
+        put = self._putting(key, data, mode)
+        found = self._repeat(put) if mode == "create" else self._answer(put)
         if isinstance(found, Failure):
-            if found.kind in ("exists", "changed", "absent") or self._requests.is_contended(found):
+            if found.kind in ("exists", "changed", "absent", "contended"):
                 return None
             raise storage_error(found, "write", key, self.url)
         if then_create is not None:
+            # The swap has succeeded, and is not affected by a failure here.
+            then = partial(self._repeat, self._putting(*then_create, "create"))
             with contextlib.suppress(RuntimeError):  # no more threads: the program is ending
-                SYSTEM.background(partial(self._create_after, *then_create))
+                SYSTEM.background(then)
         return self._token(found, data)
-
-    def _create_after(self, key: str, data: bytes) -> None:
-        # The swap before it has succeeded, and is not affected by a failure here.
-        self._requests.repeated(partial(self._put, key, data, "create"))
-
-    def _put(self, key: str, data: bytes | memoryview, mode: Any) -> Any:
-        client = self._requests.client(len(data))
-        return library().obstore.put(
-            client, key, data, mode=mode, use_multipart=False, attributes=self._attributes
-        )
 
     def delete_many(self, keys: Iterable[str]) -> None:
         self.delete_files(map(check_key, keys))
@@ -408,12 +470,12 @@ class ObjectStorage:
     def delete_files(self, names: Iterable[str]) -> None:
         """Like `delete_many`, also for names that are no keys."""
         self._refuse_read_only()
-        due = map(check_name, names)
-        while batch := list(itertools.islice(due, _DELETED)):
+        for batch in itertools.batched(map(check_name, names), _DELETED):
             for key in batch:
                 self._written.pop(key, None)
             if self._deletes_many:
-                found = self._requests.repeated(partial(self._delete, batch))
+                due = list(batch)
+                found = self._repeat(lambda obstore: obstore.delete(self._client(), due))  # noqa: B023
                 if not isinstance(found, Failure):
                     continue
                 if found.kind not in ("absent", "other"):
@@ -424,19 +486,14 @@ class ObjectStorage:
                 SYSTEM.parallel([partial(self._delete_one, key) for key in some])
 
     def _delete_one(self, key: str) -> None:
-        found = self._requests.repeated(partial(self._delete, [key], singly=True))
+        found = self._repeat(lambda obstore: obstore.delete(self._client(singly=True), [key]))
         if isinstance(found, Failure) and found.kind != "absent":
             raise storage_error(found, "delete", key, self.url)
-
-    def _delete(self, keys: Sequence[str], *, singly: bool = False) -> None:
-        library().obstore.delete(self._requests.client(singly=singly), keys)
 
     def sync(self, keys: Iterable[str]) -> None:
         folders: dict[str, set[str]] = {}
         for key in keys:
-            if check_key(key) in self._written:
-                self._written.pop(key, None)
-            else:
+            if not self._written.pop(check_key(key), False):
                 folders.setdefault(key.rpartition("/")[0], set()).add(key)
         for folder, there in folders.items():
             if folder and len(there) > _LISTED_FROM:
@@ -447,103 +504,123 @@ class ObjectStorage:
 
     def _check_listed(self, folder: str, keys: set[str]) -> None:
         """Like `head` for each of the keys, with as few requests as the listing takes."""
-        last = max(keys)
-        found = {
-            info.key
-            for info in itertools.takewhile(
-                lambda info: info.key <= last,
-                self.list(f"{folder}/", after=_just_before(min(keys))),
-            )
-        }
+        last, listed = max(keys), self.list(f"{folder}/", after=_just_before(min(keys)))
+        found = {info.key for info in itertools.takewhile(lambda info: info.key <= last, listed)}
         missing = sorted(keys - found)
         if missing:
             raise ObjectNotFoundError(f"there is no object {missing[0]!r} in {self.url}")
-
-    async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        check_key(key)
-        if self._proof.due:
-            await asyncio.to_thread(self.end_proof)
-        self._refuse_unproven()
-
-        def put() -> Awaitable[Any]:
-            sent: Awaitable[Any] = library().obstore.put_async(
-                self._requests.client(len(data)),
-                key,
-                data,
-                mode="create",
-                use_multipart=False,
-                attributes=self._attributes,
-            )
-            return sent
-
-        found = await self._requests.answer_async(put)
-        if self._requests.is_passing(found):
-            again = partial(self._put, key, data, "create")
-            found = await asyncio.to_thread(self._requests.repeated, again)
-        return self._created(found, key, durable=durable)
 
     # --- versions ----------------------------------------------------------------------------
 
     def _token(self, meta: Any, data: bytes) -> Token:
         etag, version = meta.get("e_tag"), meta.get("version")
-        if self._place.kind == "http":  # where nothing is swapped
+        if self.place.kind == "http":  # where nothing is swapped
             return etag or hashlib.blake2b(data, digest_size=20).hexdigest()
-        if not etag or (self._place.kind == "gs" and not version):
+        if not etag or (self.place.kind == "gs" and not version):
             raise UnsupportedStorageError(
                 f"{self.url} gives no etag (or generation) with an object, so nothing can be "
                 "swapped there; use a store that does"
             )
-        return f"{version} {etag}" if self._place.kind == "gs" else str(etag)
+        return f"{version} {etag}" if self.place.kind == "gs" else str(etag)
 
     def _version(self, token: Token) -> dict[str, str] | None:
         """The condition that the object is still this version; None if no object can match."""
-        if self._place.kind != "gs":
+        if self.place.kind != "gs":
             return {"e_tag": token} if token else None
         version, _, etag = token.partition(" ")
         return {"version": version, "e_tag": etag} if version.isdigit() and etag else None
 
-    def _stale(self, etag: str) -> Any:
-        return self._version(f"1 {etag}" if self._place.kind == "gs" else etag)
-
     # --- whether the store respects conditions -------------------------------------------------
 
-    def begin_proof(self) -> bool:
-        """Begin the proof, if one is due; return whether what exists is not created again."""
-        if self._proof.due and not self._place.read_only:
-            self._trial.begin()
-        return self._creates_once()
+    @property
+    def _is_due(self) -> bool:
+        """Whether it is neither promised by the provider nor tested yet."""
+        name = self.place, self._endpoint
+        return not self.place.promises_conditions(self._endpoint) and name not in _IGNORED
 
-    def _creates_once(self) -> bool:
+    @property
+    def _ignored(self) -> str:
+        """The condition that the store ignores; empty if none is known."""
+        return _IGNORED.get((self.place, self._endpoint), "")
+
+    @property
+    def _is_known_to_create_once(self) -> bool:
         """Whether that is known, even if the proof has not ended."""
-        return self._trial.creates_once if self._proof.due else not self._proof.failed
+        return self._creates_once if self._is_due else not self._ignored
+
+    def begin_proof(self) -> bool:
+        """Begin the proof, if one is due; return whether what exists is not created again.
+
+        A failure decides nothing: `end_proof` begins again.
+        """
+        if self._is_due and not self.place.read_only:
+            found = SYSTEM.parallel([self._create_probe, self._create_probe])
+            there = [isinstance(one, Failure) and one.kind == "exists" for one in found]
+            if all(there) or not all(isinstance(one, Failure) for one in found):
+                self._probe_is_new = not all(there)
+            self._creates_once = any(there)
+        return self._is_known_to_create_once
 
     def end_proof(self) -> None:
         """Raise `UnsupportedStorageError` if the store ignores conditions."""
         self._refuse_read_only()
-        if self._proof.due:
-            self._proof.make(self._trial.ignored)
-        self._refuse_unproven()
-
-    def withdraw_proof(self) -> None:
-        """Delete what `begin_proof` has written."""
-        self._trial.withdraw(self._delete_one)
-
-    def _refuse_read_only(self) -> None:
-        if self._place.read_only and self._place.kind != "http":
-            raise UnsupportedStorageError(f"{self.url} was opened read-only; open it for writing")
-        if self._place.kind == "http":
+        if self._is_due:
+            with _TESTING:  # a second caller waits for the first
+                if self._is_due:
+                    _IGNORED[self.place, self._endpoint] = self._find_ignored()
+        if self._ignored:
             raise UnsupportedStorageError(
-                f"{self.url} can only be read; to write, use the address of the object store "
-                "itself, such as s3://bucket/prefix"
-            )
-
-    def _refuse_unproven(self) -> None:
-        if self._proof.failed:
-            raise UnsupportedStorageError(
-                f"{self.url} can only be read: the store takes no notice of {self._proof.failed}, "
+                f"{self.url} can only be read: the store takes no notice of {self._ignored}, "
                 "so commits could be lost silently. Use a store, or a version of it, that has "
                 "conditional writes"
             )
+
+    def withdraw_proof(self) -> None:
+        """Delete the probe if `begin_proof` has made it."""
+        is_new, self._probe_is_new = self._probe_is_new, None
+        if is_new:
+            self._delete_one(_PROBE_KEY)
+
+    def _create_probe(self) -> Any:
+        return self._repeat(self._putting(_PROBE_KEY, _PROBE, "create"))
+
+    def _find_ignored(self) -> str:
+        """The header that the store ignores; empty if it respects them."""
+        if self._probe_is_new is None:
+            found = self._create_probe()
+            if isinstance(found, Failure) and self._ignores(found, "exists"):
+                return "If-None-Match"
+            self._probe_is_new = not isinstance(found, Failure)
+        is_new, self._probe_is_new = self._probe_is_new, None
+        stale = self._version(f"1 {_NO_SUCH_ETAG}" if self.place.kind == "gs" else _NO_SUCH_ETAG)
+        calls: list[Callable[[], Any]] = [
+            partial(self._repeat, self._putting(_PROBE_KEY, _PROBE, stale))
+        ]
+        if is_new and not self._creates_once:
+            calls.append(self._create_probe)
+        swapped, *again = SYSTEM.parallel(calls)
+        if again and self._ignores(again[0], "exists"):
+            return "If-None-Match"
+        # It is absent if another process has made it, and has withdrawn it since.
+        return "If-Match" if self._ignores(swapped, "exists", "changed", "absent") else ""
+
+    def _ignores(self, found: Any, *refusals: str) -> bool:
+        """Whether the store has done what the condition forbids, or does not know conditions."""
+        if not isinstance(found, Failure) or found.status == 501:
+            return True
+        if found.kind not in refusals:
+            raise storage_error(found, "write", _PROBE_KEY, self.url)
+        return False
+
+    def _refuse_read_only(self) -> None:
+        if self.place.read_only:
+            why = "was opened read-only; open it for writing"
+            if self.place.kind == "http":
+                why = (
+                    "can only be read; to write, use the address of the object store itself, such "
+                )
+                why += "as s3://bucket/prefix"
+            raise UnsupportedStorageError(f"{self.url} {why}")
 
 
 # --- keys and ranges -------------------------------------------------------------------------
@@ -552,14 +629,6 @@ class ObjectStorage:
 def _info(key: str, meta: Any) -> ObjectInfo:
     # A listing may have milliseconds; a single object's time has only seconds.
     return ObjectInfo(key, meta["size"], int(meta["last_modified"].timestamp()) * 1000)
-
-
-def _listable(after: str) -> str:
-    """The name if the client accepts it unchanged, else a name that sorts before all keys."""
-    try:
-        return check_prefix(after)
-    except InvalidArgumentError:
-        return ""
 
 
 def _just_before(prefix: str) -> str:
@@ -592,3 +661,168 @@ def _cut(spans: Sequence[tuple[int, int]], read: Sequence[bytes], start: int, le
         if length and first <= start < end:
             return data[start - first : start - first + length]
     return b""
+
+
+# --- versions of objects that others write -----------------------------------------------------
+
+
+def check_name(name: str) -> str:
+    """Return the name of an object, if no segment of it is empty, `.` or `..`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is, or the name is not valid Unicode text.
+    """
+    text = name.encode(errors="replace").decode()
+    if text != name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        raise InvalidArgumentError(
+            "the name of an object is valid Unicode text, and none of its segments is empty, '.' "
+            "or '..'"
+        )
+    return name
+
+
+def _conditional(start: int, length: int, known: Version) -> dict[str, Any]:
+    """Options of a request for a byte range, if the object is still the known version.
+
+    A weak etag never matches in a condition, so it is not sent. At least a byte is asked for, since
+    there is no empty range.
+    """
+    end = min(start + max(length, 1), _MOST_OFFSET)
+    options: dict[str, Any] = {"range": (start, end)}
+    if known.etag is not None and not known.etag.startswith("W/"):
+        options["if_match"] = f'"{plain_etag(known.etag)}"'
+    elif known.modified_ms is not None:
+        # Rounded up, since a store may compare with fractions of a second.
+        seconds = max(0, min(known.modified_ms // 1000 + 1, _MOST_SECONDS))
+        options["if_unmodified_since"] = datetime.fromtimestamp(seconds, UTC)
+    return options
+
+
+def _version_of(meta: Any) -> Version:
+    """The version that an answer says; the client replaces an unknown time by zero."""
+    modified_ms = int(meta["last_modified"].timestamp()) * 1000
+    return Version(meta["e_tag"] or None, modified_ms or None, meta["size"])
+
+
+# --- copies within a bucket --------------------------------------------------------------------
+
+
+def copier_within(source: Storage, storage: Storage) -> Callable[[str, int], None] | None:
+    """A function that has the store copy the object with that key and size.
+
+    None if the two storages are not in one bucket, reached in the same way with the same
+    credentials. The function raises a `StorageError` if the object could not be copied, or has
+    another size.
+    """
+    one, other = unmetered(source), unmetered(storage)
+    if not (isinstance(one, ObjectStorage) and isinstance(other, ObjectStorage)):
+        return None
+    bucket = ObjectStorage(replace(one.place, prefix=""))
+    given = one.place.store is not None or other.place.store is not None
+    if one.place.kind == "http" or given or bucket.place != replace(other.place, prefix=""):
+        return None
+
+    def copy(key: str, nbytes: int) -> None:
+        names = [f"{at.prefix}/{key}".lstrip("/") for at in (one.place, other.place)]
+        bucket._ask("copy", key, lambda obstore: obstore.copy(bucket._client(nbytes), *names))
+        found = other.head(key).nbytes
+        if found != nbytes:
+            raise StorageError(f"{key} has {nbytes} bytes, and the store copied {found}")
+
+    return copy
+
+
+# --- stores that the caller has opened ---------------------------------------------------------
+
+_KINDS: Final = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az", "HTTPStore": "http"}
+_ENDPOINTS: Final = ("endpoint", "endpoint_url_s3", "base_url", "use_emulator")
+
+
+def from_obstore(store: Any, *, url: str | None = None) -> Storage:
+    """Return the storage in an obstore store that the caller has opened.
+
+    Its credentials, timeouts, retries and proxies are used as they are. Its conditions are tested
+    before the first conditional write of a process, whatever its endpoint is.
+
+    Parameters
+    ----------
+    store : obstore store
+        An `S3Store`, `GCSStore`, `AzureStore`, `HTTPStore` (read-only) or `LocalStore` of
+        `obstore.store`, or a subclass. Its prefix is the place of the repository.
+    url : str, optional
+        The URL to show in messages, without secrets; by default that of bucket and prefix.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none of these stores, or the URL is no str.
+
+    Examples
+    --------
+    >>> from obstore.store import S3Store
+    >>> from zarr_manifests.storage import from_obstore
+    >>> from_obstore(S3Store("bucket", prefix="winds", region="eu-central-1"))
+    ObjectStorage('s3://bucket/winds')
+    """
+    if not isinstance(url, str | None):
+        raise InvalidArgumentError("url must be a str, to be shown in messages")
+    return _of_client(store, url)
+
+
+def own_storage(location: object) -> Storage:
+    """The storage in a store of obstore, zarr or fsspec.
+
+    They are recognized by their classes and attributes, so no package is imported for it. Of
+    fsspec's, s3fs and adlfs are opened in the mode `"proven"`, and every other one in the mode
+    `"read"`. A store of zarr that is read-only stays so.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> import fsspec
+    >>> from zarr_manifests.storage.object_store import own_storage
+    >>> own_storage(fsspec.filesystem("memory").get_mapper("/winds"))
+    FsspecStorage('memory:///winds', mode='read')
+    """
+    read_only = getattr(location, "read_only", False) is True
+    for client in (location, getattr(location, "store", None)):  # zarr.storage.ObjectStore
+        if _is_obstore(client):
+            return _of_client(client, read_only=read_only and client is not location)
+    files = getattr(location, "fs", None)
+    path = getattr(location, "root", getattr(location, "path", None))
+    if not hasattr(files, "cat_file") or not isinstance(path, str):
+        raise InvalidArgumentError(
+            f"a {type(location).__name__} is not a location: pass a path, a URL, a storage, or a "
+            "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper)"
+        )
+    # zarr.storage.FsspecStore, or a mapper of fsspec.
+    return from_fsspec(files, path, "proven" if package_of(files) and not read_only else "read")
+
+
+def _is_obstore(store: object) -> bool:
+    return any(base.__module__.partition(".")[0] == "obstore" for base in type(store).__mro__)
+
+
+def _of_client(store: Any, url: str | None = None, *, read_only: bool = False) -> Storage:
+    names = [base.__name__ for base in type(store).__mro__] if _is_obstore(store) else []
+    if "LocalStore" in names and store.prefix is not None and not read_only:
+        return LocalStorage(store.prefix)
+    kind = next((_KINDS[name] for name in names if name in _KINDS), None)
+    if kind is None:
+        raise InvalidArgumentError(
+            f"a {type(store).__name__} cannot hold a repository: of obstore.store, pass one of "
+            f"{', '.join(_KINDS)}; for other places a path, file:// or memory://name"
+        )
+    if kind == "http":
+        return ObjectStorage(Endpoint(kind, store.url, "", store=store, shown=url))
+    config = {name.lower().removeprefix("aws_"): value for name, value in store.config.items()}
+    bucket = config.get("bucket") or config.get("container_name") or ""
+    options = tuple((name, str(config[name])) for name in _ENDPOINTS if name in config)
+    prefix = (store.prefix or "").strip("/")
+    return ObjectStorage(Endpoint(kind, bucket, prefix, options, None, store, url, read_only))

@@ -39,10 +39,12 @@ __all__ = [
     "TakesTurns",
     "Token",
     "Turn",
+    "Version",
     "check_key",
     "check_prefix",
     "check_range",
     "is_key",
+    "plain_etag",
 ]
 
 MAX_TAGGED_BYTES: Final = 1 << 24
@@ -207,6 +209,33 @@ class Tagged:
 
     data: bytes
     token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What distinguishes versions of a file of somebody else; None is unknown.
+
+    HTTP gives times in whole seconds, so a change within the second of the known time is only
+    noticed by the etag or the size.
+
+    Parameters
+    ----------
+    etag : str, optional
+        Its etag, with or without quotes.
+    modified_ms : int, optional
+        Its time of modification, in milliseconds since 1970 UTC.
+    nbytes : int, optional
+        Its size.
+    """
+
+    etag: str | None = None
+    modified_ms: int | None = None
+    nbytes: int | None = None
+
+
+def plain_etag(etag: str) -> str:
+    """The etag without its quotes and its mark of weakness."""
+    return etag.removeprefix("W/").strip('"')
 
 
 @runtime_checkable

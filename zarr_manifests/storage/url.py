@@ -17,9 +17,8 @@ from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.object_credentials import checked_credentials, function_named
+from zarr_manifests.storage.object_credentials import checked_credentials, function_named, is_secret
 from zarr_manifests.storage.protocol import Storage
-from zarr_manifests.storage.secrets import is_secret
 from zarr_manifests.texts import near_names
 
 if TYPE_CHECKING:
@@ -334,7 +333,7 @@ def storage_of(location: Location, storage_options: Mapping[str, object] | None 
     """
     given: object = location
     if not isinstance(given, str | os.PathLike):
-        from zarr_manifests.storage.own import own_storage
+        from zarr_manifests.storage.object_store import own_storage
 
         storage = given if isinstance(given, Storage) else own_storage(given)
         refuse_options("a storage", storage_options)

@@ -47,7 +47,7 @@ from zarr_manifests.format.columns import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.storage.object_store import ObjectStorage
-from zarr_manifests.storage.object_versions import Version
+from zarr_manifests.storage.protocol import Version
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.locations import WEB, location_of, parse_location, url_at

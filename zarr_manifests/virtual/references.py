@@ -39,9 +39,8 @@ from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.files import open_inside, open_regular, with_room
-from zarr_manifests.storage.object_store import ObjectStorage
-from zarr_manifests.storage.object_versions import Version
-from zarr_manifests.storage.own import own_storage
+from zarr_manifests.storage.object_store import ObjectStorage, own_storage
+from zarr_manifests.storage.protocol import Version
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.locations import (

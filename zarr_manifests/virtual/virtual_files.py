@@ -29,7 +29,7 @@ from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.files import open_inside
-from zarr_manifests.storage.object_versions import Version, plain_etag
+from zarr_manifests.storage.protocol import Version, plain_etag
 from zarr_manifests.texts import bytes_text
 from zarr_manifests.virtual.containers import (
     Containers,

@@ -37,7 +37,7 @@ from zarr_manifests.keys import V3_DOCUMENT, directory, join
 from zarr_manifests.planning.tables.merge import unset_at
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
-from zarr_manifests.storage.object_versions import Version
+from zarr_manifests.storage.protocol import Version
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_files import VirtualReader
 from zarr_manifests.xarray.backend import Location

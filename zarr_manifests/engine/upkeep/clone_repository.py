@@ -61,7 +61,7 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.object_copies import copier_within
+from zarr_manifests.storage.object_store import copier_within
 
 __all__ = ["clone"]
 

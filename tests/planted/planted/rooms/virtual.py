@@ -55,7 +55,7 @@ FAULTS = [
     ),
     Fault(
         "a-request-does-not-ask-for-the-known-version",
-        "storage/object_versions.py",
+        "storage/object_store.py",
         "if known.etag is not None and not known.etag.startswith",
         "if False and not known.etag.startswith",
     ),
