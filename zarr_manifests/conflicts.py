@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 
 __all__ = ["Conflict", "ConflictKind"]
 

@@ -22,6 +22,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import batched, pairwise, product
 from typing import Any, Final
@@ -36,7 +37,6 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 
 __all__ = ["BulkDecoder", "Chunks", "decompressed", "gather", "lying", "place", "readable"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 from zarr_manifests.markup import facts as fact_table
 from zarr_manifests.markup import folded, page, table
-from zarr_manifests.records import dataclass
 
 __all__ = ["Row", "fields_of", "hierarchy", "html_page"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import le, lt
 from typing import Final
 
@@ -16,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 
 __all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape", "taken"]
 

@@ -10,7 +10,7 @@ Invariant: a branch is only continued from a commit that is an ancestor of its i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,6 @@ from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT
 from zarr_manifests.progress import Progress, expect
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
 from zarr_manifests.versions import HEADS, TAGS

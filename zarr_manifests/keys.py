@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "DOCUMENTS",

@@ -15,10 +15,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Final
-
-from zarr_manifests.records import dataclass
 
 __all__ = ["Meter", "Metrics", "process_totals"]
 

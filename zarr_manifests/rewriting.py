@@ -14,7 +14,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -28,7 +28,6 @@ from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
 from zarr_manifests.progress import Progress, expect, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of

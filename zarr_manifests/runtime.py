@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
-
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "SYSTEM",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import batched, chain, product
 from typing import Any, Final
@@ -25,7 +26,6 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
 from zarr_manifests.progress import Progress, counted, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ValueChanges
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 from zarr_manifests.times import moment_ms
 
 __all__ = [

@@ -22,10 +22,8 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, Literal
-
-from zarr_manifests.records import dataclass
 
 __all__ = ["Access", "Transaction", "Violation", "check_isolation"]
 

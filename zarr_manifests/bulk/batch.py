@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from zarr.core.chunk_utils import fill_value_or_default
 
 from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.records import dataclass
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["Batch"]

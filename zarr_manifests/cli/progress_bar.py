@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,8 +12,6 @@ from rich.progress_bar import ProgressBar as Bar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
-
-from zarr_manifests.records import dataclass
 
 __all__ = ["ProgressBar"]
 

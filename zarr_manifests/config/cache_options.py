@@ -8,11 +8,11 @@ may not even have made it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
 from zarr_manifests.config.kinds import Kind, Whole, YesNo, shown
 from zarr_manifests.config.sections import check_options
-from zarr_manifests.records import dataclass
 
 __all__ = ["Cache", "CacheOptions"]
 

@@ -12,7 +12,7 @@ there; every regular expression compiles, to an automaton whose time is linear i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
@@ -33,7 +33,6 @@ from zarr_manifests.config.kinds import (
 from zarr_manifests.config.path_regex import PathSet, Regex, matches_path
 from zarr_manifests.config.sections import Nested, check_options, plain_values, saved_values
 from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "DEFAULT_SET_NAME",

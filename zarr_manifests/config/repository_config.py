@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 from zarr_manifests.config.cache_options import Cache
@@ -32,7 +32,6 @@ from zarr_manifests.config.sections import (
 )
 from zarr_manifests.config.snapshots import Snapshots
 from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "Commits",

@@ -6,11 +6,11 @@ They contain no secrets, and allow nothing: a reader decides which of them are u
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from zarr_manifests.config.kinds import Text, YesNo
 from zarr_manifests.config.sections import check_options
-from zarr_manifests.records import dataclass
 
 __all__ = ["SavedContainer"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from zarr_manifests.config.kinds import Kind, Whole, shown
 from zarr_manifests.config.sections import check_options
-from zarr_manifests.records import dataclass
 
 __all__ = ["Snapshots", "duration_of"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from zarr_manifests.metrics import process_totals
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
 
 __all__ = ["Commit", "Cost", "Measured", "Rewrite", "measure"]

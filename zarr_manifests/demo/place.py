@@ -8,11 +8,11 @@ a new run removes by name what a run writes.
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from zarr_manifests.errors import AlreadyExistsError, StorageError
-from zarr_manifests.records import dataclass
 
 __all__ = ["MARKER", "DemoPlace"]
 

@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,7 +21,6 @@ from zarr_manifests.demo.costs import Commit, Cost, Rewrite, measure
 from zarr_manifests.demo.place import DemoPlace
 from zarr_manifests.demo.sample import open_winds
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 

@@ -7,13 +7,12 @@ which saves a request. Invariant: the object also exists at its key, so copies c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.envelope import Fields, crc_of
 from zarr_manifests.ids import session_of
-from zarr_manifests.records import dataclass
 
 __all__ = ["MOST_BLOB_BYTES", "PARENT_COPY_BYTES", "ROOT_COPY_BYTES", "BlobRef", "with_copies"]
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -41,7 +42,6 @@ from zarr_manifests.format.envelope import (
     unpack,
 )
 from zarr_manifests.ids import crc32c, crc32c_of_all
-from zarr_manifests.records import dataclass
 
 __all__ = ["Blocks", "directory_end", "encode_blocks", "is_in_blocks"]
 

@@ -14,6 +14,7 @@ inside the box, kinds are known, sources exist, inline lengths add up to the blo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +33,6 @@ from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import is_session_id
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "COLUMNS",

@@ -9,12 +9,12 @@ bound; its flags say so. Invariant: counts of all nodes are known, or of none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.ids import NODE_ID_BYTES
-from zarr_manifests.records import dataclass
 
 __all__ = ["Count", "Counted", "check_counts", "pack_counts", "parse_counts"]
 

@@ -14,7 +14,7 @@ than the delta, and not to its own rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from zarr_manifests.errors import CorruptObjectError
@@ -31,7 +31,6 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
-from zarr_manifests.records import dataclass
 
 __all__ = ["COMMIT_ID_BYTES", "CommitKind", "Delta"]
 

@@ -8,7 +8,7 @@ Invariant: it only repeats its deltas, so it saves requests and can always be ig
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -24,7 +24,6 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
-from zarr_manifests.records import dataclass
 
 __all__ = ["Digest", "parse_shapes"]
 

@@ -7,7 +7,7 @@ pages store columns, each column is checked as a whole, and an entry is made whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,6 @@ from zarr_manifests.format.blobs import MOST_BLOB_BYTES, BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
 from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack_each
 from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
-from zarr_manifests.records import dataclass
 
 __all__ = ["HistoryEntries", "HistoryEntry", "SnapshotPointer", "numbers_at"]
 

@@ -24,6 +24,7 @@ import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +39,6 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.ids import crc32c
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import MAX_MS
 
 __all__ = [

@@ -9,6 +9,7 @@ since every commit copies those of its parent.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
@@ -22,7 +23,6 @@ from zarr_manifests.format.envelope import (
     decode,
     encode,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = ["History", "HistoryPage", "HistoryPageRef"]
 

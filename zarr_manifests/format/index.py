@@ -15,7 +15,7 @@ Invariant: the size of the object bounds the memory a bitmap takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,6 @@ from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encod
 from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, decode, encode
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
-from zarr_manifests.records import dataclass
 
 __all__ = ["Bitmap", "Bitmaps", "IndexDirectory", "IndexEntry", "LeafName", "check_type"]
 

@@ -8,6 +8,7 @@ pays for the other nodes in the manifest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -41,7 +42,6 @@ from zarr_manifests.format.stretches import (
 )
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box
 from zarr_manifests.ids import NODE_ID_BYTES
-from zarr_manifests.records import dataclass
 
 __all__ = ["Manifest", "ManifestBlocks", "ManifestRef", "Part", "by_node"]
 

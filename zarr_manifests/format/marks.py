@@ -8,6 +8,7 @@ so no earlier snapshot is needed to find one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.errors import InvalidArgumentError
@@ -20,7 +21,6 @@ from zarr_manifests.format.envelope import (
     decode,
     encode,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = ["MOST_IN_PAGE", "MOST_IN_SNAPSHOT", "MarksPage", "check_marks"]
 

@@ -16,7 +16,7 @@ exist; a page that is missing or differs from its pointer is an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Final
@@ -44,7 +44,6 @@ from zarr_manifests.keys import (
     node_documents,
     parse_documents,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = ["Base", "LeafPage", "Node", "NodeKind", "NodePage", "PathOrder", "path_order"]
 

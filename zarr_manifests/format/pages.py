@@ -8,14 +8,13 @@ as a name without a snapshot, so that the name is never used again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
 from zarr_manifests.format.root import Branch, Lease, PendingDeletion, check_ref_name
-from zarr_manifests.records import dataclass
 
 __all__ = ["Page"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -41,7 +41,6 @@ from zarr_manifests.format.envelope import (
 )
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 from zarr_manifests.keys import is_inside
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "CLONING_KEY",

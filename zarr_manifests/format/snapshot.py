@@ -11,7 +11,7 @@ and the id of its repository.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
@@ -33,7 +33,6 @@ from zarr_manifests.format.history_pages import History
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.records import dataclass
 
 __all__ = ["Ancestor", "DeltaEntry", "DigestEntry", "Snapshot"]
 

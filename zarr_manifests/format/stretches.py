@@ -12,6 +12,7 @@ the rows of each lie within its bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +31,6 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.columns import MAX_ROWS, Column
 from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import VirtualSources
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "STRETCH_BYTES",

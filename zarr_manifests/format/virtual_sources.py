@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final
 
@@ -22,7 +23,6 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.keys import is_inside
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "NO_SOURCES",

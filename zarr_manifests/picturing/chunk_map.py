@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.records import dataclass
 
 __all__ = ["ChunkMap", "Folding"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from heapq import heapify, heappop, heappush
 from itertools import groupby, islice
 from typing import Any, Final, Protocol
 
 from zarr_manifests.ids import is_snapshot_id
-from zarr_manifests.records import dataclass
 from zarr_manifests.versions import RefName
 
 __all__ = ["GraphCommit", "GraphRow", "lanes", "lines", "width_of"]

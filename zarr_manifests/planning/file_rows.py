@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "FileFacts",

@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.records import dataclass
 
 __all__ = ["Axis", "Scan", "plan_scan", "runs_of"]
 

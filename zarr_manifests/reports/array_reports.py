@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from operator import itemgetter
@@ -17,7 +18,6 @@ from zarr_manifests.keys import no_array
 from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.sums import Amount
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "ArrayStatistics",

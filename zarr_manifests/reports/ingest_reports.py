@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 from zarr_manifests.texts import bytes_text, count_text
 
 __all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]

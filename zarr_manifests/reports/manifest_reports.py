@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from zarr_manifests.grid import Coords
 from zarr_manifests.markup import report
 from zarr_manifests.planning.layout.sets import Overflow
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "ArrayPlace",

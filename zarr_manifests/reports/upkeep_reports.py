@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from zarr_manifests.grid import Coords
 from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 from zarr_manifests.texts import bytes_text, count_text, time_text
 
 __all__ = [

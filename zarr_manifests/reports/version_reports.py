@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,6 @@ from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.markup import page, report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.node_fields import Fields
-from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text
 from zarr_manifests.versions import RefName
 

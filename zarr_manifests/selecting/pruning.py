@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +36,6 @@ from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.skipping import Ranges, Verdict, counts_hold
 from zarr_manifests.planning.zones.where import Comparison
-from zarr_manifests.records import dataclass
 from zarr_manifests.selecting.where_columns import WhereArray, attributes_of, comparable, meta_of
 
 __all__ = ["Match", "Pruner", "StoredChunks"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.picturing.chunk_map import ChunkMap
-from zarr_manifests.records import dataclass
 from zarr_manifests.texts import bytes_text, count_text
 
 __all__ = ["ChunkCell", "ChunkCells", "cell_table", "chunk_json", "side_for"]

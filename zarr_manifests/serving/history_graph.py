@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 
 __all__ = ["HistoryGraph"]

@@ -6,6 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -15,7 +16,6 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository, resolved
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.session import Session

@@ -12,6 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ARRAY, absolute, directory, split
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 from zarr_manifests.serving.served import OpenSnapshot
 
 __all__ = ["Slice", "SliceAxis", "axes_of", "fill_values", "read_slice"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,6 @@ from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED, consolidat
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import DOCUMENTS, V2_GROUP, V3_DOCUMENT, split
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.serving.served import Kept, OpenSnapshot
 

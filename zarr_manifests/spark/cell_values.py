@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +23,6 @@ from xarray.conventions import decode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.cells import Lookup
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
 from typing import Any, Final, Literal
@@ -21,7 +21,6 @@ from pyspark.sql.functions import lit
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CellChanges
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, changed_cells, resolved

@@ -15,6 +15,7 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -32,7 +33,6 @@ from pyspark.sql.types import StructType
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.transactions import Txn
-from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_shares import SHARES, share_cells

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -36,7 +37,6 @@ from pyspark.sql.types import StructType
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink

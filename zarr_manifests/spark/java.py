@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,6 @@ from typing import Final
 
 from zarr_manifests.error_cases import JavaNotFoundError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 
 __all__ = ["MINIMUM_VERSION", "JavaHome", "find_java", "spark_java_home"]
 

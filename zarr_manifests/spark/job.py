@@ -7,6 +7,7 @@ depends on the length of the axes, not on the number of cells.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from pyspark.sql.types import StructType
@@ -14,7 +15,6 @@ from pyspark.sql.types import StructType
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
-from zarr_manifests.records import dataclass
 from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import VirtualContainer

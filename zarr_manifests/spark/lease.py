@@ -21,13 +21,12 @@ import time
 import weakref
 from collections.abc import Hashable
 from contextlib import ExitStack
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError, StorageError
-from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.job import Job, Leased
 from zarr_manifests.storage import Storage

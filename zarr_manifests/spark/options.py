@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,7 +18,6 @@ from zarr_manifests.config.kinds import hyphened, known_as, shown
 from zarr_manifests.config.snapshots import duration_of
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage.url import parse_options
 
 __all__ = [

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +34,6 @@ import pyarrow as pa
 from pyspark.sql import types as sql
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 from zarr_manifests.spark.source import Source
 
 __all__ = ["SHAPE", "Column", "chunk_columns", "column_of", "schema_of", "to_arrow"]

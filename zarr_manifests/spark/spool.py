@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from zarr.core.buffer import default_buffer_prototype
 
-from zarr_manifests.records import dataclass
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 

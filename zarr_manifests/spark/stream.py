@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -42,7 +42,6 @@ from pyspark.sql.types import StructType
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, StorageError
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
 from zarr_manifests.spark.changes import plan_changes

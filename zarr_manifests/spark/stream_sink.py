@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.checks import check_shared

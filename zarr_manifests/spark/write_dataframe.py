@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -35,7 +35,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import split
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
-from zarr_manifests.records import dataclass
 from zarr_manifests.repositories import let_others_open, repository_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of

@@ -7,7 +7,7 @@ neither data nor secrets, and its size depends on the length of the axes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -15,7 +15,6 @@ import pyarrow as pa
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.cells import Bins
-from zarr_manifests.records import dataclass
 from zarr_manifests.spark.cell_values import AlongAxis, Values
 from zarr_manifests.spark.checks import check_counts, check_words
 

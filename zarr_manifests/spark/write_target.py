@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import tzinfo
 from typing import Any, Final
 
@@ -31,7 +31,6 @@ from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.planning.zones.time_zone import zone_of
-from zarr_manifests.records import dataclass
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_values import AlongAxis, Values, encoded, to_numpy
 from zarr_manifests.spark.ranges import runs_in_range

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import ManifestsError, StorageError
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Storage

@@ -24,10 +24,10 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage.files import open_regular, with_room
 
 __all__ = [

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "MAX_TAGGED_BYTES",

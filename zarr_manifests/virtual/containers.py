@@ -20,7 +20,7 @@ import socket
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -33,7 +33,6 @@ from zarr_manifests.format.columns import Column
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage.url import environment_mark, from_url
 from zarr_manifests.virtual.locations import (
     REMOTE,

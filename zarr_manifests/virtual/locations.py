@@ -15,12 +15,12 @@ import os
 import posixpath
 import re
 import urllib.parse
+from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import is_inside, join
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.storage.url import refuse_slipped
 

@@ -16,6 +16,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -35,7 +36,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.columns import Column
 from zarr_manifests.keys import directory, split
 from zarr_manifests.progress import Progress, counted, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.files import open_inside, open_regular, with_room

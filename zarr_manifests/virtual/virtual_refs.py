@@ -7,6 +7,7 @@ locations without secrets; `VirtualRefs.from_table` returns the same columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,6 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import MAX_ROWS, Column
 from zarr_manifests.format.virtual_sources import VirtualSources, bound_etag, bound_of
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.records import dataclass
 from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["VirtualRefs", "table_at", "table_of"]

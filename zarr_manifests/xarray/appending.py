@@ -12,6 +12,7 @@ stored is found again.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -33,7 +34,6 @@ from zarr_manifests.planning.conflict.append_labels import (
     OnExisting,
     plan_append,
 )
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.stored_group import StoredGroup
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final
@@ -32,7 +32,6 @@ from xarray.backends.zarr import FillValueCoder, encode_zarr_variable
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import quiet
 
 __all__ = ["DECODED_BY", "PACKED_BY", "TIMED_BY", "Fit", "Misfit", "MisfitError", "is_time"]

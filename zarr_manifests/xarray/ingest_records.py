@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,6 @@ import zarr
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.keys import join
-from zarr_manifests.records import dataclass
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["FileRecord", "add_records", "read_records"]

@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,6 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileLayout, FilePart, PlacedFile
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session, initialized_chunks
 from zarr_manifests.store import ManifestStore, workspace_of

@@ -14,7 +14,7 @@ begins again at 2, on top of the other one's commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -29,7 +29,6 @@ from zarr_manifests.planning.file_rows import (
     rows_of_labels,
     write_groups,
 )
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import (
     FailedFile,
     IngestedFile,

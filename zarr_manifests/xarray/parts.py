@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import xarray as xr
@@ -16,7 +16,6 @@ import xarray as xr
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import is_inside
 from zarr_manifests.planning.conflict.append_labels import OnExisting
-from zarr_manifests.records import dataclass
 from zarr_manifests.xarray.appending import Append
 
 __all__ = ["DatasetPart", "Encodings", "Given", "Region", "WriteMode", "is_virtual", "parts_of"]

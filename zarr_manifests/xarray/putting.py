@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, join
 from zarr_manifests.planning.conflict.append_labels import AppendPlan
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of

@@ -14,7 +14,7 @@ import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,6 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.storage.url import refuse_slipped

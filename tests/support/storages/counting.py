@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from storages.wrapped import Call, WrappedStorage, received_nbytes
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, asked_at, next_step
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token

@@ -22,11 +22,11 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from storages.faulty import SimulatedCrash
 from zarr_manifests.errors import StorageError
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
 
 from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Tagged, Token, check_key
 

@@ -7,10 +7,10 @@ go through the same hook, under the names of their synchronous variants.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import (
     Capabilities,

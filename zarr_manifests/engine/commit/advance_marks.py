@@ -8,6 +8,7 @@ after the commit was called, and that is durable.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.commit.request import CommitRequest
@@ -28,7 +29,6 @@ from zarr_manifests.planning.conflict.transactions import (
     moved_marks,
     shown,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = ["Marks", "check_marks", "check_now", "marks_after"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -77,7 +77,6 @@ from zarr_manifests.planning.upkeep.digests import (
     coordinate_ids,
     needs_digest,
 )
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import one_by_one
 
 __all__ = ["Committed", "commit", "root_with"]

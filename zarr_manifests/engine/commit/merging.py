@@ -9,6 +9,7 @@ merged is in history as of the root that is replaced.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -37,7 +38,6 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
 from zarr_manifests.planning.tables.merge import narrower, unset_at, without
-from zarr_manifests.records import dataclass
 
 __all__ = ["Merging", "plan_merge"]
 

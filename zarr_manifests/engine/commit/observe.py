@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.records import dataclass
 
 __all__ = ["Landing", "observed"]
 

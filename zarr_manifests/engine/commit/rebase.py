@@ -9,7 +9,7 @@ rewritten only if rows of it are dropped because others' chunks win.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.change_set import ChangeSet
@@ -40,7 +40,6 @@ from zarr_manifests.planning.tables.merge import (
     shared_rows,
     without,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "Joined",

@@ -9,6 +9,7 @@ Invariant: every other chunk and document becomes what a rebase makes of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from zarr_manifests.planning.conflict.components import Changes
 from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents, with_shape
 from zarr_manifests.planning.conflict.relocation import Relocation, plan_relocation
 from zarr_manifests.planning.tables.merge import rearranged, select
-from zarr_manifests.records import dataclass
 
 __all__ = ["Relocating", "Rewrite", "relocate_changes"]
 

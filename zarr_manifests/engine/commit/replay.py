@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -40,7 +40,6 @@ from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.decide import Footprint
 from zarr_manifests.planning.conflict.patch import decide_nodes, same_structure
 from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
-from zarr_manifests.records import dataclass
 
 __all__ = ["combined", "patch", "to_pick", "to_revert"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_manifests.engine.commit.rebase import Rebasing
@@ -10,7 +11,6 @@ from zarr_manifests.engine.commit.relocate import Relocating
 from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
-from zarr_manifests.records import dataclass
 
 __all__ = ["CommitRequest"]
 
@@ -49,7 +49,7 @@ class CommitRequest:
 
     message: str
     metadata: Mapping[str, Any]
-    rebasing: Rebasing = Rebasing()
+    rebasing: Rebasing = field(default_factory=Rebasing)
     attempts: int | None = None
     relocating: Relocating | None = None
     check_tip: TipCheck | None = None

@@ -15,7 +15,7 @@ the boxes of all leaves, where no record says what has been merged.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -67,7 +67,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
 )
 from zarr_manifests.planning.upkeep.digests import needs_digest
 from zarr_manifests.progress import Progress, expect, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 

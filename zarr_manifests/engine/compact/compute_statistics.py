@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import batched
 from typing import Any, Final
@@ -64,7 +64,6 @@ from zarr_manifests.planning.zones.entries import (
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.progress import Progress, expect
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ArrayStatistics, StatisticsReport
 from zarr_manifests.runtime import Run
 

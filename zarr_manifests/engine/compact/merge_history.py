@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zarr_manifests.engine.commit.extend_history import HISTORY
 from zarr_manifests.engine.history.history_entries import pages_above
 from zarr_manifests.engine.objects.chunks import SessionKeys
@@ -11,7 +13,6 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import pages_to_merge
-from zarr_manifests.records import dataclass
 
 __all__ = ["MergedPages"]
 

@@ -17,7 +17,7 @@ how leaves are packed. Then leaves are merged, encoded and uploaded, one batch a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -42,7 +42,6 @@ from zarr_manifests.planning.tables.merge import (
     within,
 )
 from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "NodeMerge",

@@ -17,7 +17,7 @@ Each branch of the root refers to a directory, or to none. The directory refers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -52,7 +52,6 @@ from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import Amount, ArrayUsage, IndexReport, Usage
 
 __all__ = [

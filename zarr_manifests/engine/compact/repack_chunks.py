@@ -18,7 +18,7 @@ before the swap.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -63,7 +63,6 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.progress import Progress, expect
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import RepackReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage

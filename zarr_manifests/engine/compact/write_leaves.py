@@ -9,7 +9,7 @@ that runs twice leaves garbage and changes nothing; a manifest is written by one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -36,7 +36,6 @@ from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLe
 from zarr_manifests.planning.layout.sets import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, Run
 
 __all__ = ["Here", "InTasks", "LeafWriter", "Written", "leaf_table"]

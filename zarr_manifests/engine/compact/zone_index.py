@@ -9,7 +9,7 @@ counts as absent; the swap that installs pages reads the branch's index again at
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -31,7 +31,6 @@ from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import take, within
 from zarr_manifests.planning.zones.entries import in_pages, like, merged, taken, valid
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "LeafPages",

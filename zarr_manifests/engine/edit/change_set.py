@@ -13,7 +13,7 @@ only for nodes that exist.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import le, lt
 from typing import Any, Final
@@ -51,7 +51,6 @@ from zarr_manifests.planning.tables.merge import (
     split,
 )
 from zarr_manifests.planning.zones.entries import like, merged
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
 

@@ -8,6 +8,7 @@ gives to stored values today. Chunks without such an entry have no row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from zarr_manifests.planning.tables.merge import rows_at
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.records import dataclass
 
 __all__ = ["ChunkStatistics", "chunk_statistics"]
 

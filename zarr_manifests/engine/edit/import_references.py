@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,6 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.progress import Progress, expect, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.virtual.references import Numbered, References
 from zarr_manifests.virtual.virtual_refs import table_of
 

@@ -7,7 +7,7 @@ is merged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -31,7 +31,6 @@ from zarr_manifests.planning.tables.merge import (
     select,
     shared_rows,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = ["Merge", "Owners"]
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -44,7 +44,6 @@ from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.zones.entries import zones_of_chunks
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 
 __all__ = ["Pack", "Packs", "StagedRef", "native_ref", "native_rows"]

@@ -14,7 +14,7 @@ positions (`Session.shift_array`, `Session.reindex_array`), it is an error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,6 @@ from zarr_manifests.planning.upkeep.cell_changes import (
     classify_cells,
 )
 from zarr_manifests.planning.upkeep.change_records import add_layer
-from zarr_manifests.records import dataclass
 
 __all__ = ["changed_cells", "compared_cells"]
 

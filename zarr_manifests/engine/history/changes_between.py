@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
@@ -37,7 +38,6 @@ from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.presence import kinds_at
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
 from zarr_manifests.progress import Progress, counted, ignore
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "LoggedCommit",

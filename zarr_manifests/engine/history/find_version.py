@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -21,7 +22,6 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
-from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text, near_names
 from zarr_manifests.versions import HEADS, MAIN, TAGS, VersionName, is_short_id, named_by
 

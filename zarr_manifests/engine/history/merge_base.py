@@ -8,7 +8,7 @@ if all that lies above it could be read; else the history has expired.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.history.ancestry import ancestors, floor_below, is_missing
@@ -25,7 +25,6 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.records import dataclass
 
 __all__ = ["Line", "MergeBase", "Parted", "merge_base", "parted"]
 

@@ -9,6 +9,7 @@ loaded many at once, each once.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.progress import Progress, expect, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["Link", "children", "follow", "tables"]

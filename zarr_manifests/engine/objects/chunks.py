@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
@@ -29,7 +29,6 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.protocol import REMOTE_CAPABILITIES, ReadableStorage, ReadsInto
 from zarr_manifests.virtual.containers import Containers

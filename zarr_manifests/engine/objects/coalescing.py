@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage.protocol import Capabilities
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -27,7 +28,6 @@ from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.byte_ranges import coalesce
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of

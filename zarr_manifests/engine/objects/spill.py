@@ -13,6 +13,7 @@ however often they are saved; a manifest never changes, and is garbage until a c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 import numpy as np
@@ -25,7 +26,6 @@ from zarr_manifests.grid import Box
 from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, select, split
-from zarr_manifests.records import dataclass
 
 __all__ = ["Rows", "Spill", "Spilled", "held", "resident", "rows_of"]
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from zarr_manifests.error_cases import LeaseError
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 
 __all__ = ["Heart", "Held", "Term"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Final, NoReturn
@@ -29,7 +30,6 @@ from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_ord
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.layout.node_pages import combined_refs
-from zarr_manifests.records import dataclass
 
 __all__ = ["BasePages", "NodeIds", "NodeMaps", "PagedIndex", "PagedNodes", "PagedPaths", "index_of"]
 

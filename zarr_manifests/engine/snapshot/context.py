@@ -7,7 +7,7 @@ a `ReadContext`. Contexts are only made here.
 from __future__ import annotations
 
 import logging
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
@@ -20,7 +20,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch
 from zarr_manifests.metrics import Meter
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of

@@ -15,7 +15,7 @@ Invariant: a number marked exact is exact for every reader of the snapshot, what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -48,7 +48,6 @@ from zarr_manifests.planning.tables.sums import (
     sum_of,
     sums_of,
 )
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ArrayUsage, Usage
 
 __all__ = [

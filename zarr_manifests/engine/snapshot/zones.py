@@ -9,7 +9,7 @@ absent, so a query reads more chunks. Which entries count is for the caller to j
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from operator import gt
@@ -27,7 +27,6 @@ from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Overlay, in_box
-from zarr_manifests.records import dataclass
 
 __all__ = ["KnownZones", "PagedLeaves", "paged_leaves", "read_pages", "zones_of"]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +55,6 @@ from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.upkeep.cloning import OPERATION, begun, continued
 from zarr_manifests.progress import Progress
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage

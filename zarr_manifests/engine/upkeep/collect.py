@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import batched, chain
@@ -55,7 +55,6 @@ from zarr_manifests.planning.upkeep.collection import (
     swept_after,
 )
 from zarr_manifests.progress import Progress, counted, expect, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -29,7 +29,6 @@ from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c
 from zarr_manifests.progress import Progress, counted, expect
-from zarr_manifests.records import dataclass
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ObjectInfo
 

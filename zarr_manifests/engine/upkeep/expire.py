@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from zarr_manifests.engine.history.ancestry import FOLLOWING, ages, entries, has_expired
@@ -25,7 +25,6 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending
 from zarr_manifests.progress import Progress, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import ExpiryReport
 
 __all__ = ["expire"]

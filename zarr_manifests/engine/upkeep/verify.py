@@ -18,7 +18,7 @@ that were sound. A problem found both times was not caused by a collection.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import batched, chain, compress, pairwise
 from typing import Any
@@ -61,7 +61,6 @@ from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
 from zarr_manifests.progress import Progress, counted, expect, ignore
-from zarr_manifests.records import dataclass
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
 from zarr_manifests.storage.protocol import ReadableStorage

@@ -5,10 +5,10 @@ The root is replaced by a compare-and-swap of the root that was checked, so a de
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from zarr_manifests.format.root import COMPACTOR, Branch, Root
-from zarr_manifests.records import dataclass
 
 __all__ = ["Refusal", "Writer", "admission"]
 

@@ -8,6 +8,7 @@ ones have changed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Literal
 
@@ -16,7 +17,6 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.grid import IndexArray
-from zarr_manifests.records import dataclass
 
 __all__ = ["AppendPlan", "OnExisting", "Run", "aligned_blocks", "plan_append"]
 

@@ -11,7 +11,7 @@ Invariant: a node that the commits both make and delete leaves no trace.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -19,7 +19,6 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, narrower
-from zarr_manifests.records import dataclass
 
 __all__ = ["Changes", "Component", "NodeChange", "above", "key_of"]
 

@@ -17,7 +17,7 @@ deleted group or below an array.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -46,7 +46,6 @@ from zarr_manifests.planning.tables.merge import (
     select,
     shared_rows,
 )
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "CELLS",

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
-from zarr_manifests.records import dataclass
 
 __all__ = ["STRUCTURAL", "DocumentChange", "compare_documents", "merge_documents", "with_shape"]
 

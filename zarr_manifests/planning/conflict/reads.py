@@ -7,14 +7,13 @@ by the number of nodes.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.records import dataclass
 from zarr_manifests.runtime import ForkSafeLock
 
 __all__ = ["Reads"]

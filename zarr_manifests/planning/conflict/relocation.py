@@ -11,11 +11,11 @@ is relocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.planning.conflict.components import Changes, Component, NodeChange
-from zarr_manifests.records import dataclass
 
 __all__ = ["Relocation", "plan_relocation"]
 

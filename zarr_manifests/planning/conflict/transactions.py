@@ -8,11 +8,11 @@ to an older snapshot.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.marks import check_marks
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "NO_MARK",

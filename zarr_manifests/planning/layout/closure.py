@@ -21,7 +21,7 @@ Invariant: the work is proportional to what changes, never to the size of the ba
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -31,7 +31,6 @@ from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, PlacedLeaf, part_order
 from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_around, lies_together
-from zarr_manifests.records import dataclass
 
 __all__ = ["ArrayChange", "Closure", "Due", "Group", "close"]
 

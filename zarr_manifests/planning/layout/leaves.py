@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,6 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
-from zarr_manifests.records import dataclass
 
 __all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "NodeFacts", "PlacedLeaf", "part_order"]
 

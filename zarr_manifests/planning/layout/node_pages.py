@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
-from zarr_manifests.records import dataclass
 
 __all__ = ["LIMITS", "PageLimits", "Planned", "combined_refs", "orphans", "plan_pages"]
 

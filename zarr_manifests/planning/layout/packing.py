@@ -12,9 +12,8 @@ Invariants: every table is placed exactly once; the result does not depend on th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
-
-from zarr_manifests.records import dataclass
 
 __all__ = ["EMBED_BYTES", "LEAF_ROWS", "EmbedPlan", "plan_embedding"]
 

@@ -10,13 +10,13 @@ or skipped with a reason; the result does not depend on the input's order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
-from zarr_manifests.records import dataclass
 
 __all__ = ["Candidate", "PreloadPlan", "Skipped", "plan_preload"]
 

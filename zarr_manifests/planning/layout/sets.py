@@ -19,7 +19,7 @@ size, and it then holds a single array or leaf; the result does not depend on th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -29,7 +29,6 @@ from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.layout.bins import pack_into, pair
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "Explanation",

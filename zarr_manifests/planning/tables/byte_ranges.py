@@ -14,13 +14,13 @@ to be few, only the smallest gaps are bridged. Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 
 __all__ = ["RangeRequest", "coalesce"]
 

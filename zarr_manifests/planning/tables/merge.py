@@ -9,7 +9,7 @@ newer than a leaf are merged into it, inside its box.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -22,7 +22,6 @@ from zarr_manifests.format.columns import repeated
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "Layer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,6 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.node_fields import Fields, field_changes
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "DROPPED",

@@ -7,7 +7,7 @@ the same length; bytes of inline chunks are stored back to back in row order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, overload
 
@@ -20,7 +20,6 @@ from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import object_key
 from zarr_manifests.plain import plain_text
-from zarr_manifests.records import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,6 +8,7 @@ number marked exact is exact; any other is an upper bound; the number of bytes m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.format.counts import Count, Counted
@@ -15,7 +16,6 @@ from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.markup import report
-from zarr_manifests.records import dataclass
 from zarr_manifests.texts import count_text
 
 __all__ = [

@@ -22,13 +22,13 @@ the size of the arrays. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.records import dataclass
 
 __all__ = ["ArrayShape", "CellChanges", "ChangedArray", "classify_cells", "common_shape"]
 

@@ -14,7 +14,7 @@ Invariant: replaying either over the chunks before gives the chunks after.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -30,7 +30,6 @@ from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
 from zarr_manifests.planning.tables.node_fields import Fields, field_changes
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "Change",

@@ -20,10 +20,9 @@ dropped only when the base has everything in it, and all older entries are dropp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "MOST_RUNS",

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from zarr_manifests.format.virtual_sources import NO_SOURCES
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import object_key
 from zarr_manifests.planning.tables.merge import select, take
-from zarr_manifests.records import dataclass
 
 __all__ = ["PackMoves", "Range", "Use", "by_bytes", "due_packs", "moved_rows", "rounds", "uses_of"]
 

@@ -8,13 +8,13 @@ the log from there to the head. A tag keeps only its own snapshot.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import PendingDeletion
-from zarr_manifests.records import dataclass
 from zarr_manifests.times import milliseconds, moment_ms
 
 __all__ = ["Aged", "Retention", "kept_count", "retention", "with_pending"]

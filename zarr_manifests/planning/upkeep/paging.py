@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from zarr_manifests.errors import CorruptObjectError
@@ -20,7 +20,6 @@ from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import PageRef, Root
 from zarr_manifests.ids import lineage_of
-from zarr_manifests.records import dataclass
 
 __all__ = [
     "ROOT_BYTES",

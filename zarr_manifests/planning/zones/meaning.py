@@ -16,7 +16,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
-from zarr_manifests.records import dataclass
 
 __all__ = ["Meaning"]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from fractions import Fraction
 from functools import partial, reduce
@@ -25,7 +26,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import runs_of
 from zarr_manifests.planning.zones.where import Comparison, Literal, Moment
-from zarr_manifests.records import dataclass
 
 __all__ = ["Plan", "Ranges", "Verdict", "boxes_of", "counts_hold", "may_match", "plan_chunks"]
 

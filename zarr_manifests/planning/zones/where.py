@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from numbers import Integral, Real
@@ -22,7 +22,6 @@ import numpy as np
 
 from zarr_manifests.error_cases import WhereError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.records import dataclass
 
 __all__ = ["GRAMMAR", "Comparison", "Literal", "Moment", "Where", "parse_where"]
 
