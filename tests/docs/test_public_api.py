@@ -16,7 +16,7 @@ from storages import WrappedStorage
 from zarr_manifests import Repository, Session
 from zarr_manifests.cli.app import app
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.disk import Disk
+from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.protocol import ReadsInto
 
 PUBLIC = [
@@ -57,7 +57,7 @@ def test_every_public_module_has_a_page_of_its_docstrings(name: str) -> None:
 def has_docstring(kind: type | None, name: str, value: Any) -> bool:
     doc = inspect.getdoc(value) or (kind and inspect.getdoc(getattr(kind, name)))
     # What keeps a protocol of storages is documented there.
-    protocols = [each for each in (Storage, ReadsInto, Disk) if hasattr(each, name)]
+    protocols = [each for each in (Storage, ReadsInto, PosixDisk) if hasattr(each, name)]
     docs = [doc, *(inspect.getdoc(getattr(each, name)) for each in protocols)]
     return any((each or "").strip() for each in docs)
 

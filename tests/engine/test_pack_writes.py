@@ -63,7 +63,7 @@ class Disk(PosixDisk):
         self._lock = threading.Lock()
 
     def write(self, temp: Temp, data: bytes) -> None:
-        if "/chunks/" in temp.directory:
+        if "/chunks/" in str(temp.path):
             with self._lock:
                 self.packs += 1
                 fails, self.failing = self.failing > 0, max(0, self.failing - 1)

@@ -56,7 +56,7 @@ class _Watched:
             self.asleep.pop()()
 
 
-def test_who_is_next_asks_often(tmp_path: Path) -> None:
+def test_who_waits_asks_often(tmp_path: Path) -> None:
     made(tmp_path / "r")
     holder = LocalStorage(tmp_path / "r").turn("swap")
     assert holder.take()
@@ -64,4 +64,4 @@ def test_who_is_next_asks_often(tmp_path: Path) -> None:
     watched.asleep = [holder.end]
     put(zm.open(tmp_path / "r", runtime=watched.runtime()), 3)
     assert len(watched.slept_s) == 1
-    assert watched.slept_s[0] < 0.001
+    assert watched.slept_s[0] < 0.005

@@ -34,4 +34,4 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def network_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every folder lies on a network filesystem."""
-    monkeypatch.setattr(local, "is_remote_filesystem", lambda path: "nfs4")
+    monkeypatch.setattr(local, "network_filesystem", lambda path: "nfs4")

@@ -27,7 +27,6 @@ from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url
-from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -60,9 +59,7 @@ _IN_AZURE = _in_bucket("az", allow_http=True)
 BACKENDS: dict[str, tuple[str, Callable[[Path], Storage]]] = {
     "memory": ("", lambda path: MemoryStorage(f"contract-{next(_numbers)}")),
     "local": ("", LocalStorage),
-    "local, named temps": ("", lambda path: LocalStorage(path, disk=PosixDisk(anonymous=False))),
     "crashable": ("", lambda path: CrashDisk(path).storage()),
-    "crashable, named temps": ("", lambda path: CrashDisk(path, anonymous=False).storage()),
     "s3": ("ministack", _in_bucket("s3")),
     "s3 by obstore": ("ministack", lambda path: from_obstore(_client(path))),
     "s3 by s3fs": ("ministack", _by_fsspec("s3", _in_bucket("s3"))),
@@ -81,7 +78,7 @@ def _marked(names: Iterable[str]) -> list[Any]:
 
 
 PICKLABLE = _marked(name for name in BACKENDS if "crashable" not in name)
-SHARED = _marked(["local", "local, named temps", *(n for n in BACKENDS if BACKENDS[n][0])])
+SHARED = _marked(["local", *(n for n in BACKENDS if BACKENDS[n][0])])
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -91,30 +89,3 @@ def test_an_interrupt_closes_no_file_twice(work: Callable[[Path], None], tmp_pat
                 assert not files.twice, f"after {after} files were closed"
             done = files.closed < after
     assert after > 10
-
-
-FORKED_AMID_A_CLOSE = """
-import os, signal, sys
-from zarr_manifests.storage.locks import exclusive
-
-path = sys.argv[1]
-file = exclusive(path)
-number, copy = file.fileno(), os.dup(file.fileno())
-file.close()
-os.dup2(copy, number)  # as while a thread closes it: Python's file is closed, and the system's open
-os.close(copy)
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    with exclusive(path):
-        os._exit(0)
-os.close(number)
-print(os.waitpid(child, 0)[1])
-"""
-
-
-def test_a_child_that_is_forked_while_a_lock_is_closed_does_not_keep_it(tmp_path: Path) -> None:
-    """Else it would wait for itself, and everybody for it."""
-    command = [sys.executable, "-W", "ignore", "-c", FORKED_AMID_A_CLOSE, str(tmp_path / ".lock")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "0\n", done.stderr

@@ -22,14 +22,14 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from inside import open_handles
+from inside import close_files
 from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
 
 CALLS = (
     "open", "pread", "preadv", "write", "fsync", "link", "rename", "unlink", "mkdir", "rmdir",
-    "scandir", "stat", "lstat", "fstat", "truncate", "posix_fallocate",
+    "scandir", "stat", "lstat", "fstat", "truncate",
 )  # fmt: skip
 RUNTIME = replace(SYSTEM, sleep=lambda _: None)
 
@@ -81,13 +81,13 @@ class FailingDisk:
 
     @contextmanager
     def failing(self, at: int, *, for_good: bool) -> Iterator[None]:
-        open_handles().clear()
+        close_files()
         self.made, self.fail_at, self.for_good, self.armed = 0, at, for_good, True
         try:
             yield
         finally:
             self.armed = False
-            open_handles().clear()
+            close_files()
 
 
 def commit(repo: zm.Repository) -> None:

@@ -15,8 +15,7 @@ import zarr
 import zarr_manifests as zm
 from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.storage.disk import PosixDisk, Temp
-from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.reserve import RESERVE_BYTES
+from zarr_manifests.storage.local import RESERVE_BYTES, LocalStorage
 
 BLOCK = 4096
 
@@ -36,7 +35,6 @@ class SmallDisk(PosixDisk):
     """A disk with room for so many bytes, in whole blocks, of what lies below a folder."""
 
     def __init__(self, root: Path, nbytes: int) -> None:
-        super().__init__(anonymous=False)
         self.root, self.nbytes = root, nbytes
 
     def _demand(self, nbytes: int) -> None:
@@ -46,11 +44,6 @@ class SmallDisk(PosixDisk):
     def write(self, temp: Temp, data: bytes | memoryview) -> None:
         self._demand(len(data))
         super().write(temp, data)
-
-    def reserve(self, path: str, nbytes: int) -> None:
-        there = Path(path)
-        self._demand(max(0, nbytes - (there.stat().st_size if there.exists() else 0)))
-        super().reserve(path, nbytes)
 
 
 def overwrite(repo: zm.Repository, seed: int) -> None:

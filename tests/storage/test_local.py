@@ -2,12 +2,13 @@
 
 import errno
 import fcntl
-import itertools
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from zarr_manifests.error_cases import (
 )
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
 from zarr_manifests.storage import disk as disk_module
-from zarr_manifests.storage.disk import PosixDisk, Temp
+from zarr_manifests.storage.disk import FileTurn, PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import MAX_TAGGED_BYTES
 
@@ -153,12 +154,11 @@ def test_no_more_of_a_root_is_read_than_a_root_may_have(tmp_path: Path) -> None:
 # --- temporary files -------------------------------------------------------------------------
 
 
-def test_stale_temporary_files_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = [tmp_path / f".tmp-{os.getpid()}-{i}" for i in range(3)]
+def test_stale_temporary_files_do_no_harm(tmp_path: Path) -> None:
+    stale = [tmp_path / f".tmp-{i}" for i in range(3)]
     for path in stale:
         path.write_bytes(b"half an obj")
-    monkeypatch.setattr(disk_module, "_COUNTER", itertools.count())
-    storage = LocalStorage(tmp_path, disk=PosixDisk(anonymous=False))
+    storage = LocalStorage(tmp_path)
     storage.put("a", b"1")
     assert storage.create("b", b"2")
     assert [(one.key, storage.get(one.key)) for one in storage.list()] == [("a", b"1"), ("b", b"2")]
@@ -232,21 +232,33 @@ def test_a_put_and_a_delete_wait_for_the_swap(
 
 
 FORKED_AMID_A_CLOSE = """
-import os, signal, sys
-from zarr_manifests.storage.locks import exclusive
+import fcntl, os, signal, sys, threading, time
+from zarr_manifests.storage.disk import exclusive
 
-path = sys.argv[1]
-file = exclusive(path)
-number, copy = file.fileno(), os.dup(file.fileno())
-file.close()
-os.dup2(copy, number)  # as while a thread closes it: Python's file is closed, and the system's open
-os.close(copy)
+path, real, closing = sys.argv[1], fcntl.flock, threading.Event()
+
+def flock(file, operation):
+    if operation == fcntl.LOCK_UN:
+        closing.set()
+        time.sleep(0.2)
+    else:
+        real(file, operation)
+
+def hold():
+    with exclusive(path):
+        pass
+
+fcntl.flock = flock
+thread = threading.Thread(target=hold)
+thread.start()
+closing.wait()
 child = os.fork()
+fcntl.flock = real
 if child == 0:
     signal.alarm(60)
     with exclusive(path):
         os._exit(0)
-os.close(number)
+thread.join()
 print(os.waitpid(child, 0)[1])
 """
 
@@ -257,6 +269,29 @@ def test_a_child_that_is_forked_while_a_lock_is_closed_does_not_keep_it(tmp_path
     command = [sys.executable, "-W", "ignore", "-c", FORKED_AMID_A_CLOSE, str(tmp_path / ".lock")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "0\n", done.stderr
+
+
+FORKED_WITH_A_LOCK = """
+import os, signal, sys
+from zarr_manifests.storage.disk import exclusive
+
+with exclusive(sys.argv[1]):
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_WITH_A_LOCK, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as parent:
+        assert parent.wait() == -signal.SIGKILL
+        turn, until_s = FileTurn(str(tmp_path / ".lock")), time.monotonic() + 30
+        while not turn.take():
+            assert time.monotonic() < until_s, "the child has the lock"
+            time.sleep(0.01)
+        turn.end()
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b"])

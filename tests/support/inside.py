@@ -20,7 +20,7 @@ from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.upkeep import history_rolls
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Storage, handles
+from zarr_manifests.storage import Storage, local
 from zarr_manifests.store import ManifestStore, contents_of
 
 
@@ -43,9 +43,11 @@ def change_root(
     repository._context.roots.update(change, operation, "main", snapshot_id, 1)
 
 
-def open_handles() -> dict[str, handles.Handle]:
-    """The files that this process holds open to read from, by path."""
-    return handles._open
+def close_files() -> int:
+    """Close the files that this process holds open to read from, and return how many there were."""
+    count = local._file.cache_info().currsize
+    local._file.cache_clear()
+    return count
 
 
 @contextmanager

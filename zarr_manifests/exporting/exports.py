@@ -63,8 +63,8 @@ from zarr_manifests.progress import Progress, expect
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
+from zarr_manifests.storage.files import translated
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.local_errors import translated
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of

@@ -2,35 +2,40 @@
 
 A folder's owner may have put a named pipe, a device or a symbolic link where a file should be.
 Opening a pipe would wait for a writer, a device may never end, and a link may lead to any file on
-the machine. So files are opened here, and checked before anything is read.
-
-If the process has no descriptor left, files that are only kept open to save time are closed first.
+the machine. So files are opened here, and checked before anything is read. Errors of the system
+become errors of this package, which say what to do.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
+# ruff: noqa: PTH112, PTH118, PTH120
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Final
+
+from zarr_manifests.error_cases import ObjectNotFoundError, StorageFullError
+from zarr_manifests.errors import ManifestsError, StorageError
 
 __all__ = [
     "check_folders",
     "explained",
-    "give_up_when_short",
+    "file_instead",
     "link_refused",
     "open_below",
     "open_inside",
     "open_regular",
-    "with_room",
+    "read_error",
+    "reading",
+    "translated",
 ]
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # A folder on the way need not be readable.
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-_SHORT: Final = (errno.EMFILE, errno.ENFILE)
 _HINTS: Final = {
     errno.EACCES: "check its owner and permissions",
     errno.EPERM: "check its owner and permissions",
@@ -45,24 +50,6 @@ _HINTS: Final = {
     errno.EIO: "the disk reports a fault; see the system's log",
     errno.ENOENT: "its folder vanished meanwhile; is something else deleting there?",
 }
-_given_up: list[Callable[[], None]] = []
-
-
-def give_up_when_short(close: Callable[[], None]) -> None:
-    """Register `close` to be called when the process has no descriptor left."""
-    _given_up.append(close)
-
-
-def with_room[T](call: Callable[[], T]) -> T:
-    """Return what `call` returns; without a descriptor left, close spare files and call again."""
-    try:
-        return call()
-    except OSError as error:
-        if error.errno not in _SHORT:
-            raise
-    for close in _given_up:
-        close()
-    return call()
 
 
 def open_regular(
@@ -96,7 +83,7 @@ def open_regular(
     """
     flags |= os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
     try:
-        fd = with_room(lambda: os.open(path, flags, 0o666, dir_fd=dir_fd))
+        fd = os.open(path, flags, 0o666, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise _odd(named or path) from error
@@ -129,13 +116,9 @@ def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
     path = f"{root.rstrip('/')}/{key}"
     if follow_links or "/" not in key:
         return open_regular(path, follow_links=follow_links)
-    *folders, name = key.split("/")
-    at = with_room(lambda: os.open(root or "/", _FOLDER))
+    at = _opened_folder(root, key)
     try:
-        for folder in folders:
-            above, at = at, _opened_folder(folder, at, path)
-            os.close(above)  # last: after an interrupt it would be closed again
-        return open_regular(name, dir_fd=at, named=path)
+        return open_regular(key.rpartition("/")[2], dir_fd=at, named=path)
     finally:
         os.close(at)
 
@@ -156,14 +139,28 @@ def open_inside(root: str, path: str) -> int:
     return open_below(root, real[len(inside) :])
 
 
-def _opened_folder(name: str, at: int, path: str) -> int:
+def _opened_folder(root: str, key: str) -> int:
+    """Open the folder that the object is in, and return its descriptor."""
+    at, path = os.open(root or "/", _FOLDER), root.rstrip("/")
     try:
-        return with_room(lambda: os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at))
+        for name in key.split("/")[:-1]:
+            path = f"{path}/{name}"
+            above, at = at, _opened_inside(at, name, path)
+            os.close(above)  # last: after an interrupt it would be closed again
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def _opened_inside(at: int, name: str, path: str) -> int:
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
     except OSError as error:
         if error.errno == errno.ELOOP or (
             error.errno == errno.ENOTDIR and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode)
         ):
-            raise link_refused(f"{name}, a folder above {path},") from error
+            raise link_refused(path) from error
         raise
 
 
@@ -175,20 +172,9 @@ def check_folders(root: str, *keys: str) -> None:
     OSError
         With `ELOOP` if one is.
     """
-    checked: set[str] = set()
-    for key in keys:
-        at = root.rstrip("/")
-        for folder in key.split("/")[:-1]:
-            at = f"{at}/{folder}"
-            if at in checked:
-                continue
-            try:
-                mode = os.lstat(at).st_mode
-            except FileNotFoundError:
-                break  # it will be made
-            if stat.S_ISLNK(mode):
-                raise link_refused(at)
-            checked.add(at)
+    for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.close(_opened_folder(root, f"{folder}/"))
 
 
 def link_refused(path: str) -> OSError:
@@ -200,7 +186,62 @@ def _odd(path: str) -> OSError:
     return OSError(errno.ENXIO, f"{path} is not a regular file, but a pipe, a device or a socket")
 
 
+# --- errors ----------------------------------------------------------------------------------
+
+
 def explained(error: OSError, action: str, path: str) -> str:
     """Describe an error and what to do about it."""
     hint = _HINTS.get(error.errno or 0, "see the error of the system above")
     return f"cannot {action} {path} ({error.strerror or error}): {hint}"
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Iterator[None]:
+    """A block that writes at the path, in which errors of the system become ours.
+
+    Raises
+    ------
+    StorageFullError
+        If there is no room left.
+    StorageError
+        For any other error of the system.
+    """
+    try:
+        yield
+    except ManifestsError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError(
+                f"no room is left to write {path} ({error.strerror}): free space on that "
+                "disk or raise the quota, then try again"
+            ) from error
+        raise StorageError(explained(error, "write", path)) from error
+
+
+@contextlib.contextmanager
+def reading(root: str, key: str) -> Iterator[None]:
+    """A block that reads the object `key` in the folder `root`, with errors of `read_error`."""
+    try:
+        yield
+    except ManifestsError:
+        raise
+    except OSError as error:
+        raise read_error(error, root, key) from error
+
+
+def read_error(error: OSError, root: str, key: str) -> StorageError:
+    """The error to raise if the object `key` in the folder `root` could not be read."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        file = file_instead(root) if isinstance(error, NotADirectoryError) else None
+        why = "" if file is None else f": {file} is a file, not a folder"
+        return ObjectNotFoundError(f"there is no object {key!r} in {root}{why}")
+    return StorageError(explained(error, "read", os.path.join(root, key)))
+
+
+def file_instead(root: str) -> str | None:
+    """The file in place of the folder, or of a folder above it; None if there is none."""
+    place = root
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    return None if os.path.isdir(place) else place

@@ -11,22 +11,45 @@ How each promise is kept:
   is fsynced, and each folder above whose name is not known to be on the disk. A `create` that finds
   the object makes it durable too, since its caller may rely on it. If an fsync fails, a later one
   of the same file proves nothing: the system drops pages that it could not write, and then reports
-  no error. Large files that are left for a later `sync` are handed to the system to write at once.
-  That shortens the fsync and promises nothing.
+  no error.
 - The token of a version is a digest of its bytes. The same bytes are the same version, so a caller
   of `cas` has to write something unique.
-
-Missing folders are made, and empty ones removed (see `folders`). Files from which ranges are read
-stay open for a moment (see `handles`).
 
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
 
 Objects are regular files. Without `follow_links`, neither they nor the folders below the root may
 be symbolic links. A read is refused even if a link is put there at that moment; a write checks
 before it begins.
+
+A name is only on the disk if the names of all folders above it are. That costs an fsync per folder,
+so a storage remembers the folders it has flushed:
+
+- *Only flushed folders are known.* A folder that exists may have been made a moment ago by another
+  process that has not flushed its name yet.
+- *Known folders stay known as long as nobody removes folders.* Another process may remove one, and
+  a third may make it again. So whoever removes folders first makes the lock file one byte longer,
+  and holds the lock until they are gone. A writer checks its length after its file has a name. If
+  the folder was made again, the lock file had grown before. If not, the folder is the known one,
+  and it stays, since it is no longer empty.
+- *Nothing is lost by a removal.* The system removes no folder with anything in it, and a writer
+  that finds its folder gone makes it again.
+- Some folders are never removed: the root, those directly below it, hidden ones, and everything
+  below a folder with a lock file of its own, which belongs to another storage.
+
+Files from which ranges are read stay open for a moment, which halves the time of a small read:
+
+- Only for ranges, which are read from objects that are never replaced. The root, which is replaced,
+  is read whole from a file opened for that one read.
+- *A deleted object is missing*: at once if this process has deleted it, otherwise after `_KEPT_S`
+  at the latest. Until then its own bytes are read, never another object's. The disk space of a
+  deleted object is free when the next file is opened after `_KEPT_S`, or when the process ends.
+- A file is closed when nobody reads it any more, not when it is dropped from here. So a descriptor
+  never changes its file during a read.
+- A forked child closes its copies. Reads give their own offset, so a parent and a child that read
+  the same open file do not affect each other.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH100, PTH111, PTH116, PTH120
+# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -35,55 +58,61 @@ import hashlib
 import os
 import stat
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import batched
+from typing import Final
 
-from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, StorageError
-from zarr_manifests.storage.disk import Disk, PosixDisk, Temp, is_remote_filesystem
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage.disk import (
+    TEMP_PREFIX,
+    FileTurn,
+    PosixDisk,
+    Temp,
+    exclusive,
+    network_filesystem,
+)
 from zarr_manifests.storage.files import (
     check_folders,
+    explained,
+    file_instead,
+    link_refused,
     open_below,
-    open_regular,
+    read_error,
+    reading,
+    translated,
 )
-from zarr_manifests.storage.folders import Folders
-from zarr_manifests.storage.handles import (
-    Handle,
-    ahead_of,
-    at_hand,
-    forget,
-    handle_of,
-    known,
-    opened,
-    would_block,
-)
-from zarr_manifests.storage.local_errors import read_error, translated
-from zarr_manifests.storage.local_listing import objects_in, stray_in
-from zarr_manifests.storage.locks import FileTurn, exclusive
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     Capabilities,
     ObjectInfo,
     Tagged,
     Token,
-    Turn,
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
-from zarr_manifests.storage.reserve import Reserve
 
-__all__ = ["LocalStorage"]
+__all__ = ["RESERVE_BYTES", "LocalStorage"]
+
+RESERVE_BYTES: Final = 256 * 1024
+"""Disk space kept for an expiry and a collection: enough for their roots, archives and pages."""
 
 _CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
-_LOCK_NAME = ".lock"
-_DELETED_A_TURN = 64  # objects deleted while others wait for the lock
 _ABSENT = FileNotFoundError, NotADirectoryError
-_RESERVE_NAME = ".reserve"
+_A_TURN = 64  # objects or folders removed while others wait for the lock
 # What will be synced later; from this size on it pays to begin writing at once.
 _BEGUN_BYTES = 128 * 1024
 # Up to this size a read allocates what was asked for; beyond it checks the file's size first.
 _UNCHECKED_READ_BYTES = 256 * 1024
+_COPIED_BYTES = 16 * 1024  # up to this size, reading and copying is faster than asking first
+_KEPT_S: Final = 1.0
+_MOST: Final = 48
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # off Linux a read just waits
+_now_s: Final = SYSTEM.monotonic_s
 
 
 class LocalStorage:
@@ -100,7 +129,7 @@ class LocalStorage:
         between machines: use it only with a single writer at a time.
     follow_links : bool
         Follow symbolic links below the folder. Links above it are always followed.
-    disk : Disk, optional
+    disk : PosixDisk, optional
         Makes the system calls that change the disk.
 
     Raises
@@ -124,170 +153,176 @@ class LocalStorage:
         *,
         force: bool = False,
         follow_links: bool = False,
-        disk: Disk | None = None,
+        disk: PosixDisk | None = None,
     ) -> None:
         text = os.fsdecode(path)
-        if not text or "\0" in text or not _is_encodable(text):
+        try:
+            valid = bool(text) and b"\0" not in os.fsencode(text)
+        except UnicodeEncodeError:  # lone surrogates from elsewhere
+            valid = False
+        if not valid:
             raise InvalidArgumentError(f"{text!r} is not the path of a folder")
-        self._path = os.path.abspath(os.path.expanduser(text))
-        self._prefix = self._path.rstrip("/") + "/"
+        self.path: Final = os.path.abspath(os.path.expanduser(text))
+        """The absolute path of the folder."""
+        self._prefix = self.path.rstrip("/") + "/"
         self._force = force
         self._follow = follow_links
-        # What one storage may read must not be served to another that may not.
-        self._at_hand = self._prefix + ("/" if follow_links else "")
         self._disk = disk or PosixDisk()
         self._writable = False
-        self._folders = Folders(self._path, self._prefix + _LOCK_NAME, self._disk)
+        self._lock = self._prefix + ".lock"
+        self._reserve = self._prefix + ".reserve"
+        # The length of the lock file, and folders whose own names are known to be on the disk.
+        self._known: tuple[int, set[str]] = (0, {"/"})
         self._lost: dict[str, tuple[int, int]] = {}  # device and inode of files that failed fsync
 
     def __repr__(self) -> str:
-        return f"LocalStorage({self._path!r})"
+        return f"LocalStorage({self.path!r})"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _reopen, (self._path, self._force, self._follow, self._disk)
-
-    @property
-    def path(self) -> str:
-        """The absolute path of the folder."""
-        return self._path
+        options = {"force": self._force, "follow_links": self._follow, "disk": self._disk}
+        return partial(LocalStorage, **options), (self.path,)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:
-        return "file://" + urllib.parse.quote(os.fsencode(self._path))
+        return "file://" + urllib.parse.quote(os.fsencode(self.path))
 
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    @property
-    def reserve(self) -> Reserve:
-        return Reserve(self._prefix + _RESERVE_NAME, self._disk)
-
     # --- reading -----------------------------------------------------------------------------
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if length is not None:
-            handle = opened(self._at_hand + key)
-            if handle is not None:  # like `known`, whose call would cost 2 % of a small read
-                at, data = handle.ahead
-                if 0 <= start - at <= len(data) - length <= len(data):
-                    return data[start - at : start - at + length]
         check_range(start, length)
-        try:
-            if length is not None:
-                handle = self._handle(key)  # a reference keeps the descriptor open during the read
-                most = ahead_of(handle, start, length)
-                data = _read(handle.fd, start, most)
-                if most > length:
-                    handle.ahead = start, data
-                    return data[:length]
-                return data
-            fd = self._open(check_key(key))
-            try:
+        if length is None:
+            with self._opened(key) as fd:
                 return _read(fd, start, length)
-            finally:
-                os.close(fd)
+        try:
+            file = self._kept(key)  # a reference keeps the descriptor open during the read
+            return _read(file.fd, start, length)
         except OSError as error:
-            raise read_error(error, self._path, key) from error
+            raise read_error(error, self.path, key) from error
 
     def read_into(self, key: str, start: int, room: memoryview) -> int:
         check_range(start, len(room))
-        try:
-            handle, count = self._handle(key), 0
-            while count < len(room):
-                more = os.preadv(handle.fd, [room[count:]], start + count)
-                if not more:
-                    break
+        count, more = 0, 1
+        with reading(self.path, key):
+            file = self._kept(key)
+            while more and count < len(room):
+                more = os.preadv(file.fd, [room[count:]], start + count)
                 count += more
-            return count
-        except OSError as error:
-            raise read_error(error, self._path, key) from error
+        return count
 
-    def _handle(self, key: str) -> Handle:
-        # Only files of valid keys are ever opened, so an open file needs no second check.
-        path = self._at_hand + key
-        return opened(path) or handle_of(path, lambda: self._open(check_key(key)))
-
-    def _open(self, key: str) -> int:
-        return open_below(self._path, key, follow_links=self._follow)
-
-    def _forget(self, *keys: str) -> None:
-        forget([f"{self._prefix}{links}{key}" for key in keys for links in ("", "/")])
-
-    @contextlib.contextmanager
-    def _newly_opened(self, key: str) -> Iterator[int]:
-        try:
-            fd = self._open(check_key(key))
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        # Without a thread, which takes ten times as long, if the system has the bytes in memory.
+        check_range(start, length)
+        if length and _NOWAIT is not None:
             try:
-                yield fd
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise read_error(error, self._path, key) from error
+                data = bytearray(min(length, _COPIED_BYTES))
+                if os.preadv(self._kept(key).fd, [data], start, _NOWAIT) == length:
+                    return bytes(data)
+            except BlockingIOError:
+                import asyncio  # slow to import, and looking around does without
+
+                return await asyncio.to_thread(self.get, key, start, length)
+            except OSError:  # unsupported by the filesystem, or the read itself will raise it
+                pass
+        return self.get(key, start, length)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         for start, length in ranges:
             check_range(start, length)
-        with self._newly_opened(key) as fd:
+        with self._opened(key) as fd:
             return [_read(fd, start, length) for start, length in ranges]
 
     def get_tagged(self, key: str) -> Tagged:
-        with self._newly_opened(key) as fd:
+        with self._opened(key) as fd:
             data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
         return Tagged(data, _token(data))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._newly_opened(key) as fd:
-            found = os.fstat(fd)
-        return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
+        with self._opened(key) as fd:
+            return _info(key, os.fstat(fd))
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
-        folder, _, _ = check_prefix(prefix).rpartition("/")
-        start = folder + "/" if folder else ""
-        return objects_in(self._path, start, prefix, after, follow_links=self._follow)
+        folder = prefix[: check_prefix(prefix).rfind("/") + 1]
+        with reading(self.path, folder):
+            if not self._follow:
+                check_folders(self.path, folder)
+        return self._below(folder, prefix, after)
+
+    def _below(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """The objects below a folder (empty, or ending in a slash), in key order."""
+        named: Sequence[tuple[str, os.DirEntry[str]]] = ()
+        with (
+            reading(self.path, folder),
+            contextlib.suppress(*_ABSENT),
+            os.scandir(self._prefix + folder) as entries,
+        ):
+            # In key order, a folder sorts by its name with a slash.
+            named = sorted((f"{e.name}/" if e.is_dir() else e.name, e) for e in entries)
+        for name, entry in named:
+            key = folder + name
+            if name.startswith(".") or not (key.startswith(prefix) or prefix.startswith(key)):
+                continue
+            if not self._follow and entry.is_symlink():
+                raise read_error(link_refused(entry.path), self.path, key)
+            if name.endswith("/"):
+                if key > after or after.startswith(key):
+                    yield from self._below(key, prefix, after)
+            elif key.startswith(prefix) and key > after and is_key(key):
+                # It may have been deleted in the meantime.
+                with reading(self.path, key), contextlib.suppress(FileNotFoundError):
+                    found = entry.stat()
+                    if stat.S_ISREG(found.st_mode):
+                        yield _info(key, found)
 
     def stray(self) -> str | None:
-        return stray_in(self._path)
+        try:
+            names = sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError as error:
+            raise InvalidArgumentError(
+                f"objects cannot be stored in {self.path}: {file_instead(self.path)} is a file, "
+                "not a folder: choose another path, or move the file away"
+            ) from error
+        except OSError as error:
+            raise StorageError(explained(error, "read", self.path)) from error
+        # Hidden files belong to the system or to this storage.
+        return next((n for n in names if not n.startswith(".") and not is_key(n)), None)
 
-    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        # Without a thread, which takes ten times as long, if the system has the bytes in memory.
-        if length:
-            ahead = known(self._at_hand + key, start, length)
-            if ahead is not None:
-                return ahead
-            check_range(start, length)
+    def _kept(self, key: str) -> _OpenFile:
+        return _file(self.path, key, self._follow, int(_now_s() / _KEPT_S))
+
+    @contextlib.contextmanager
+    def _opened(self, key: str) -> Iterator[int]:
+        with reading(self.path, key):
+            fd = open_below(self.path, check_key(key), follow_links=self._follow)
             try:
-                handle = self._handle(key)
-            except OSError as error:
-                raise read_error(error, self._path, key) from error
-            data = at_hand(handle, start, length)
-            if data is not None:
-                return data
-            if would_block(handle, start, length):
-                import asyncio  # slow to import, and looking around does without
-
-                return await asyncio.to_thread(self.get, key, start, length)
-        return self.get(key, start, length)
+                yield fd
+            finally:
+                os.close(fd)
 
     # --- writing -----------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         path = self._prefix + check_key(key)
         with self._writing(key), self._temp(path, data, durable) as temp:
-            with exclusive(self._prefix + _LOCK_NAME):
-                self._name(self._disk.rename, temp, path)
-                self._forget(key)
+            with exclusive(self._lock):
+                self._disk.rename(temp, path)
+                _file.cache_clear()
             if durable:
-                self._folders.sync([os.path.dirname(path)])
+                self._sync_folders([os.path.dirname(path)])
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         path = self._prefix + check_key(key)
         with self._writing(key):
-            created = self._create(key, data, durable)
+            created = self._create(path, data, durable)
             if durable:
                 if not created:
                     self._sync_file(key)
-                self._folders.sync([os.path.dirname(path)])
+                self._sync_folders([os.path.dirname(path)])
             return created
 
     def cas(
@@ -304,38 +339,43 @@ class LocalStorage:
         with self._writing(key):
             if self._token_at(key) != token:
                 return None  # refused before anything was written
-            with (
-                self._temp(path, data, durable=True) as temp,
-                exclusive(self._prefix + _LOCK_NAME),
-            ):
-                if not self._swap(temp, key, token):
+            with self._temp(path, data, durable=True) as temp, exclusive(self._lock):
+                if self._token_at(key) != token:
                     return None
+                try:  # `create` does not take the lock
+                    (self._disk.link if token is None else self._disk.rename)(temp, path)
+                except FileExistsError:
+                    return None
+                _file.cache_clear()
                 # A later object must not reach the disk before the swap it depends on.
-                self._folders.sync([os.path.dirname(path)])
+                self._sync_folders([os.path.dirname(path)])
                 if then_create is not None:
-                    self._create_after(*then_create)
+                    # fsynced before it has a name, so it is whole or absent in any case. The swap
+                    # has succeeded, and is not affected by a failure here.
+                    with contextlib.suppress(StorageError), self._writing(then_create[0]):
+                        self._create(self._prefix + then_create[0], then_create[1], durable=True)
         return _token(data)
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        for some in batched(keys, _DELETED_A_TURN):
-            paths = {key: self._prefix + check_key(key) for key in some}
-            if not any(map(os.path.lexists, paths.values())):
+        for some in batched(keys, _A_TURN):
+            paths = [self._prefix + check_key(key) for key in some]
+            if not any(map(os.path.lexists, paths)):
                 continue
-            with self._writing(*paths), exclusive(self._prefix + _LOCK_NAME):
+            with self._writing(*some), exclusive(self._lock):
                 try:
-                    for path in paths.values():
+                    for path in paths:
                         with translated(path), contextlib.suppress(*_ABSENT):
                             self._disk.unlink(path)
                 finally:
-                    self._forget(*paths)
+                    _file.cache_clear()
 
-    def turn(self, name: str) -> Turn:
-        """A turn, made of one or two lock files; see `TakesTurns`."""
+    def turn(self, name: str) -> FileTurn:
+        """A turn, which is a lock file; see `TakesTurns`."""
         if not (name.isascii() and name.isalpha()):
             raise InvalidArgumentError(f"{name!r} is not the name of a turn; names are letters")
         with self._writing(name):
-            self._folders.make(self._path)  # the turn may be taken before the first object
-            return FileTurn(f"{self._prefix}{_LOCK_NAME}-{name}")
+            self._make(self.path)  # the turn may be taken before the first object
+            return FileTurn(f"{self._lock}-{name}")
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove temporary files of killed writers, and empty folders, unchanged since then.
@@ -353,14 +393,30 @@ class LocalStorage:
         int
             The number of files removed.
         """
-        count = 0
-        with translated(self._path):
-            files, folders = self._folders.leftovers(before_ms)
-            for path in files:
-                with contextlib.suppress(FileNotFoundError):  # its writer has finished
-                    self._disk.unlink(path)
-                    count += 1
-            self._folders.remove(folders)
+        count, old = 0, []
+        for folder, below, names in os.walk(self.path):
+            if folder != self.path and ".lock" in names:  # another storage
+                below.clear()
+                continue
+            below[:] = [name for name in below if not name.startswith(".")]
+            temporary = [f"{folder}/{name}" for name in names if name.startswith(TEMP_PREFIX)]
+            stays = self.path in (folder, os.path.dirname(folder))
+            if not stays and len(names) == len(temporary) and _is_old(folder, before_ms):
+                old.append(folder)
+            for path in temporary:
+                # Its writer may have finished.
+                with translated(path), contextlib.suppress(FileNotFoundError):
+                    if _is_old(path, before_ms):
+                        self._disk.unlink(path)
+                        count += 1
+        for some in batched(reversed(old), _A_TURN):
+            # No object is deleted while we hold the lock. So nobody who has seen the file grow can
+            # have found an object in a folder that is empty now.
+            with translated(self.path), exclusive(self._lock):
+                os.truncate(self._lock, os.stat(self._lock).st_size + 1)  # takes no room
+                for folder in some:
+                    with contextlib.suppress(OSError):  # most often, something is in it
+                        self._disk.rmdir(folder)
         return count
 
     def sync(self, keys: Iterable[str]) -> None:
@@ -368,69 +424,41 @@ class LocalStorage:
         for key in keys:
             path = self._prefix + check_key(key)
             with translated(path):
-                try:
-                    self._sync_file(key)
-                except (FileNotFoundError, NotADirectoryError) as error:
-                    raise read_error(error, self._path, key) from error
+                self._sync_file(key)
             folders[os.path.dirname(path)] = None
-        with translated(self._path):
-            self._folders.sync(folders)
+        with translated(self.path):
+            self._sync_folders(folders)
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return self.create(key, data, durable=durable)
 
+    def keep_reserve(self) -> None:
+        # It is optional: where there is no room for it, there is none.
+        with contextlib.suppress(OSError):
+            self._create(self._reserve, bytes(RESERVE_BYTES), durable=False)
+
+    def give_up_reserve(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._disk.unlink(self._reserve)
+            return True
+        return False
+
     # --- internals ---------------------------------------------------------------------------
 
-    def _create(self, key: str, data: bytes | memoryview, durable: bool) -> bool:
-        """Write and link the file; its name is not flushed to the disk."""
-        path = self._prefix + key
-        if self._is_there(path):
-            return False
-        with self._temp(path, data, durable) as temp:
-            try:
-                self._name(self._disk.link, temp, path)
-            except FileExistsError:
-                return False
-        return True
-
-    def _create_after(self, key: str, data: bytes) -> None:
-        # fsynced before it has a name, so it is whole or absent in any case. The swap before it has
-        # succeeded, and is not affected by a failure here.
-        with contextlib.suppress(StorageError), self._writing(key):
-            self._create(key, data, durable=True)
-
-    def _is_there(self, path: str) -> bool:
-        try:
-            mode = os.stat(path, follow_symlinks=self._follow).st_mode
-        except FileNotFoundError:
-            return False
-        if not stat.S_ISREG(mode):
-            os.close(open_regular(path, follow_links=self._follow))  # raises if it is no object
-        return True
-
-    def _swap(self, temp: Temp, key: str, token: Token | None) -> bool:
-        path = self._prefix + key
-        if self._token_at(key) != token:
-            return False
-        if token is not None:
-            self._disk.rename(temp, path)
-            self._forget(key)
-            return True
-        try:
-            self._name(self._disk.link, temp, path)  # `create` does not take the lock
-        except FileExistsError:
-            return False
-        return True
-
-    def _token_at(self, key: str) -> Token | None:
-        try:
-            fd = self._open(key)
-        except FileNotFoundError:
-            return None
-        try:
-            return _token(_read(fd, 0, MAX_TAGGED_BYTES + 1))
-        finally:
-            os.close(fd)
+    @contextlib.contextmanager
+    def _writing(self, *keys: str) -> Iterator[None]:
+        with translated(self._prefix + keys[0]):
+            remote = None if self._force or self._writable else network_filesystem(self.path)
+            if remote is not None:
+                raise UnsupportedStorageError(
+                    f"{self.path} lies on a {remote} filesystem, where locks and renames are "
+                    "often not safe: write to a local disk, or pass force=True if there is only "
+                    "ever one writer; reading is fine"
+                )
+            self._writable = True
+            if not self._follow:
+                check_folders(self.path, *keys)
+            yield
 
     @contextlib.contextmanager
     def _temp(self, path: str, data: bytes | memoryview, durable: bool) -> Iterator[Temp]:
@@ -439,33 +467,43 @@ class LocalStorage:
         try:
             temp = self._disk.open_temp(folder)
         except FileNotFoundError:
-            self._folders.make(folder)
+            self._make(folder)
             temp = self._disk.open_temp(folder)
         try:
             self._disk.write(temp, data)
             if durable:
                 self._disk.fsync_file(temp.fd)
-            elif len(data) >= _BEGUN_BYTES:
-                self._disk.begin_sync(temp.fd)
+            elif len(data) >= _BEGUN_BYTES and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(temp.fd, 0, 0, os.POSIX_FADV_DONTNEED)  # begins to write
             yield temp
         finally:
             os.close(temp.fd)
             if temp.path is not None:
                 self._disk.unlink(temp.path)
 
-    def _name(self, give: Callable[[Temp, str], None], temp: Temp, path: str) -> None:
-        """Give the file its name, even if its folder was removed since the file was opened."""
+    def _create(self, path: str, data: bytes | memoryview, durable: bool) -> bool:
+        """Write and link the file; its name is not flushed to the disk."""
+        if os.path.lexists(path):
+            return False
+        with self._temp(path, data, durable) as temp:
+            try:
+                self._disk.link(temp, path)
+            except FileExistsError:
+                return False
+        return True
+
+    def _token_at(self, key: str) -> Token | None:
         try:
-            give(temp, path)
-        except FileNotFoundError:
-            self._folders.make(os.path.dirname(path))
-            give(temp, path)
+            return self.get_tagged(key).token
+        except ObjectNotFoundError:
+            return None
 
     def _sync_file(self, key: str) -> None:
         """Flush the bytes of a named file to the disk; raise if that has failed before."""
-        path, fd = self._prefix + key, self._open(key)
-        try:
-            if path in self._lost and self._lost[path] == _identity(fd):
+        path = self._prefix + key
+        with self._opened(key) as fd, translated(path):
+            found = os.fstat(fd)  # tells it from a later file of the same name
+            if self._lost.get(path) == (found.st_dev, found.st_ino):
                 raise StorageError(
                     f"{path} could not be written to the disk, and its bytes may be lost whatever "
                     "a later attempt says: its chunk must be written again, or the changes made "
@@ -474,48 +512,66 @@ class LocalStorage:
             try:
                 self._disk.fsync_file(fd)
             except OSError:
-                self._lost[path] = _identity(fd)
+                self._lost[path] = found.st_dev, found.st_ino
                 raise
-        finally:
-            os.close(fd)
 
-    @contextlib.contextmanager
-    def _writing(self, *keys: str) -> Iterator[None]:
-        with translated(self._prefix + keys[0]):
-            if not self._writable:
-                self._check_filesystem()
-            if not self._follow:
-                check_folders(self._path, *keys)
-            yield
+    # --- folders -----------------------------------------------------------------------------
 
-    def _check_filesystem(self) -> None:
-        remote = None if self._force else is_remote_filesystem(self._path)
-        if remote is not None:
-            raise UnsupportedStorageError(
-                f"{self._path} lies on a {remote} filesystem, where locks and renames are often "
-                "not safe: write to a local disk, or pass force=True if there is only ever one "
-                "writer; reading is fine"
-            )
-        self._writable = True
+    def _make(self, folder: str) -> None:
+        """Make the folder and missing folders above it."""
+        if os.path.isdir(folder):
+            return
+        above = os.path.dirname(folder)
+        self._make(above)
+        self._settled().discard(folder)
+        try:
+            self._disk.mkdir(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise
+        if len(folder) <= len(self.path):  # names above the root are flushed only here
+            self._disk.fsync_dir(above)
+
+    def _sync_folders(self, folders: Iterable[str]) -> None:
+        """Flush the names in these folders, and the folders' own names, each once.
+
+        Each folder contains a file that the caller has just written or found.
+        """
+        settled, due = self._settled(), dict.fromkeys(folders)
+        unsettled: set[str] = set()
+        for folder in tuple(due):
+            # A folder at or below the root is known only once this storage has flushed it.
+            while folder not in settled | unsettled and len(folder) >= len(self.path):
+                unsettled.add(folder)
+                folder = os.path.dirname(folder)
+                due[folder] = None
+        for folder in sorted(due, reverse=True):  # deepest first
+            try:
+                self._disk.fsync_dir(folder)
+            except PermissionError:  # the folder above the root may be unreadable
+                if len(folder) >= len(self.path):
+                    raise
+        settled |= unsettled
+
+    def _settled(self) -> set[str]:
+        try:
+            removals = os.stat(self._lock).st_size
+        except FileNotFoundError:
+            removals = 0
+        if self._known[0] != removals:
+            # A new set: what other threads add to the old one is no longer known.
+            self._known = removals, {"/"}
+        return self._known[1]
 
 
-def _reopen(path: str, force: bool, follow_links: bool, disk: Disk) -> LocalStorage:
-    return LocalStorage(path, force=force, follow_links=follow_links, disk=disk)
+def _is_old(path: str, before_ms: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # just removed
+        return os.stat(path).st_mtime_ns // 1_000_000 < before_ms
+    return False
 
 
-def _is_encodable(path: str) -> bool:
-    """Whether the path can be encoded for the system; lone surrogates from elsewhere cannot."""
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _identity(fd: int) -> tuple[int, int]:
-    """What distinguishes a file from a later file of the same name."""
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
+def _info(key: str, found: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
 
 def _token(data: bytes) -> Token:
@@ -528,11 +584,34 @@ def _read(fd: int, start: int, length: int | None) -> bytes:
         rest = max(os.fstat(fd).st_size - start, 0)
         length = rest if length is None else min(rest, length)
     data = os.pread(fd, length, start)
-    if len(data) == length or not data:
-        return data
     parts = [data]
     while data and (length := length - len(data)):
         start += len(data)
         data = os.pread(fd, length, start)
         parts.append(data)
     return b"".join(parts)
+
+
+# --- files that stay open --------------------------------------------------------------------
+
+
+class _OpenFile:
+    """An open file; closed with the last reference to this object."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self, close: object = os.close) -> None:  # a default outlives the module
+        close(self.fd)  # type: ignore[operator]
+
+
+# What one storage may read must not be served to another that follows no links.
+@lru_cache(maxsize=_MOST)
+def _file(root: str, key: str, follow_links: bool, period: int) -> _OpenFile:
+    """The file of an object, open until the period is over, and a while longer."""
+    return _OpenFile(open_below(root, check_key(key), follow_links=follow_links))
+
+
+os.register_at_fork(after_in_child=_file.cache_clear)

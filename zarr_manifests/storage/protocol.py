@@ -28,7 +28,6 @@ __all__ = [
     "REMOTE_CAPABILITIES",
     "Capabilities",
     "KeepsReserve",
-    "KeepsRoom",
     "KeepsTemporaryFiles",
     "ObjectInfo",
     "ProvesConditions",
@@ -360,25 +359,16 @@ class ReadsInto(Protocol):
         ...
 
 
-class KeepsRoom(Protocol):
-    """Reserved space."""
-
-    def keep(self) -> int:
-        """Reserve space if there is enough; return the number of bytes."""
-        ...
-
-    def give_up(self) -> bool:
-        """Release the space; return whether there was any."""
-        ...
-
-
 @runtime_checkable
 class KeepsReserve(Protocol):
     """A storage that can be full, with space reserved for operations that free space."""
 
-    @property
-    def reserve(self) -> KeepsRoom:
-        """The reserved space."""
+    def keep_reserve(self) -> None:
+        """Reserve space if there is enough."""
+        ...
+
+    def give_up_reserve(self) -> bool:
+        """Release the space; return whether there was any."""
         ...
 
 
@@ -416,11 +406,6 @@ class Turn(Protocol):
 
     def take(self) -> bool:
         """Try to take the turn; return whether it is held."""
-        ...
-
-    @property
-    def is_next(self) -> bool:
-        """Whether this writer is the next one; it may then ask again soon."""
         ...
 
     def end(self) -> None:

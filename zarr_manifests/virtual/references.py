@@ -38,7 +38,7 @@ from zarr_manifests.keys import directory, split
 from zarr_manifests.progress import Progress, counted, ignore
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.storage.files import open_inside, open_regular, with_room
+from zarr_manifests.storage.files import open_inside, open_regular
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
@@ -453,7 +453,7 @@ def _listed(root: str, url: str) -> Iterator[tuple[str, tuple[int, int]]]:
     try:
         while due:
             folder = due.pop()
-            with with_room(partial(os.scandir, os.path.join(root, folder))) as found_here:
+            with os.scandir(os.path.join(root, folder)) as found_here:
                 entries = sorted(found_here, key=lambda entry: entry.name)
             for entry in entries:
                 key = folder + entry.name

@@ -46,7 +46,7 @@ class _Change:
     """For a removed folder: its changes that were not on the disk."""
 
 
-class CrashDisk:
+class CrashDisk(PosixDisk):
     """A disk for `LocalStorage` that records the calls that change it, and can crash.
 
     After a crash, make a new storage: the old one remembers folders that are gone. Neither the disk
@@ -56,8 +56,6 @@ class CrashDisk:
     ----------
     root : str or os.PathLike
         The folder of the storage.
-    anonymous : bool
-        Use temporary files without a name where the system has them.
 
     Examples
     --------
@@ -67,14 +65,14 @@ class CrashDisk:
     ...     disk = CrashDisk(folder)
     ...     storage = disk.storage()
     ...     _ = storage.create("kept", b"1"), storage.create("lost", b"2", durable=False)
-    ...     disk.calls[:5]
+    ...     disk.calls[:4]
     ...     disk.crash()
     ...     [info.key for info in disk.storage().list()]
-    ['open_temp', 'write', 'fsync_file', 'link kept', 'fsync_dir .']
+    ['open_temp', 'write', 'fsync_file', 'link kept']
     ['kept']
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, anonymous: bool = True) -> None:
+    def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = str(Path(root).absolute())
         """The folder that paths in `calls` are relative to."""
         self.calls: list[str] = []
@@ -82,7 +80,7 @@ class CrashDisk:
         self.crash_at: int | None = None
         """The number of the call, counted from 1 in `calls`, that is never made: it and all later
         ones raise `SimulatedCrash`, until `crash` is called."""
-        self._disk = PosixDisk(anonymous=anonymous)
+        self._disk = PosixDisk()
         self._lock = threading.RLock()
         self._unsynced: set[_File] = set()
         self._changes: list[_Change] = []
@@ -114,8 +112,7 @@ class CrashDisk:
         with self._lock:
             self._note("open_temp")
             temp = self._disk.open_temp(directory)
-            if temp.path is not None:
-                self._changes.append(_Change(temp.path, None))
+            self._changes.append(_Change(str(temp.path), None))
             self._unsynced.discard(_file(os.fstat(temp.fd)))  # the inode may have been used before
             return temp
 
@@ -124,9 +121,6 @@ class CrashDisk:
             self._note("write")
             self._unsynced.add(_file(os.fstat(temp.fd)))
             self._disk.write(temp, data)
-
-    def begin_sync(self, fd: int) -> None:
-        self._disk.begin_sync(fd)
 
     def fsync_file(self, fd: int) -> None:
         with self._lock:
@@ -159,9 +153,6 @@ class CrashDisk:
 
     def unlink(self, path: str) -> None:
         self._change("unlink", path, lambda: self._disk.unlink(path))
-
-    def reserve(self, path: str, nbytes: int) -> None:
-        self._disk.reserve(path, nbytes)
 
     def _note(self, op: str, path: str | None = None) -> None:
         if self.crash_at is not None and len(self.calls) + 1 >= self.crash_at:

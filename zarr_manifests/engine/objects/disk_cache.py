@@ -38,7 +38,7 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import check_inside
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
-from zarr_manifests.storage.disk import Disk, PosixDisk
+from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.files import open_regular
 
 __all__ = ["DiskCache"]
@@ -62,14 +62,14 @@ class DiskCache:
         repository_id: str,
         runtime: Runtime,
         meter: Meter,
-        disk: Disk | None = None,
+        disk: PosixDisk | None = None,
     ) -> None:
         self._root = folder
         self._folder = os.path.join(folder, check_inside(repository_id))
         self._max_bytes = max_bytes
         self._runtime = runtime
         self._meter = meter
-        self._disk = disk or PosixDisk(anonymous=False)
+        self._disk = disk or PosixDisk()
         self._lock = ForkSafeLock()
         self._unseen_bytes = max_bytes  # at first, what others have written is unknown
         self._warned = False
@@ -101,7 +101,7 @@ class DiskCache:
         repository_id: str,
         runtime: Runtime,
         meter: Meter,
-        disk: Disk | None = None,
+        disk: PosixDisk | None = None,
     ) -> DiskCache | None:
         """Open the repository's part of the folder; None if no folder is configured.
 

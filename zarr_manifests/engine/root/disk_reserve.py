@@ -18,7 +18,7 @@ def with_reserve[T](storage: Storage, call: Callable[[], T]) -> T:
         return call()
     except StorageFullError:
         inner = unmetered(storage)
-        if not isinstance(inner, KeepsReserve) or not inner.reserve.give_up():
+        if not isinstance(inner, KeepsReserve) or not inner.give_up_reserve():
             raise
     return call()
 
@@ -27,4 +27,4 @@ def keep_reserve(storage: Storage) -> None:
     """Reserve disk space, if the storage can and there is enough."""
     inner = unmetered(storage)
     if isinstance(inner, KeepsReserve):
-        inner.reserve.keep()
+        inner.keep_reserve()

@@ -81,8 +81,7 @@ _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
 _TURN_S: Final = 10.0
-_NEXT_POLL_S: Final = 0.0002
-_TURN_POLL_S: Final = 0.004
+_TURN_POLL_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +359,7 @@ class Roots(RootReader):
                 meanwhile()
                 held = turn.take()
             while not held and self._runtime.monotonic_s() < until_s:
-                poll_s = _NEXT_POLL_S if turn.is_next else _TURN_POLL_S
-                self._runtime.sleep(poll_s + self._runtime.jitter(poll_s))
+                self._runtime.sleep(_TURN_POLL_S + self._runtime.jitter(_TURN_POLL_S))
                 held = turn.take()
             yield held
         finally:

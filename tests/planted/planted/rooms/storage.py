@@ -14,7 +14,7 @@ FAULTS = [
     Fault(
         "what-follows-a-swap-reaches-the-disk-first",
         "storage/local.py",
-        "depends on.\n                self._folders.sync([os.path.dirname(path)])",
+        "depends on.\n                self._sync_folders([os.path.dirname(path)])",
         "depends on.",
     ),
     Fault(
@@ -26,20 +26,20 @@ FAULTS = [
     Fault(
         "a-flush-that-failed-is-made-good-by-a-second",
         "storage/local.py",
-        "self._lost[path] = _identity(fd)",
+        "self._lost[path] = found.st_dev, found.st_ino",
         "pass",
     ),
     Fault(
         "a-swap-on-a-disk-takes-no-lock",
         "storage/local.py",
-        "exclusive(self._prefix + _LOCK_NAME),\n            ):",
-        "contextlib.nullcontext(),\n            ):",
+        "durable=True) as temp, exclusive(self._lock):",
+        "durable=True) as temp:",
     ),
     Fault(
         "a-put-does-not-wait-for-a-swap",
         "storage/local.py",
-        "with exclusive(self._prefix + _LOCK_NAME):\n                self._name",
-        "with contextlib.nullcontext():\n                self._name",
+        "with exclusive(self._lock):\n                self._disk.rename",
+        "with contextlib.nullcontext():\n                self._disk.rename",
     ),
     Fault(
         "a-root-is-read-however-large-it-is",
@@ -50,13 +50,13 @@ FAULTS = [
     Fault(
         "a-short-read-is-taken-for-the-end",
         "storage/local.py",
-        "if len(data) == length or not data:",
-        "if True:",
+        "while data and (length := length - len(data)):",
+        "while False and (length := length - len(data)):",
     ),
     Fault(
         "writes-go-through-linked-folders",
         "storage/local.py",
-        "check_folders(self._path, *keys)",
+        "check_folders(self.path, *keys)",
         "pass",
     ),
     Fault(
@@ -73,8 +73,8 @@ FAULTS = [
     ),
     Fault(
         "a-listing-goes-through-linked-folders",
-        "storage/local_listing.py",
-        "if not follow_links and entry.is_symlink():",
+        "storage/local.py",
+        "if not self._follow and entry.is_symlink():",
         "if False:",
     ),
     Fault(
@@ -84,51 +84,45 @@ FAULTS = [
         "if False:",
     ),
     Fault(
-        "spare-files-stay-open-when-no-descriptor-is-left",
-        "storage/files.py",
-        "for close in _given_up:\n        close()",
-        "",
-    ),
-    Fault(
         "a-folder-that-was-removed-counts-as-flushed",
-        "storage/folders.py",
+        "storage/local.py",
         "os.truncate(self._lock, os.stat(self._lock).st_size + 1)",
         "pass",
     ),
     Fault(
         "empty-folders-of-another-storage-are-removed",
-        "storage/folders.py",
-        "if folder != self._root and any(",
-        "if False and any(",
+        "storage/local.py",
+        'if folder != self.path and ".lock" in names:',
+        "if False:",
     ),
     Fault(
         "a-child-keeps-its-parents-lock",
-        "storage/locks.py",
-        "_held.add(weakref.ref(file, _held.discard))",
+        "storage/disk.py",
+        "_lock_files.add(file)",
         "pass",
     ),
     Fault(
         "a-lock-may-be-a-link",
-        "storage/locks.py",
-        "return open_regular(path, flags)",
-        "return open_regular(path, flags, follow_links=True)",
+        "storage/disk.py",
+        "opener=open_regular)",
+        "opener=lambda path, flags: open_regular(path, flags, follow_links=True))",
     ),
     Fault(
         "a-deleted-object-is-read-from-its-open-file",
-        "storage/handles.py",
-        "for path in paths:\n            _open.pop(path, None)",
-        "pass",
+        "storage/local.py",
+        "finally:\n                    _file.cache_clear()",
+        "finally:\n                    pass",
     ),
     Fault(
         "open-files-are-used-for-ever",
-        "storage/handles.py",
-        "found is not None and _now_s() < found.until_s else None",
-        "found is not None else None",
+        "storage/local.py",
+        "int(_now_s() / _KEPT_S)",
+        "0",
     ),
     Fault(
         "the-reserve-is-kept-on-a-full-disk",
-        "storage/reserve.py",
-        "self._disk.unlink(self._path)",
+        "storage/local.py",
+        "self._disk.unlink(self._reserve)",
         "pass",
     ),
     Fault(
@@ -140,9 +134,9 @@ FAULTS = [
     Fault(
         "a-folder-is-closed-twice-after-an-interrupt",
         "storage/files.py",
-        "            above, at = at, _opened_folder(folder, at, path)\n"
+        "            above, at = at, _opened_inside(at, name, path)\n"
         "            os.close(above)  # last",
-        "            below = _opened_folder(folder, at, path)\n"
+        "            below = _opened_inside(at, name, path)\n"
         "            os.close(at)\n"
         "            at = below  # last",
     ),
