@@ -70,7 +70,7 @@ FIELDS: dict[str, Callable[[Values], tuple[Any, dict[str, Any]]]] = {
     "float32 of float64": lambda n: (n / 7, {"dtype": "f4", "_FillValue": np.float32(1e20)}),
     "packed": lambda n: (
         np.where(n % 5 == 0, np.nan, n * 0.5),
-        {"dtype": "i2", "scale_factor": -0.5, "add_offset": 3.0, "_FillValue": -7},
+        {"dtype": "i2", "scale_factor": -0.5, "add_offset": 3.0, "_FillValue": 99},
     ),
     "times": lambda n: (n * np.timedelta64(1, "h"), {"units": "hours", "dtype": "i8"}),
     "texts": lambda n: (n.astype("U4"), {}),
