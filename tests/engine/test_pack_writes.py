@@ -112,7 +112,7 @@ def begun(path: Path, disk: Disk, runtime: Runtime = SYSTEM) -> Iterator[Session
 
 def packs_in(path: Path) -> dict[int, int]:
     """Bytes of each chunk object, by inode."""
-    files = [file.stat() for file in (path / "chunks").rglob("*") if file.is_file()]
+    files = [file.stat() for file in (path / "chunks").rglob("[!.]*") if file.is_file()]
     return {file.st_ino: file.st_size for file in files}
 
 

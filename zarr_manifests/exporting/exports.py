@@ -120,7 +120,7 @@ def export(
     within = {absolute(node.path) for node in source.nodes}
     arrays = totals_of(contents.view).arrays
     expect(progress, "chunks", sum(array.chunks for array in arrays if array.path in within))
-    count, kept = _Count(progress), None
+    count, kept = _Written(progress), None
     if format == "kerchunk":
         name, kept = _to_kerchunk(source, dest, overwrite, tag, count)
     elif format == "icechunk":
@@ -145,7 +145,7 @@ def export(
     )
 
 
-class _Count:
+class _Written:
     """Counts chunks that are written, and tells of them."""
 
     def __init__(self, progress: Progress) -> None:
@@ -164,7 +164,7 @@ class _Count:
 
 
 def _copy(
-    source: SnapshotSource, target: AbstractContextManager[tuple[str, _Put]], count: _Count
+    source: SnapshotSource, target: AbstractContextManager[tuple[str, _Put]], count: _Written
 ) -> str:
     """Write chunks and documents, that of the root last; what the target is called."""
     documents = source.documents()
@@ -175,7 +175,7 @@ def _copy(
     return name
 
 
-def _put_chunks(source: SnapshotSource, put: _Put, count: _Count) -> None:
+def _put_chunks(source: SnapshotSource, put: _Put, count: _Written) -> None:
     for batch in source.chunks():
         put(batch)
         count.add(len(batch), sum(len(data) for _, data in batch))
@@ -413,7 +413,7 @@ def _marked(
 # --- where chunks are ------------------------------------------------------------------------
 
 
-class _File(NamedTuple):
+class _PlacedFile(NamedTuple):
     """A file that chunks are in; and what is known of it: an etag, or a time without changes."""
 
     place: VirtualLocation
@@ -436,18 +436,20 @@ def _keep(source: SnapshotSource, tag: str | None) -> str:
     return name
 
 
-def _files_of(source: SnapshotSource, table: ChunkTable) -> tuple[list[_File | None], list[int]]:
+def _files_of(
+    source: SnapshotSource, table: ChunkTable
+) -> tuple[list[_PlacedFile | None], list[int]]:
     """The files that chunks are in, None for inline ones; and which of them each chunk is in."""
     ids = (table.kind << 55) + (table.source << 30) + table.number
     _, rows, at = np.unique(ids, return_index=True, return_inverse=True)
-    files: list[_File | None] = []
+    files: list[_PlacedFile | None] = []
     for row in rows.tolist():
         ref = table.ref(row)
         if isinstance(ref, chunk_table.NativeRef):
             root = _shared(source.storage.url)
             if root.scheme == "file":
                 source.storage.head(ref.key)  # which refuses links
-            files.append(_File(VirtualLocation(root.scheme, root.root, ref.key), None, None))
+            files.append(_PlacedFile(VirtualLocation(root.scheme, root.root, ref.key), None, None))
         elif isinstance(ref, chunk_table.VirtualRef):
             files.append(_virtual_file(source, ref.source))
         else:
@@ -455,7 +457,7 @@ def _files_of(source: SnapshotSource, table: ChunkTable) -> tuple[list[_File | N
     return files, at.tolist()
 
 
-def _virtual_file(source: SnapshotSource, file: VirtualSource) -> _File:
+def _virtual_file(source: SnapshotSource, file: VirtualSource) -> _PlacedFile:
     place = source.contents.context.containers.resolve(file)[1]
     if place.scheme == "file":
         inside = os.path.realpath(place.root).rstrip("/") + "/"
@@ -466,7 +468,7 @@ def _virtual_file(source: SnapshotSource, file: VirtualSource) -> _File:
             )
     ms = file.modified_ms if file.unchanged_since_ms is None else file.unchanged_since_ms
     modified = None if ms is None else datetime.fromtimestamp(-(-ms // 1000), UTC)
-    return _File(_shared(place.url), file.tag, modified if file.tag is None else None)
+    return _PlacedFile(_shared(place.url), file.tag, modified if file.tag is None else None)
 
 
 def _shared(url: str) -> VirtualLocation:
@@ -486,7 +488,7 @@ def _inline(table: ChunkTable, row: int) -> bytes:
 
 
 def _to_kerchunk(
-    source: SnapshotSource, dest: Any, overwrite: bool, tag: str | None, count: _Count
+    source: SnapshotSource, dest: Any, overwrite: bool, tag: str | None, count: _Written
 ) -> tuple[str, str]:
     """Write a JSON file of references; its path, and the tag that keeps what they refer to."""
     path = _local(source, dest, "file", overwrite=overwrite)
@@ -536,7 +538,7 @@ def _fsspec_url(place: VirtualLocation) -> str:
 
 
 def _to_icechunk(
-    source: SnapshotSource, dest: Any, copy: bool, tag: str | None, count: _Count
+    source: SnapshotSource, dest: Any, copy: bool, tag: str | None, count: _Written
 ) -> tuple[str, str | None]:
     """Make an icechunk repository of one commit; its name, and the tag that keeps its chunks.
 
