@@ -350,16 +350,9 @@ def _who() -> str:
     return _user_and_host() if said is None else said
 
 
-class _Clamped:
-    """A clock limited to the years 1970 to 9999."""
-
-    __slots__ = ("_clock",)
-
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
-
-    def __call__(self) -> int:
-        return min(max(self._clock(), 0), MAX_MS)
+def _clamped(clock: Callable[[], int]) -> int:
+    """The clock's time, limited to the years 1970 to 9999."""
+    return min(max(clock(), 0), MAX_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,9 +406,8 @@ class Runtime:
     who: Callable[[], str] = _who
 
     def __post_init__(self) -> None:
-        clock = self.now_ms
-        if not isinstance(clock, _Clamped):
-            object.__setattr__(self, "now_ms", _Clamped(clock))
+        if getattr(self.now_ms, "func", None) is not _clamped:
+            object.__setattr__(self, "now_ms", partial(_clamped, self.now_ms))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return "SYSTEM" if self is SYSTEM else super().__reduce__()

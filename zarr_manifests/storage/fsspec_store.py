@@ -298,9 +298,8 @@ class FsspecStorage:
         token: Token | None = None
         try:
             for condition in ("If-None-Match", "If-Match"):
-                data = [
-                    f"{condition} {i}".encode() for i in range(_AT_ONCE)
-                ]  # etags may be digests
+                # Different bytes, since etags may be digests.
+                data = [f"{condition} {i}".encode() for i in range(_AT_ONCE)]
                 made = SYSTEM.parallel([partial(self._put, key, one, token) for one in data])
                 won = [new for new in made if new is not None]
                 if len(won) != 1:

@@ -343,9 +343,8 @@ class ObjectStorage:
 
     def names(self) -> Iterator[str]:
         """The names of all objects, in order, whether or not they are valid keys."""
-        for meta in self._listed("", ""):
-            if not meta["path"].startswith("."):
-                yield meta["path"]
+        paths = (meta["path"] for meta in self._listed("", ""))
+        return (path for path in paths if not path.startswith("."))
 
     # --- objects of others -------------------------------------------------------------------
 
