@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import zarr
 from pyspark.sql import SparkSession
@@ -15,8 +17,30 @@ from pyspark.sql import SparkSession
 import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.spark import metadata_table
+from zarr_manifests.spark.metadata_tables import driver_table
+
+NO_SPARK: Final[Any] = None
+"""Where a call needs no session."""
+
+COLUMNS: Final = {
+    "snapshots": "snapshot_id string, parent_id string, written_at timestamp, kind string, "
+    "message string, metadata string, author string, written map<string,bigint>, "
+    "commit_id string, totals map<string,bigint>",
+    "operations": "version bigint, at timestamp, operation string, ref string, "
+    "snapshot_id string, operation_id string, by string, before string",
+    "manifests": "key string, set_name string, refs bigint, nbytes bigint, arrays bigint",
+    "arrays": "path string, zarr_format int, dtype string, dimensions array<string>, "
+    "shape array<bigint>, chunk_shape array<bigint>, shard_shape array<bigint>, "
+    "attributes string, grid_chunks decimal(38,0), chunks bigint, chunks_exact boolean, "
+    "chunk_bytes bigint, chunk_bytes_exact boolean",
+    "chunks": "path string, coords array<bigint>, kind string, location string, offset bigint, "
+    "length bigint, crc32c bigint",
+    "statistics": "path string, coords array<bigint>, low string, high string, missing bigint, "
+    "nan bigint, cells bigint",
+}
+"""The columns of each table in Spark."""
 
 
 @pytest.fixture(scope="module")
@@ -49,51 +73,93 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return made
 
 
-def test_snapshots_are_the_ancestry(spark: SparkSession, repo: Repository) -> None:
-    found = metadata_table(spark, repo.storage.url, "snapshots").collect()
-    expected = list(repo.ancestry())
-    assert [row.snapshot_id for row in found] == [one.snapshot_id for one in expected]
+def rows(repo: Repository, table: str, path: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a table that the driver makes, at the head of main."""
+    found: list[dict[str, Any]] = driver_table(
+        repo, repo.readonly_session(), table, path
+    ).to_pylist(maps_as_pydicts="strict")
+    return found
+
+
+def test_snapshots_are_the_ancestry(repo: Repository) -> None:
+    found, expected = rows(repo, "snapshots"), list(repo.ancestry())
     for row, one in zip(found, expected, strict=True):
-        assert (row.parent_id, row.kind, row.message) == (one.parent_id, one.kind, one.message)
-        assert (row.written, row.totals) == (dict(one.written), dict(one.totals))
-        assert row.commit_id == one.commit_id
-    assert '{"run": 1}' in [row.metadata for row in found]
-    metadata_table(spark, repo.storage.url, "snapshots").createOrReplaceTempView("snapshots")
-    seconds = spark.sql("SELECT unix_seconds(written_at) AS s FROM snapshots").collect()
-    assert [row.s for row in seconds] == [int(one.written_at.timestamp()) for one in expected]
-    tagged = metadata_table(spark, repo, "snapshots", version="second").collect()
-    assert [row.snapshot_id for row in tagged] == [one.snapshot_id for one in expected[1:]]
+        metadata = row.pop("metadata")
+        assert row == {name: getattr(one, name) for name in row}
+        assert (metadata == '{"run": 1}') == (one.message == "first")
+    assert {"first", "second", "third"} <= {row["message"] for row in found}
+    assert found[-1]["parent_id"] is None
+    tagged = driver_table(repo, repo.readonly_session("second"), "snapshots")
+    assert tagged["snapshot_id"].to_pylist() == [one.snapshot_id for one in expected[1:]]
 
 
-def test_operations_and_manifests_are_the_repositorys(
-    spark: SparkSession, repo: Repository
-) -> None:
-    found = metadata_table(spark, repo.storage.url, "operations").collect()
-    assert [(row.version, row.operation, row.ref, row.snapshot_id) for row in found] == [
-        (one.version, one.operation, one.ref, one.snapshot_id) for one in repo.ops_log()
-    ]
-    found = metadata_table(spark, repo.storage.url, "manifests").collect()
-    assert [(row.key, row.set_name, row.refs, row.nbytes, row.arrays) for row in found] == [
-        (one.key, one.set_name, one.refs, one.nbytes, one.arrays)
-        for one in repo.explain_manifests().manifests
-    ]
-    assert found
+def test_operations_and_manifests_are_the_repositorys(repo: Repository) -> None:
+    for table, expected in (
+        ("operations", list(repo.ops_log())),
+        ("manifests", repo.explain_manifests().manifests),
+    ):
+        found = rows(repo, table)
+        assert found == [{name: getattr(one, name) for name in found[0]} for one in expected]
 
 
-def test_arrays_have_their_metadata_and_totals(spark: SparkSession, repo: Repository) -> None:
-    found = {row.path: row for row in metadata_table(spark, repo.storage.url, "arrays").collect()}
-    assert sorted(found) == ["/air/t", "/empty", "/late", "/scalar", "/sharded"]
+def test_arrays_have_their_metadata_and_totals(repo: Repository) -> None:
+    found = {row["path"]: row for row in rows(repo, "arrays")}
+    assert list(found) == ["/air/t", "/empty", "/late", "/scalar", "/sharded"]
     air = found["/air/t"]
-    assert (air.dtype, air.dimensions, air.shape) == ("float64", ["y", "x"], [9, 70])
-    assert (air.chunk_shape, air.shard_shape, air.zarr_format) == ([2, 35], None, 3)
-    assert (air.attributes, air.grid_chunks) == ('{"units": "K"}', 10)
-    assert (found["/sharded"].chunk_shape, found["/sharded"].shard_shape) == ([1, 2], [2, 4])
-    assert found["/sharded"].grid_chunks == 6
+    assert (air["dtype"], air["dimensions"], air["shape"]) == ("float64", ["y", "x"], [9, 70])
+    assert (air["chunk_shape"], air["shard_shape"], air["zarr_format"]) == ([2, 35], None, 3)
+    assert (air["attributes"], air["grid_chunks"]) == ('{"units": "K"}', 10)
+    sharded = found["/sharded"]
+    assert (sharded["chunk_shape"], sharded["shard_shape"]) == ([1, 2], [2, 4])
+    assert (sharded["grid_chunks"], sharded["dimensions"]) == (6, None)
     for array in repo.du(estimate=True).arrays:
-        row = found[array.path]
-        assert (row.chunks, row.chunk_bytes) == (array.total.chunks, array.total.nbytes)
-        exact = array.total.chunks_exact, array.total.nbytes_exact
-        assert (row.chunks_exact, row.chunk_bytes_exact) == exact
+        row, total = found[array.path], array.total
+        assert (row["chunks"], row["chunk_bytes"]) == (total.chunks, total.nbytes)
+        exact = total.chunks_exact, total.nbytes_exact
+        assert (row["chunks_exact"], row["chunk_bytes_exact"]) == exact
+
+
+def test_a_path_is_an_array_or_all_below_a_group(repo: Repository) -> None:
+    for path in ("air", "/air/", "/air/t"):
+        assert [row["path"] for row in rows(repo, "arrays", path)] == ["/air/t"]
+    for path in ("ai", "/air/t/u"):
+        with pytest.raises(NotFoundError, match=f"no group or array /{path.strip('/')}"):
+            rows(repo, "statistics", path)
+
+
+def test_tables_without_rows_have_their_columns() -> None:
+    repo = zm.create("memory://empty-tables")
+    for table in ("manifests", "arrays", "statistics"):
+        found = driver_table(repo, repo.readonly_session(), table)
+        assert not len(found)
+        assert found.column_names == [one.split()[0] for one in COLUMNS[table].split(", ")]
+        assert pa.null() not in found.schema.types
+
+
+def test_dimensions_of_zarr_2_are_those_of_xarray() -> None:
+    repo = zm.create("memory://tables-of-zarr-2")
+    with repo.transaction(message="an array of Zarr 2") as store:
+        how: dict[str, Any] = {"chunks": (2, 6), "dtype": "i2", "zarr_format": 2}
+        old = zarr.create_array(store, name="old", shape=(4, 6), **how)
+        old.attrs["_ARRAY_DIMENSIONS"] = ["y", "x"]
+    (row,) = rows(repo, "arrays")
+    assert (row["zarr_format"], row["dimensions"], row["grid_chunks"]) == (2, ["y", "x"], 2)
+
+
+def test_tables_have_their_columns_in_spark(spark: SparkSession, repo: Repository) -> None:
+    for table, columns in COLUMNS.items():
+        frame = metadata_table(spark, repo.storage.url, table)  # type: ignore[arg-type]
+        assert ", ".join(f"{name} {kind}" for name, kind in frame.dtypes) == columns
+        if table != "chunks":
+            made = driver_table(repo, repo.readonly_session(), table)
+            assert frame.count() == len(made)
+    metadata_table(spark, repo, "snapshots").createOrReplaceTempView("snapshots")
+    seconds = spark.sql("SELECT unix_seconds(written_at) AS s FROM snapshots").collect()
+    expected = [int(one.written_at.timestamp()) for one in repo.ancestry()]
+    assert [row.s for row in seconds] == expected
+    empty = metadata_table(spark, repo, "statistics", path="empty")
+    assert (empty.count(), empty.columns[0]) == (0, "path")
+    assert metadata_table(spark, repo, "chunks", path="/empty").collect() == []
 
 
 def test_chunks_are_the_refs_of_the_snapshot(spark: SparkSession, repo: Repository) -> None:
@@ -128,8 +194,8 @@ def test_a_lease_keeps_what_tasks_read(
     assert first in {one.snapshot_id for one in copy.ancestry("main")}
 
 
-def test_statistics_are_those_of_the_chunks(spark: SparkSession, tmp_path: Path) -> None:
-    made = zm.create(tmp_path / "repo")
+def test_statistics_are_those_of_the_chunks() -> None:
+    made = zm.create("memory://tables-of-statistics")
     numbers = np.array([[3, 1], [np.nan, 2], [np.nan, np.nan], [7, 8]])
     with made.transaction(message="with statistics") as store:
         for name, values, chunk in (
@@ -142,32 +208,30 @@ def test_statistics_are_those_of_the_chunks(spark: SparkSession, tmp_path: Path)
     made.compute_statistics()
     with made.transaction(message="not measured") as store:
         zarr.create_array(store, name="late", shape=(2,), chunks=(1,), dtype="<U3")[:] = "a"
-    found = (
-        metadata_table(spark, made.storage.url, "statistics").orderBy("path", "coords").collect()
-    )
-    text = [tuple(row) for row in found if row.path != "/t"]
+    text = [tuple(row.values()) for row in rows(made, "statistics") if row["path"] != "/t"]
     assert text == [
         ("/name", [0], "apple", "kiwi", 0, 0, 2),
         ("/name", [1], "fig", "plum", 0, 0, 2),
     ]
-    cast = metadata_table(spark, made.storage.url, "statistics", path="t").selectExpr(
-        "coords[0]", "round(CAST(low AS DOUBLE), 3)", "round(CAST(high AS DOUBLE), 3)", "nan"
-    )
-    assert sorted(tuple(row) for row in cast.collect()) == [
-        (0, 1.0, 3.0, 0),
-        (1, 2.0, 2.0, 1),
-        (2, None, None, 2),
-        (3, 7.0, 8.0, 0),
+    numbered = rows(made, "statistics", "t")
+    for end, expected in (("low", [1, 2, None, 7]), ("high", [3, 2, None, 8])):
+        bounds = [row[end] if row[end] is None else round(float(row[end]), 3) for row in numbered]
+        assert bounds == expected
+    assert [(row["coords"], row["nan"]) for row in numbered] == [
+        ([0, 0], 0),
+        ([1, 0], 1),
+        ([2, 0], 2),
+        ([3, 0], 0),
     ]
 
 
-def test_what_cannot_be_asked_for_is_said(spark: SparkSession, repo: Repository) -> None:
+def test_what_cannot_be_asked_for_is_said(repo: Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="no table 'snapshot': did you mean snapshots"):
-        metadata_table(spark, repo.storage.url, "snapshot")  # type: ignore[arg-type]
+        metadata_table(NO_SPARK, repo.storage.url, "snapshot")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="snapshots is not about arrays"):
-        metadata_table(spark, repo.storage.url, "snapshots", path="/air")
+        metadata_table(NO_SPARK, repo.storage.url, "snapshots", path="/air")
     with pytest.raises(InvalidArgumentError, match="of the whole repository"):
-        metadata_table(spark, repo.storage.url, "operations", version="main")
+        metadata_table(NO_SPARK, repo.storage.url, "operations", version="main")
     memory = zm.create("memory://metadata-tables")
     with pytest.raises(UnsupportedStorageError, match="put the repository on a local disk"):
-        metadata_table(spark, memory, "chunks")
+        metadata_table(NO_SPARK, memory, "chunks")

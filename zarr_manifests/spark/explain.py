@@ -132,12 +132,32 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
         and totals[name].chunks == _grid_of(planned, name).size
         for name in compared
     )
-    split = bool(compared and left_out and not full)
-    every = nbytes is not None and selected == grid.size
-    count = _Listing(planned, names, compared if split else [], boxes, listing=nbytes is None)
-    by_statistics = count.run(grid) if not every else 0
-    if compared and not split:
-        by_statistics = left_out
+    by_statistics = left_out if compared else 0
+    split = bool(by_statistics and not full)
+    if nbytes is None:
+        due = [grid]
+    elif split:
+        ends = [(int(axis.chunks[0]), int(axis.chunks[-1]) + 1) for axis in job.scan.axes]
+        due = [Box(tuple(lo for lo, _ in ends), tuple(hi for _, hi in ends))]
+    elif len(boxes) and selected < grid.size:
+        lo, hi = boxes[:, 0].min(axis=0).tolist(), boxes[:, 1].max(axis=0).tolist()
+        due = [Box(tuple(lo), tuple(hi))]
+    else:
+        due = []
+    listed = selected_bytes = stored = 0
+    for region in batches([(box, box.size) for box in due], _LISTED):
+        read, inside = _read(boxes, region), _in_range(job, region)
+        asked = compared if split and inside.any() else []
+        there = np.zeros(region.size, np.bool_)
+        for name in names if nbytes is None or read.any() else asked:
+            index, sizes = _stored(planned, name, region)
+            listed += int(sizes.sum())
+            selected_bytes += int(sizes[read[index]].sum())
+            if name in asked:
+                there[index] = True
+        stored += int((there & inside & ~read).sum())
+    if split:
+        by_statistics = stored
     return ChunkSelection(
         path=f"{path}/{','.join(names)}",
         where=where,
@@ -152,8 +172,8 @@ def _explained(planned: PlannedRead, ranges: Mapping[str, Any] | None) -> ChunkS
             "absence": left_out - by_statistics,
         },
         unknown=max((each.unknown for each in planned.selections), default=0),
-        bytes=count.nbytes if nbytes is None else nbytes,
-        selected_bytes=nbytes if every and nbytes is not None else count.selected_bytes,
+        bytes=listed if nbytes is None else nbytes,
+        selected_bytes=nbytes if nbytes is not None and selected == grid.size else selected_bytes,
         reasons={sql: n for each in planned.selections for sql, n in each.reasons.items()},
         data=tuple(f"{path}/{name}" for name in compared),
     )
@@ -178,97 +198,43 @@ def _grid_of(planned: PlannedRead, name: str) -> Box:
     return Box((0,) * len(grid), grid)
 
 
-class _Listing:
-    """Bytes of the chunks that are read, and how many others are stored, from lists of chunks.
+def _read(boxes: IndexArray, region: Box) -> _Mask:
+    """Which chunks of a region are in the boxes."""
+    lo = np.maximum(boxes[:, 0], region.lo) - region.lo
+    hi = np.minimum(boxes[:, 1], region.hi) - region.lo
+    near = (lo < hi).all(axis=1)
+    found = np.zeros(region.shape, np.bool_)
+    for start, stop in zip(lo[near].tolist(), hi[near].tolist(), strict=True):
+        found[tuple(map(slice, start, stop))] = True
+    return found.ravel()
 
-    Parameters
-    ----------
-    planned : PlannedRead
-        The read.
-    names : list of str
-        Its variables.
-    compared : list of str
-        Those of which it is to be known which chunks are stored.
-    boxes : int64[n, 2, ndim]
-        The chunks that are read.
-    listing : bool
-        Whether all chunks are to be counted.
+
+def _in_range(job: Job, region: Box) -> _Mask:
+    """Which chunks of a region have cells that coordinates select."""
+    axes = zip(job.scan.axes, region.lo, region.hi, strict=True)
+    masks = [np.isin(np.arange(lo, hi), axis.chunks) for axis, lo, hi in axes]
+    return np.asarray(reduce(np.logical_and.outer, masks, np.ones((), np.bool_))).ravel()
+
+
+def _stored(planned: PlannedRead, name: str, region: Box) -> tuple[IndexArray, IndexArray]:
+    """A variable's stored chunks in a region of the read's grid, and their bytes.
+
+    A chunk of a variable with fewer dimensions counts as the first of those that it is repeated
+    in.
     """
-
-    def __init__(
-        self,
-        planned: PlannedRead,
-        names: Sequence[str],
-        compared: Sequence[str],
-        boxes: IndexArray,
-        *,
-        listing: bool,
-    ) -> None:
-        self._planned, self._names, self._compared = planned, names, compared
-        self._boxes, self._listing = boxes, listing
-        self._chunks = [axis.chunks for axis in planned.job.scan.axes]
-        self.nbytes = self.selected_bytes = 0
-
-    def run(self, grid: Box) -> int:
-        """How many chunks are stored of compared variables, in range and not read."""
-        due = grid
-        if not self._listing:
-            if not len(self._boxes) and not self._compared:
-                return 0
-            lo, hi = self._boxes[:, 0], self._boxes[:, 1]
-            if self._compared:
-                lo, hi = (np.array([[at[end] for at in self._chunks]]) for end in (0, -1))
-                hi += 1
-            due = Box(tuple(lo.min(axis=0).tolist()), tuple(hi.max(axis=0).tolist()))
-        return sum(self._within(region) for region in batches([(due, due.size)], _LISTED))
-
-    def _within(self, region: Box) -> int:
-        read, inside = self._read(region), self._in_range(region)
-        due = self._compared if inside.any() else []
-        stored = np.zeros(region.size, np.bool_)
-        for name in self._names if self._listing or read.any() else due:
-            index, sizes = self._stored(name, region)
-            self.nbytes += int(sizes.sum())
-            self.selected_bytes += int(sizes[read[index]].sum())
-            if name in due:
-                stored[index] = True
-        return int((stored & inside & ~read).sum())
-
-    def _read(self, region: Box) -> _Mask:
-        """Which chunks of the region are read."""
-        lo = np.maximum(self._boxes[:, 0], region.lo) - region.lo
-        hi = np.minimum(self._boxes[:, 1], region.hi) - region.lo
-        near = (lo < hi).all(axis=1)
-        found = np.zeros(region.shape, np.bool_)
-        for start, stop in zip(lo[near].tolist(), hi[near].tolist(), strict=True):
-            found[tuple(map(slice, start, stop))] = True
-        return found.ravel()
-
-    def _in_range(self, region: Box) -> _Mask:
-        """Which chunks of the region have cells that coordinates select."""
-        axes = zip(self._chunks, region.lo, region.hi, strict=True)
-        masks = [np.isin(np.arange(lo, hi), chunks) for chunks, lo, hi in axes]
-        return np.asarray(reduce(np.logical_and.outer, masks, np.ones((), np.bool_))).ravel()
-
-    def _stored(self, name: str, region: Box) -> tuple[IndexArray, IndexArray]:
-        """A variable's stored chunks in a region of the read's grid, and their bytes.
-
-        A chunk of a variable with fewer dimensions counts as the first of those that it is
-        repeated in.
-        """
-        job, source = self._planned.job, self._planned.source
-        dims = [column.name for column in job.dimensions]
-        own, bounds = [], []
-        sides = zip(source.encoded(name).dims, source.stored_chunk_shape(name), strict=True)
-        for most, (dim, length) in zip(_grid_of(self._planned, name).hi, sides, strict=True):
-            axis = dims.index(str(dim))
-            chunk = job.scan.axes[axis].chunk
-            own.append((axis, chunk, length))
-            stop = -(-region.hi[axis] * chunk // length)
-            bounds.append((min(region.lo[axis] * chunk // length, most), min(stop, most)))
-        refs = self._planned.session.chunk_refs(f"{source.group.rstrip('/')}/{name}", bounds)
-        coords = np.zeros((len(refs), len(dims)), np.int64)
-        for number, (axis, chunk, length) in enumerate(own):
-            coords[:, axis] = refs.coords[:, number] * length // chunk
-        here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
-        return region.ravel(coords[here]), np.asarray(refs.length, np.int64)[here]
+    job, source = planned.job, planned.source
+    dims = [column.name for column in job.dimensions]
+    own, bounds = [], []
+    sides = zip(source.encoded(name).dims, source.stored_chunk_shape(name), strict=True)
+    for most, (dim, length) in zip(_grid_of(planned, name).hi, sides, strict=True):
+        axis = dims.index(str(dim))
+        chunk = job.scan.axes[axis].chunk
+        own.append((axis, chunk, length))
+        stop = -(-region.hi[axis] * chunk // length)
+        bounds.append((min(region.lo[axis] * chunk // length, most), min(stop, most)))
+    refs = planned.session.chunk_refs(f"{source.group.rstrip('/')}/{name}", bounds)
+    coords = np.zeros((len(refs), len(dims)), np.int64)
+    for number, (axis, chunk, length) in enumerate(own):
+        coords[:, axis] = refs.coords[:, number] * length // chunk
+    here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
+    return region.ravel(coords[here]), np.asarray(refs.length, np.int64)[here]
