@@ -81,3 +81,14 @@ def test_a_dry_run_changes_nothing(repo: zm.Repository) -> None:
     assert {info.key for info in repo.storage.list("")} == before
     assert report.compacted == ("main",)
     assert str(report).startswith("would expire 6 snapshots\nwould compact main\nwould delete")
+
+
+def test_chunks_of_a_deleted_array_are_freed(repo: zm.Repository) -> None:
+    repo.clean(keep=1, grace=NOW)
+    with repo.transaction(message="delete it") as store:
+        del zarr.open_group(store)["a"]
+    with repo.transaction(message="go on") as store:
+        zarr.create_array(store, name="b", shape=(1,), dtype="u1")[:] = 1
+    assert chunks(repo) == 5
+    repo.clean(keep=1, grace=NOW)
+    assert chunks(repo) == 1

@@ -166,4 +166,4 @@ def test_a_disk_that_fails_at_any_call(
         elif not isinstance(failure, CommitOutcomeUnknownError):
             assert found == "old", f"{disk.made}: {failure}"
         refused += failure is not None
-    assert refused > 5
+    assert refused > 2

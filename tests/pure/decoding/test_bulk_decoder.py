@@ -199,3 +199,16 @@ def test_blosc_is_not_given_less_than_it_believes() -> None:
     assert not written.decoder.decode([(at, data[:10])], out, (0,))
     with pytest.raises(CorruptObjectError, match="31 bytes"):
         written.decoder.decode([(at, data[:31])], out, (0,))
+
+
+def test_bytes_that_their_checksum_does_not_fit_are_not_decoded() -> None:
+    store = MemoryStore()
+    codecs = {"compressors": v3.Crc32cCodec()}
+    array = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4", **codecs)
+    array[:] = [1, 2, 3, 4]
+    written, out = Written(array, store), np.zeros(4, "i4")
+    (one, (at, data)), decoder = written.chunks(), written.decoder
+    assert decoder is not None
+    assert decoder.decode([one, (at, data)], out, (0,))
+    assert out.tolist() == [1, 2, 3, 4]
+    assert not decoder.decode([one, (at, bytes([data[0] ^ 1]) + data[1:])], out, (0,))
