@@ -223,6 +223,18 @@ def test_files_of_a_store_that_are_none_are_refused_at_once(
     assert commits(repo) == 1
 
 
+@pytest.mark.parametrize(
+    "url", ["https://host/a?X-Amz-Signature=PLANTED", "s3://a:PLANTED@bucket/a", "gs://b/a#PLANTED"]
+)
+def test_a_location_with_a_secret_is_not_written(repo: zm.Repository, url: str) -> None:
+    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "u1", "order": "C"}
+    array |= {"compressor": None, "filters": None, "fill_value": 0}
+    with pytest.raises(InvalidArgumentError, match="location with a") as caught:
+        zm.virtual.import_kerchunk(repo, {"a/.zarray": array, "a/0": [url, 0, 1]})
+    assert "PLANTED" not in str(caught.value)
+    assert commits(repo) == 1
+
+
 def test_references_that_are_no_file_are_refused_at_once(
     repo: zm.Repository, tmp_path: Path
 ) -> None:
