@@ -10,6 +10,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,27 @@ def test_what_is_there_is_looked_at_again_on_the_tip(chunk: int) -> None:
     storage, repository = begun(3, 4)
     write(days(5, 6), repository)
     same(storage, days(1, 2, 3, 4, 5, 6))
+
+
+def test_labels_that_others_have_appended_are_not_appended_by_an_open_session() -> None:
+    storage = MemoryStorage()
+    write(days(1, 2), storage, encoding={**ENCODING, "t": {"chunks": (1, 3)}})
+    session = zm.open(storage).writable_session(append_dim="time")
+    zm.to_session(days(3, 4), session, append_dim="time", on_existing="skip")
+    write(days(3), storage)
+    with pytest.raises(ConflictError):
+        session.commit("mine")
+    same(storage, days(1, 2, 3))
+
+
+def test_labels_that_are_compared_do_not_count_as_read() -> None:
+    storage = MemoryStorage()
+    write(days(1, 2, 3), storage)
+    session = zm.open(storage).writable_session(isolation="serializable")
+    zm.to_session(days(2, value=1)[["t"]], session, append_dim="time", on_existing="replace")
+    with zm.open(storage).transaction(message="others") as store:
+        zarr.open_array(store, path="x")[:] = [4, 5, 6]
+    session.commit("mine")
 
 
 def test_attempts_are_bounded() -> None:
