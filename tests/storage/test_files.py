@@ -160,6 +160,22 @@ def test_an_open_file_is_not_read_once_its_object_is_gone(
             storage.get("a", 0, 2)
 
 
+def test_files_of_earlier_reads_are_closed_by_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the disk space of objects that another process deletes is never free."""
+    now_s = [1000.0]
+    monkeypatch.setattr(local, "_now_s", lambda: now_s[0])
+    close_files()
+    storage = LocalStorage(tmp_path)
+    for key in "abc":
+        storage.create(key, b"0123")
+        storage.get(key, 0, 2)
+    now_s[0] += 3600
+    storage.get("a", 0, 2)
+    assert close_files() == 1
+
+
 # --- few descriptors -------------------------------------------------------------------------
 
 

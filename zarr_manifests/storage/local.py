@@ -42,7 +42,7 @@ Files from which ranges are read stay open for a moment, which halves the time o
   is read whole from a file opened for that one read.
 - *A deleted object is missing*: at once if this process has deleted it, otherwise after `_KEPT_S`
   at the latest. Until then its own bytes are read, never another object's. The disk space of a
-  deleted object is free when the next file is opened after `_KEPT_S`, or when the process ends.
+  deleted object is free at the next such read after that, or when the process ends.
 - A file is closed when nobody reads it any more, not when it is dropped from here. So a descriptor
   never changes its file during a read.
 - A forked child closes its copies. Reads give their own offset, so a parent and a child that read
@@ -293,7 +293,11 @@ class LocalStorage:
         return next((n for n in names if not n.startswith(".") and not is_key(n)), None)
 
     def _kept(self, key: str) -> _OpenFile:
-        return _file(self.path, key, self._follow, int(_now_s() / _KEPT_S))
+        period = int(_now_s() / _KEPT_S)
+        if _period[0] != period:
+            _period[0] = period
+            _file.cache_clear()
+        return _file(self.path, key, self._follow)
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[int]:
@@ -607,10 +611,14 @@ class _OpenFile:
         close(self.fd)  # type: ignore[operator]
 
 
+_period: Final = [0]
+"""That in which the kept files were opened."""
+
+
 # What one storage may read must not be served to another that follows no links.
 @lru_cache(maxsize=_MOST)
-def _file(root: str, key: str, follow_links: bool, period: int) -> _OpenFile:
-    """The file of an object, open until the period is over, and a while longer."""
+def _file(root: str, key: str, follow_links: bool) -> _OpenFile:
+    """The file of an object, open until the next read in another period."""
     return _OpenFile(open_below(root, check_key(key), follow_links=follow_links))
 
 
