@@ -82,6 +82,8 @@ _ICECHUNK_KEYS: Final = ChunkKeys("default", "/")
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _AT_ONCE: Final = 16
 _BATCH: Final = 1 << 16
+_FLUSHED: Final = 1024
+"""Files that are flushed at once; each call takes memory."""
 _SHARED: Final = ("file", "s3", "gs", "az", "http", "https")
 """Schemes that mean the same to other software."""
 _DISK: Final = PosixDisk()
@@ -261,8 +263,10 @@ def _flush(path: Path) -> None:
         with Path(name).open("rb") as file:
             _DISK.fsync_file(file.fileno())
 
-    SYSTEM.parallel([partial(flush, name) for name in names or [str(path)]])
-    SYSTEM.parallel([partial(_DISK.fsync_dir, folder) for folder, *_ in walked])
+    for some in batched(names or [str(path)], _FLUSHED):
+        SYSTEM.parallel([partial(flush, name) for name in some])
+    for each in batched(walked, _FLUSHED):
+        SYSTEM.parallel([partial(_DISK.fsync_dir, folder) for folder, *_ in each])
 
 
 @contextmanager
