@@ -63,11 +63,6 @@ class VersionName:
     at_ms: int | None = None
     back: int = 0
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it says which snapshot of a branch, and not its head."""
-        return self.at_ms is not None or self.back > 0
-
     @classmethod
     def checked(cls, text: object) -> str:
         """The text, if it names a version; else as `parse`."""

@@ -483,11 +483,6 @@ class ChunkManifests:
                 known = known_as(rule.target, by_name)
                 yield f"rules[{i}].target: there is no set {rule.target!r}; {known}"
 
-    @property
-    def default_set(self) -> ManifestSet:
-        """The last set, which takes anything."""
-        return next(one for one in self.sets if one.name == DEFAULT_SET_NAME)
-
     def ordered_sets(self) -> tuple[ManifestSet, ...]:
         """The sets, each after those that overflow to it; ties in the order of `sets`."""
         left, ordered = list(self.sets), []

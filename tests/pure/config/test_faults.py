@@ -102,7 +102,7 @@ def test_sets_may_be_a_map() -> None:
     body = "{b: {overflow-to: a}, a: , default: {max-size: null}}"
     planned = Config.from_yaml(f"chunk-manifests: {{sets: {body}}}").chunk_manifests
     assert [one.name for one in planned.sets] == ["b", "a", "default"]
-    assert planned.default_set.max_manifest_size is None
+    assert planned.sets[-1].max_manifest_size is None
 
 
 def test_what_is_left_empty_has_its_default() -> None:
