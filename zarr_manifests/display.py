@@ -1,8 +1,6 @@
 """A hierarchy as lines of a tree, and as HTML for notebooks.
 
-What a terminal shows and what a notebook shows comes from the same rows. Names, units and
-messages are anybody's: rows carry them as they are, and whoever shows them makes them harmless,
-here by escaping each one where it goes into HTML.
+What a terminal shows and what a notebook shows comes from the same rows.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ from typing import Any, Final
 
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
-from zarr_manifests.markup import facts as fact_table
-from zarr_manifests.markup import folded, page, table
 
 __all__ = ["Row", "fields_of", "hierarchy", "html_page"]
 
@@ -141,18 +137,13 @@ def html_page(
     nodes : mapping of str to Node, optional
         The nodes by path.
     """
-    parts = [fact_table(facts)]
-    if nodes is not None:
-        rows = hierarchy(nodes)
-        lines = [
-            (f"{r.guide}{r.name}", r.dimensions, r.type, r.chunk, r.units)
-            for r in islice(rows, _SHOWN_ROWS)
-        ]
-        left = sum(1 for _ in rows)
-        tree = table(
-            lines, ("", "dimensions", "type", "chunk", "units"), mono=True, most=_SHOWN_ROWS
-        )
-        tree += f'<div class="zm-dim">... and {left:,} more</div>' if left else ""
-        tree = tree or '<div class="zm-dim">(empty)</div>'
-        parts.append(folded("groups and arrays", tree, is_open=True))
-    return page(title, *parts)
+    from zarr_manifests.rendering import columns, fact_table, html, more
+
+    if nodes is None:
+        return html(title, fact_table(facts))
+    rows = hierarchy(nodes)
+    tree = columns("", "dimensions", "type", "chunk", "units", whole=("",))
+    for row in islice(rows, _SHOWN_ROWS):
+        tree.add_row(f"{row.guide}{row.name}", row.dimensions, row.type, row.chunk, row.units)
+    shown = tree if tree.row_count else "(empty)"
+    return html(title, fact_table(facts), shown, *more(sum(1 for _ in rows)))

@@ -13,15 +13,8 @@ from zarr_manifests.repository import build_index
 from zarr_manifests.storage.memory import MemoryStorage
 
 EVIL = "<script>alert('&\")</script>\x1b[2J\u202e\n</style></details>"
-TAGS = {
-    "style", "div", "span", "code", "pre", "details", "summary", "table", "thead", "tbody", "tr",
-    "th", "td", "svg", "line", "circle", "rect",
-}  # fmt: skip
-ATTRIBUTES = {
-    "class", "open", "width", "height", "overflow", "aria-hidden", "x", "y", "x1", "x2", "y1", "y2",
-    "cx", "cy", "r", "fill", "stroke", "stroke-width", "viewbox", "preserveaspectratio",
-    "shape-rendering",
-}  # fmt: skip
+TAGS = {"pre", "span"}
+ATTRIBUTES = {"style"}
 
 
 class Checked(HTMLParser):
@@ -68,18 +61,17 @@ def test_what_a_repository_returns_is_shown() -> None:
     zarr.open_array(session.store, path="air")[:2] = 5
     zarr.create_group(session.store, path="sea")
     status = shown(session.status())
-    assert "created (1)" in status.text
-    assert "/sea" in status.text
+    assert "+ /sea" in status.text
     session.commit("correct it")
     (info, *_) = repo.ancestry()
     for value in (info, repo.diff("main~1", "main"), repo.du(), repo.du()["air"]):
         found = shown(value)
         assert type(value).__name__ in found.text
-    assert "1: (0,)" in shown(repo.diff("main~1", "main")).text
+    assert "1 chunk: (0,)" in shown(repo.diff("main~1", "main")).text
     assert "4 chunks" in shown(repo.du()).text
-    assert shown(repo.diff("main", "main")).text == "Diffnothing"
+    assert "no changes" in shown(repo.diff("main", "main")).text
     for report in (repo.compact(), repo.verify(), build_index(repo), repo.compute_statistics()):
-        assert "details" in shown(report).tags or "table" in shown(report).tags
+        assert type(report).__name__ in shown(report).text
 
 
 def test_history_is_a_graph_and_stays_an_iterator() -> None:
@@ -92,20 +84,20 @@ def test_history_is_a_graph_and_stays_an_iterator() -> None:
     repo.create_tag("v1")
     history = repo.ancestry()
     found = shown(history)
-    assert found.tags.count("svg") == found.tags.count("circle") == 4
+    assert found.text.count("●") == 4
     for text in ("merge side", "on side <script>", "on main <script>", "tag v1", "create repo"):
         assert text in found.text
     assert next(history).message == "merge side"
-    assert shown(history).tags.count("circle") == 2
+    assert shown(history).text.count("●") == 2
     assert [info.message for info in history] == [f"on main {EVIL}", "create repository"]
     assert next(history, None) is None
-    assert shown(history).text == "History"
+    assert shown(history).text.strip() == "History"
 
 
 def test_what_is_long_is_cut_and_says_so() -> None:
-    long = reports.Diff(tuple(f"/{i}" for i in range(5000)), (), (), {})
-    found = shown(long)
-    assert found.tags.count("tr") == 200
+    array = reports.ArrayStatistics("/a", 1, 1, 0)
+    found = shown(reports.StatisticsReport("1", (array,) * 5000))
+    assert found.text.count("/a") == 200
     assert "... and 4,800 more" in found.text
-    assert "created (5,000)" in found.text
-    assert "x" * 400 not in shown(reports.Status(("x" * 10_000,), (), (), {})).text
+    assert "arrays (5,000)" in found.text
+    assert "x" * 400 not in shown(reports.ArrayStatistics("x" * 10_000, 1, 1, 0)).text

@@ -1,10 +1,13 @@
-"""Arguments and options that several verbs take, and what they mean."""
+"""Verbs from functions, and the arguments and options that several verbs take."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 
 import typer
 
@@ -27,13 +30,12 @@ __all__ = [
     "ToOptions",
     "Url",
     "Version",
-    "as_given",
     "complete_branches",
     "complete_versions",
     "containers_of",
     "open_at",
-    "several",
     "storage_options",
+    "verb",
 ]
 
 _PAIR: Final = "NAME=VALUE"
@@ -65,10 +67,38 @@ def _typed_url(ctx: typer.Context) -> str:
     return next((word for word in words if not word.startswith("-")), "")
 
 
-def several(*names: str, text: str, metavar: str | None = None) -> Any:
-    """An option that may be given several times, which its help says behind the text."""
-    text = f"{text}; may be given several times."
-    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
+def verb[Made: Callable[..., None]](function: Made) -> Made:
+    """Make a function a verb: positional parameters are arguments, keyword-only ones options.
+
+    What its help says of each stands in the section Parameters of its docstring. In the place of a
+    type stand a short name such as `-n`, and what the help calls the value, such as `WHEN`.
+    """
+    said, _, parameters = inspect.cleandoc(function.__doc__ or "").partition("\n\nParameters\n")
+    texts = {
+        found[1]: (found[2].split(), " ".join(found[3].split()))
+        for found in re.finditer(r"^(\w+) :(.*)\n((?:    .*\n?)+)", parameters, re.MULTILINE)
+    }
+    made = []
+    for one in inspect.signature(function, eval_str=True).parameters.values():
+        kind = one.annotation
+        if get_origin(kind) is not Annotated:
+            words, text = texts[one.name]
+            told: Any = {
+                "help": text,
+                "metavar": next((word for word in words if not word.startswith("-")), None),
+                "show_default": one.default not in (None, False),
+            }
+            if one.kind is one.KEYWORD_ONLY:
+                names = [f"--{one.name.replace('_', '-')}", *(w for w in words if w[0] == "-")]
+                kind = Annotated[kind, typer.Option(*names, **told)]
+            else:
+                kind = Annotated[kind, typer.Argument(**told)]
+        made.append(one.replace(annotation=kind))
+    changed: Any = function
+    changed.__doc__ = said
+    changed.__signature__ = inspect.Signature(made)
+    changed.__annotations__ = {one.name: one.annotation for one in made}
+    return function
 
 
 Url = Annotated[
@@ -102,7 +132,8 @@ Branch = Annotated[
     ),
 ]
 Message = Annotated[
-    str | None, typer.Option("--message", "-m", help="Of the commit.", show_default=False)
+    str | None,
+    typer.Option("--message", "-m", help="The commit message.", show_default=False),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: one object on each line.")]
@@ -110,23 +141,26 @@ Authorize = Annotated[
     bool,
     typer.Option("--authorize", help="Read files at the places that are saved with it (`info`)."),
 ]
+
+
+def _pairs_of(*names: str, text: str, metavar: str = _PAIR) -> Any:
+    text = f"{text}; may be given several times."
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
+
+
 Containers = Annotated[
     list[str] | None,
-    several("--container", metavar="NAME=URL", text="A place whose files may be looked at"),
+    _pairs_of("--container", metavar="NAME=URL", text="A place whose files may be looked at"),
 ]
 Options = Annotated[
     list[str] | None,
-    several(
-        "--option", "-o", metavar=_PAIR, text="How to reach the storage, such as region=eu-west-1"
-    ),
+    _pairs_of("--option", "-o", text="How to reach the storage, such as region=eu-west-1"),
 ]
 FromOptions = Annotated[
-    list[str] | None,
-    several("--from-option", metavar=_PAIR, text="How to reach what is imported"),
+    list[str] | None, _pairs_of("--from-option", text="How to reach what is imported")
 ]
 ToOptions = Annotated[
-    list[str] | None,
-    several("--to-option", metavar=_PAIR, text="How to reach the other place"),
+    list[str] | None, _pairs_of("--to-option", text="How to reach the other place")
 ]
 
 
@@ -162,8 +196,3 @@ def open_at(url: str, option: list[str] | None, authorize: bool = False) -> Repo
     """Open the repository at that URL."""
     options = storage_options(url, option)
     return zm.open(url, authorize=authorize, storage_options=options)
-
-
-def as_given(text: Any) -> Any:
-    """A word that the library checks against those it knows."""
-    return text

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zarr_manifests.cli.arguments import Json, Options, Url, open_at
-from zarr_manifests.cli.as_json import plain, print_json
-from zarr_manifests.cli.console import say, write_error
+from zarr_manifests.cli.console import say, show, write_error
+from zarr_manifests.cli.contents import value_text
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
@@ -19,7 +19,7 @@ from zarr_manifests.plain import plain_text
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
 
-__all__ = ["app", "read_config", "value_text"]
+__all__ = ["app", "read_config"]
 
 app = typer.Typer(
     help="Show, change and check configurations; metadata of a repository.", no_args_is_help=True
@@ -28,12 +28,12 @@ app = typer.Typer(
 File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", show_default=False)]
 
 
-@app.command()
-def show(url: Url, as_json: Json = False, option: Options = None) -> None:
+@app.command(name="show")
+def show_config(url: Url, as_json: Json = False, option: Options = None) -> None:
     """Print the saved configuration as YAML."""
     config = open_at(url, option).config
     if as_json:
-        print_json(config.to_dict())
+        show(config.to_dict(), as_json)
     else:
         say(config.to_yaml(), nl=False)
 
@@ -65,7 +65,7 @@ def validate(file: File, as_json: Json = False) -> None:
     """Check a file and print every fault with its place, one per line."""
     config = read_config(file)
     if as_json:
-        print_json(config.to_dict())
+        show(config.to_dict(), as_json)
     else:
         say(f"{'standard input' if file == '-' else plain_text(file)}: good")
 
@@ -101,10 +101,10 @@ def metadata(
     elif given:
         repo.metadata(given)
     if as_json:
-        print_json(repo.metadata())
+        show(repo.metadata(), as_json)
     elif not given:
         for name, value in repo.metadata().items():
-            say(f"{plain_text(name)}: {value_text(value)}")
+            say(plain_text(f"{name}: {value_text(value)}"))
 
 
 def read_config(file: str) -> Config:
@@ -145,12 +145,6 @@ def _put(given: dict[str, Any], option: str) -> None:
     if name in inside:
         raise InvalidArgumentError(f"{place} is given twice")
     inside[name] = load_yaml(text)
-
-
-def value_text(value: object) -> str:
-    """The value on one line; text as it is, everything else as JSON."""
-    text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
-    return plain_text(text)
 
 
 def _parsed(entries: list[str]) -> dict[str, Any]:

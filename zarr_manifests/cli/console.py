@@ -1,42 +1,29 @@
-"""What the verbs share to print: tables, numbers as text, progress, errors."""
+"""What the verbs share to print: results as text or JSON, progress, errors."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from zarr_manifests.cli.words import on_command_line
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.rendering import PlainConsole, says
+from zarr_manifests.report import Report, json_line
 
 if TYPE_CHECKING:
-    from zarr_manifests.cli.progress_bar import ProgressBar
+    from rich.progress import Progress, TaskID
 
-__all__ = [
-    "ReaderGoneError",
-    "columns",
-    "console",
-    "progress",
-    "say",
-    "write_error",
-]
+__all__ = ["ReaderGoneError", "console", "progress", "say", "show", "write_error"]
 
 _PIPED_WIDTH = 200
 
 
-class _Console(Console):
-    """A console that prints any text literally, in tables too."""
-
-    def render_str(self, text: str, *args: Any, **options: Any) -> Text:
-        return super().render_str(plain_text(text, lines=True), *args, **options)
-
+class _Console(PlainConsole):
     def on_broken_pipe(self) -> NoReturn:
         raise ReaderGoneError
 
@@ -53,42 +40,72 @@ def say(text: str, *, nl: bool = True) -> None:
         raise ReaderGoneError from error
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> PlainConsole:
     """Standard output, or standard error; in a pipe, long lines are not wrapped."""
-    out = _Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+    out = _Console(stderr=stderr)
     if not out.is_terminal:
         out.width = max(out.width, _PIPED_WIDTH)
     return out
 
 
+def show(result: object, as_json: bool, text: object = None) -> None:
+    """Print a result: as a line of JSON; or as text, which may be given."""
+    if as_json:
+        say(json_line(result))
+        return
+    shown = result if text is None else text
+    if isinstance(shown, Report) and says(shown):
+        shown = str(shown)
+    console().print(shown, soft_wrap=isinstance(shown, str))
+
+
 @contextmanager
-def progress(what: str) -> Iterator[ProgressBar]:
+def progress(what: str) -> Iterator[_Bars]:
     """Show on standard error how far long work is; nothing if that is not a terminal.
 
     `what` is shown until the work itself says what it does. The value is a `progress` callable of
     the library.
     """
-    from zarr_manifests.cli.progress_bar import ProgressBar
+    from rich import progress as bars
 
-    with ProgressBar(console(stderr=True), what) as bar:
-        yield bar
+    out = console(stderr=True)
+    columns = (
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(20),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    shown = bars.Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+    with shown:
+        yield _Bars(shown, what)
 
 
-def columns(*headers: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """An empty table without lines.
+class _Bars:
+    """Shows the stage that was told of last."""
 
-    The headers named in `right` are right-aligned. These columns, and those in `whole`, are not
-    wrapped on narrow terminals.
-    """
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for header in headers:
-        table.add_column(
-            header,
-            justify="right" if header in right else "left",
-            no_wrap=header in right or header in whole,
-            overflow="fold",
-        )
-    return table
+    def __init__(self, shown: Progress, what: str) -> None:
+        self._shown = shown
+        self._tasks: dict[str, TaskID] = {}
+        self._now = ""
+        self._task(what)
+
+    def __call__(self, stage: str, done: int) -> None:
+        self._shown.update(self._task(stage), completed=done)
+
+    def expect(self, stage: str, total: int) -> None:
+        """Show how many there will be, and so how long it takes."""
+        self._shown.update(self._task(stage), total=total)
+
+    def _task(self, stage: str) -> TaskID:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._shown.add_task(plain_text(stage), total=None)
+        if stage != self._now:
+            self._now = stage
+            for name, task in self._tasks.items():
+                self._shown.update(task, visible=name == stage)
+        return self._tasks[stage]
 
 
 def write_error(error: BaseException | str) -> None:

@@ -21,8 +21,9 @@ from rich.progress import track
 from rich.status import Status
 from rich.table import Table
 
-from zarr_manifests.cli.console import columns, console, write_error
+from zarr_manifests.cli.console import console, write_error
 from zarr_manifests.error_cases import JavaNotFoundError
+from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:

@@ -2,112 +2,76 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
+from rich.console import Group
 
-from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at
-from zarr_manifests.cli.as_json import print_json
+from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at, verb
 from zarr_manifests.cli.config import read_config
-from zarr_manifests.cli.console import columns, console, progress
+from zarr_manifests.cli.console import console, progress, show
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.plain import plain_text
+from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.config import Config
     from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
-    from zarr_manifests.repository import Repository
 
 __all__ = ["run"]
 
 
+@verb
 def run(
     url: Url,
-    array: Annotated[
-        str | None,
-        typer.Argument(help="Show the leaves of this array.", show_default=False),
-    ] = None,
+    array: str | None = None,
+    *,
     at: At = "main",
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            help="What a full compaction with this configuration would give; a YAML file, - for "
-            "standard input. Nothing is written.",
-            show_default=False,
-        ),
-    ] = None,
-    plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot", help="Draw it into this PNG file (needs matplotlib).", show_default=False
-        ),
-    ] = None,
+    config: str | None = None,
+    plot: str | None = None,
     as_json: Json = False,
     option: Options = None,
 ) -> None:
-    """Show each array's matching rule, its set and manifests, and why it overflowed."""
-    if config is None:
-        _explain(open_at(url, option), at, array, plot, as_json)
-    elif array is not None:
+    """Show each array's matching rule, its set and manifests, and why it overflowed.
+
+    Parameters
+    ----------
+    array :
+        Show the leaves of this array.
+    config : -c FILE
+        What a full compaction with this configuration would give; a YAML file, - for standard
+        input. Nothing is written.
+    plot :
+        Draw it into this PNG file (needs matplotlib).
+    """
+    if config is not None and array is not None:
         raise InvalidArgumentError("give an ARRAY or --config, not both")
-    else:
-        given = read_config(config)
-        _plan(open_at(url, option), at, given, plot, as_json)
-
-
-def _explain(repo: Repository, at: str, array: str | None, plot: str | None, as_json: bool) -> None:
-    layout = repo.explain_manifests(at)
-    chosen = None if array is None else _named(layout, array)
-    if as_json:
-        print_json(layout if chosen is None else chosen)
-    else:
-        out = console()
-        out.print(layout.snapshot_id, style="yellow")
-        if chosen is None:
-            _print(out, layout)
-        else:
-            _print_leaves(out, layout, chosen)
-    _plot(plot, layout, "Manifests")
-
-
-def _plan(repo: Repository, at: str, config: Config, plot: str | None, as_json: bool) -> None:
+    given = None if config is None else read_config(config)
+    repo, out = open_at(url, option), console()
     with progress("planning") as told:
-        before = repo.explain_manifests(at, costs=True)
-        after = repo.explain_manifests(at, config=config, progress=told)
-    now, then = before.costs, after.costs
-    assert now is not None
-    assert then is not None
-    if as_json:
-        print_json({"now": before, "then": after})
-        _plot(plot, after, "Manifests as planned")
-        return
-    out = console()
-    out.print(after.snapshot_id, style="yellow")
-    _print(out, after)
-    out.print(f"now:    {_sum(before)}")
-    out.print(f"then:   {_sum(after)}")
-    out.print()
-    table = columns("to read for", "now", "then", right=("now", "then"))
-    table.add_row("opening", _requests(now.opening), _requests(then.opening))
-    table.add_row("then all coordinates", _requests(now.coordinates), _requests(then.coordinates))
-    table.add_row("then one more step", _requests(now.last_step), _requests(then.last_step))
-    out.print(table)
-    _plot(plot, after, "Manifests as planned")
+        now = repo.explain_manifests(at, costs=given is not None)
+        then = now if given is None else repo.explain_manifests(at, config=given, progress=told)
+    if array is not None:
+        chosen = _named(now, array)
+        show(chosen, as_json, None if as_json else _leaves(now, chosen))
+    elif as_json:
+        show(now if given is None else {"now": now, "then": then}, as_json)
+    else:
+        out.print(then.snapshot_id, style="yellow")
+        out.print(_arrays(then), "", _manifests(then), sep="\n")
+        if given is not None:
+            out.print(f"now:    {_sum(now)}", f"then:   {_sum(then)}", "", sep="\n")
+            out.print(_costs(now, then))
+    if plot is not None:
+        _plot(plot, then, "Manifests" if given is None else "Manifests as planned")
 
 
-def _print(out: Console, layout: ManifestLayout) -> None:
-    table = columns("array", "rule", "set", "manifests", "leaves", "refs", "pending", "overflowed",
-                    right=("rule", "leaves", "refs", "pending"), whole=("array",))  # fmt: skip
+def _arrays(layout: ManifestLayout) -> Any:
+    numbers = ("rule", "leaves", "refs", "pending")
+    table = columns("array", "rule", "set", "manifests", *numbers[1:], "overflowed",
+                    right=numbers, whole=("array",))  # fmt: skip
     for array in layout.arrays:
         sets = dict.fromkeys(layout.manifests[i].set_name for i in array.manifests)
         table.add_row(
-            plain_text(array.path),
+            array.path,
             "" if array.rule is None else str(array.rule),
             ", ".join(sets) or array.wanted,
             _numbers(array.manifests),
@@ -116,40 +80,41 @@ def _print(out: Console, layout: ManifestLayout) -> None:
             f"{array.pending_refs:,}" if array.pending_refs else "",
             "; ".join(f"{of.set_name}: {of.why}" for of in array.overflows),
         )
-    out.print(table)
+    return table
+
+
+def _manifests(layout: ManifestLayout) -> Any:
     numbers = ("arrays", "refs", "bytes")
     table = columns("manifest", "set", *numbers, "key", right=numbers)
     for i, one in enumerate(layout.manifests, 1):
         size = bytes_text(one.nbytes)
         table.add_row(str(i), one.set_name, f"{one.arrays:,}", f"{one.refs:,}", size, one.key or "")
-    out.print()
-    out.print(table)
+    return table
 
 
-def _print_leaves(out: Console, layout: ManifestLayout, array: ArrayPlace) -> None:
-    rule = "no rule matched" if array.rule is None else f"rule {array.rule} matched"
-    out.print(f"{plain_text(array.path)}: {rule}, so it belongs to set {array.wanted}")
-    for overflow in array.overflows:
-        out.print(f"overflowed {overflow.set_name}: {overflow.why}")
-    if array.pending_refs:
-        out.print(f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet")
+def _leaves(layout: ManifestLayout, array: ArrayPlace) -> Any:
     table = columns("from chunk", "to before", "refs", "manifest", "set", right=("refs",))
+    rule = "no rule matched" if array.rule is None else f"rule {array.rule} matched"
+    lines = [layout.snapshot_id, f"{array.path}: {rule}, so it belongs to set {array.wanted}"]
+    lines += [f"overflowed {overflow.set_name}: {overflow.why}" for overflow in array.overflows]
+    if array.pending_refs:
+        lines.append(f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet")
     for leaf in array.leaves:
         ends = (str(list(end)) for end in (leaf.lo, leaf.hi))
         where = layout.manifests[leaf.manifest].set_name
         table.add_row(*ends, f"{leaf.refs:,}", str(leaf.manifest + 1), where)
-    out.print(table)
+    return Group(*lines, table)
 
 
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
     from zarr_manifests.keys import absolute, no_array
 
     path = absolute(array.strip("/"))
-    found = next((one for one in layout.arrays if one.path == path), None)
-    if found is None:
-        arrays = (one.path for one in layout.arrays)
-        raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
-    return found
+    for one in layout.arrays:
+        if one.path == path:
+            return one
+    arrays = (one.path for one in layout.arrays)
+    raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
 
 
 def _numbers(positions: tuple[int, ...]) -> str:
@@ -172,20 +137,30 @@ def _sum(layout: ManifestLayout) -> str:
     return text + (f", and {count_text(pending, 'ref')} pending" if pending else "")
 
 
-def _requests(cost: ReadCost) -> str:
-    return f"{count_text(cost.requests, 'request')}, {bytes_text(cost.nbytes)}"
+def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
+    def said(cost: ReadCost) -> str:
+        return f"{count_text(cost.requests, 'request')}, {bytes_text(cost.nbytes)}"
+
+    table = columns("to read for", "now", "then", right=("now", "then"))
+    for name, what in (
+        ("opening", "opening"),
+        ("coordinates", "then all coordinates"),
+        ("last_step", "then one more step"),
+    ):
+        table.add_row(what, said(getattr(now.costs, name)), said(getattr(then.costs, name)))
+    return table
 
 
-def _plot(file: str | None, layout: ManifestLayout, title: str) -> None:
-    if file is None:
-        return
+def _plot(file: str, layout: ManifestLayout, title: str) -> None:
+    from pathlib import Path
+
     try:
         from zarr_manifests.cli.picture import draw
+
+        draw(Path(file), layout, title)
     except ImportError as error:
         raise InvalidArgumentError(
             f"--plot needs {error.name}: install zarr-manifests[plot]"
         ) from error
-    try:
-        draw(Path(file), layout, title)
     except OSError as error:
         raise InvalidArgumentError(f"{file} cannot be written: {error.strerror}") from error

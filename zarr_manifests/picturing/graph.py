@@ -1,57 +1,28 @@
-"""The graph of history as HTML: a piece of it before each commit, and the commit's facts folded."""
+"""The graph of history as text: a piece of it before each commit, as `git log --graph` draws it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from zarr_manifests.markup import cell, facts, html_text, table
 from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.texts import time_text
+from zarr_manifests.plain import plain_text
 from zarr_manifests.versions import short_ids
 
-__all__ = ["graph_html", "graph_svg", "lane_color"]
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["graph_lines", "lane_color"]
 
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Of lanes: told apart with any color vision, on white and on black."""
-_STEP_PX: Final = 14
-_HEIGHT_PX: Final = 24
-_LONG_PX: Final = 10_000
 _MOST_MESSAGE: Final = 120
-_LISTED: Final = 50
-
-
-def graph_svg(row: GraphRow[Any], width: int) -> str:
-    """The piece of the graph in one row, as SVG without styles, for so many lanes.
-
-    Lines go on below it for as long as nothing covers them, for rows that are unfolded.
-    """
-    middle = _HEIGHT_PX / 2
-    pieces = [_line(a, 0.0, b, middle, max(a, b)) for a, b in row.above]
-    pieces += [_line(a, middle, b, float(_HEIGHT_PX), max(a, b)) for a, b in row.below]
-    ends = dict.fromkeys(b for _, b in row.below)
-    pieces += [_line(b, float(_HEIGHT_PX), b, float(_LONG_PX), b) for b in ends]
-    color, x = lane_color(row.lane), _x(row.lane)
-    if len(row.commits) == 1:
-        pieces.append(f'<circle cx="{x}" cy="{middle}" r="4.5" fill="{color}"/>')
-    else:  # beads on the line
-        beads = (middle - 7, middle, middle + 7)
-        pieces += [f'<circle cx="{x}" cy="{y}" r="2.5" fill="{color}"/>' for y in beads]
-    return (
-        f'<svg width="{width * _STEP_PX}" height="{_HEIGHT_PX}" overflow="visible" '
-        f'aria-hidden="true">{"".join(pieces)}</svg>'
-    )
-
-
-def graph_html(rows: Sequence[GraphRow[Any]]) -> str:
-    """The rows of a graph of snapshots, for a notebook; each unfolds to what is known of it."""
-    width = width_of(rows)
-    short = short_ids(one.id for row in rows for one in row.commits)
-    return "".join(
-        f'<div class="zm-row">{graph_svg(row, width)}<details>'
-        f"<summary>{_summary(row, short)}</summary>{_details(row, short)}</details></div>"
-        for row in rows
-    )
+_LEFT, _RIGHT, _UP, _DOWN = 1, 2, 4, 8
+_STROKES: Final = {
+    0: " ", _LEFT | _RIGHT: "─", _UP | _DOWN: "│", _UP | _LEFT: "╯", _UP | _RIGHT: "╰",
+    _DOWN | _LEFT: "╮", _DOWN | _RIGHT: "╭", _UP | _DOWN | _LEFT: "┤", _UP | _DOWN | _RIGHT: "├",
+    _UP | _LEFT | _RIGHT: "┴", _DOWN | _LEFT | _RIGHT: "┬", _UP | _DOWN | _LEFT | _RIGHT: "┼",
+}  # fmt: skip
 
 
 def lane_color(lane: int) -> str:
@@ -59,45 +30,64 @@ def lane_color(lane: int) -> str:
     return _COLORS[lane % len(_COLORS)]
 
 
-def _summary(row: GraphRow[Any], short: Mapping[str, str]) -> str:
+def graph_lines(rows: Sequence[GraphRow[Any]]) -> list[Text]:
+    """The rows of a graph of snapshots as lines of text, newest first.
+
+    Examples
+    --------
+    >>> import zarr_manifests as zm
+    >>> from zarr_manifests.picturing.graph import graph_lines
+    >>> from zarr_manifests.picturing.lanes import lanes, lines
+    >>> repo = zm.create("memory://graph-example")
+    >>> history = lines(repo.list_branches().values(), repo.ancestry, 100)
+    >>> [str(line)[:4] for line in graph_lines(lanes(history, {}))]
+    ['●  0']
+    """
+    width = width_of(rows)
+    short = short_ids(one.id for row in rows for one in row.commits)
+    found: list[Text] = []
+    for row in rows:
+        if any(a != b for a, b in row.above):
+            found.append(_pieces(row.above, width))
+        line = _pieces([(a, a) for _, a in row.above] + [(b, b) for b, _ in row.below], width)
+        mark = "●" if len(row.commits) == 1 else "┇"
+        line.plain = f"{line.plain[: 2 * row.lane]}{mark}{line.plain[2 * row.lane + 1 :]}"
+        line.append_text(_about(row, short))
+        found.append(line)
+        if any(a != b for a, b in row.below):
+            found.append(_pieces(row.below, width))
+    return found
+
+
+def _pieces(pieces: Iterable[tuple[int, int]], width: int) -> Text:
+    """One line of strokes: each piece comes from above in one lane and goes down in another."""
+    from rich.text import Text
+
+    strokes, lane_of = [0] * (2 * width), [0] * (2 * width)
+    for a, b in pieces:
+        strokes[2 * a] |= _UP
+        strokes[2 * b] |= _DOWN
+        low, high = sorted((2 * a, 2 * b))
+        for at in range(low, high + 1):
+            strokes[at] |= (_LEFT * (at > low)) | (_RIGHT * (at < high))
+            lane_of[at] = max(a, b, lane_of[at])
+    line = Text()
+    for stroke, lane in zip(strokes, lane_of, strict=True):
+        line.append(_STROKES.get(stroke, "│"), lane_color(lane))
+    return line.append(" ")
+
+
+def _about(row: GraphRow[Any], short: dict[str, str]) -> Text:
+    from rich.text import Text
+
     first, last = row.commits[0], row.commits[-1]
-    names = "".join(f'<span class="zm-chip">{html_text(str(ref))}</span>' for ref in row.refs)
     if len(row.commits) > 1:
         since, until = last.written_at, first.written_at
-        text = f"{len(row.commits):,} commits, {since:%Y-%m-%d} to {until:%Y-%m-%d}"
-        return f'<span class="zm-dim">{text}</span>'
+        return Text(f"{len(row.commits):,} commits, {since:%Y-%m-%d} to {until:%Y-%m-%d}", "dim")
+    text = Text(short[first.id])
+    if row.refs:
+        text.append(f" ({', '.join(plain_text(ref) for ref in row.refs)})", "bold green")
     message = first.message
-    if len(message) > _MOST_MESSAGE:
-        message = f"{message[: _MOST_MESSAGE - 1]}…"
-    about = f"{first.written_at:%Y-%m-%d %H:%M}, {first.kind}"
-    return (
-        f"<code>{html_text(short[first.id])}</code> {html_text(message)}{names} "
-        f'<span class="zm-dim">{html_text(about)}</span>'
-    )
-
-
-def _details(row: GraphRow[Any], short: Mapping[str, str]) -> str:
-    if len(row.commits) > 1:
-        listed = [
-            (short[one.id], f"{one.written_at:%Y-%m-%d %H:%M}", one.message)
-            for one in row.commits[:_LISTED]
-        ]
-        left = len(row.commits) - _LISTED
-        listed += [("...", "", f"and {left:,} more")] if left > 0 else []
-        return table(listed)
-    one = row.commits[0]
-    lines = [("id", one.id), ("parent", one.parent_id or "none")]
-    lines += [("written at", time_text(one.written_at)), ("message", one.message)]
-    for name in ("metadata", "written", "totals"):
-        if getattr(one, name):
-            lines.append((name, cell(name, getattr(one, name))))
-    return facts(lines)
-
-
-def _line(a: int, top: float, b: int, bottom: float, lane: int) -> str:
-    ends = f'x1="{_x(a)}" y1="{top}" x2="{_x(b)}" y2="{bottom}"'
-    return f'<line {ends} stroke="{lane_color(lane)}" stroke-width="2"/>'
-
-
-def _x(lane: int) -> float:
-    return _STEP_PX * (lane + 0.5)
+    cut = message if len(message) <= _MOST_MESSAGE else f"{message[: _MOST_MESSAGE - 1]}…"
+    text.append(f" {plain_text(cut)}")
+    return text.append(f"  {first.written_at:%Y-%m-%d %H:%M}, {first.kind}", "dim")

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
-from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.sums import Amount
+from zarr_manifests.report import Report
 
 __all__ = [
     "ArrayStatistics",
@@ -194,7 +194,7 @@ class ChunkSelection:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayUsage:
+class ArrayUsage(Report):
     """Chunks and bytes of one array, or of one key that is not part of an array.
 
     Parameters
@@ -236,11 +236,9 @@ class ArrayUsage:
         size = math.prod(self.grid_shape or ())
         return self.chunks / size if size else 1.0
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Report):
     """Chunks and bytes of the arrays of a snapshot.
 
     Parameters
@@ -283,11 +281,9 @@ class Usage:
         """Whether all numbers are."""
         return self.total.exact and self.growth.exact
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class ArrayStatistics:
+class ArrayStatistics(Report):
     """How many chunks of an array have statistics.
 
     Parameters
@@ -315,11 +311,9 @@ class ArrayStatistics:
         """Whether all its chunks have statistics."""
         return not self.skipped and self.known + self.measured == self.chunks
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class StatisticsReport:
+class StatisticsReport(Report):
     """What computing statistics has done.
 
     Parameters
@@ -342,5 +336,3 @@ class StatisticsReport:
     def measured(self) -> int:
         """Chunks that were measured now."""
         return sum(one.measured for one in self.arrays)
-
-    _repr_html_ = report

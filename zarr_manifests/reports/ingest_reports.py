@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
+from zarr_manifests.report import Report
 from zarr_manifests.texts import bytes_text, count_text
 
 __all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]
@@ -15,7 +15,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class IngestedFile:
+class IngestedFile(Report):
     """A file whose rows were committed.
 
     Parameters
@@ -36,14 +36,12 @@ class IngestedFile:
     nbytes: int
     snapshot_id: str
 
-    _repr_html_ = report
-
     def __str__(self) -> str:
         return plain_text(f"{self.url}: rows {self.start} to {self.start + self.rows - 1}")
 
 
 @dataclass(frozen=True, slots=True)
-class FailedFile:
+class FailedFile(Report):
     """A file that was left out.
 
     Parameters
@@ -57,14 +55,12 @@ class FailedFile:
     url: str
     reason: str
 
-    _repr_html_ = report
-
     def __str__(self) -> str:
         return plain_text(f"{self.url}: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
-class IngestProgress:
+class IngestProgress(Report):
     """How far an ingestion is.
 
     Parameters
@@ -90,8 +86,6 @@ class IngestProgress:
     nbytes: int
     seconds: float
 
-    _repr_html_ = report
-
     @property
     def rate(self) -> float:
         """Bytes a second."""
@@ -103,7 +97,7 @@ class IngestProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class IngestReport:
+class IngestReport(Report):
     """What `ingest` has done.
 
     Parameters
@@ -131,8 +125,6 @@ class IngestReport:
     failed: tuple[FailedFile, ...]
     unchanged: int
     seconds: float
-
-    _repr_html_ = report
 
     @property
     def nbytes(self) -> int:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zarr_manifests.grid import Coords
-from zarr_manifests.markup import report
 from zarr_manifests.planning.layout.sets import Overflow
+from zarr_manifests.report import Report
 
 __all__ = [
     "ArrayPlace",
@@ -23,7 +23,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestPlace:
+class ManifestPlace(Report):
     """A manifest of the base.
 
     Parameters
@@ -46,11 +46,9 @@ class ManifestPlace:
     nbytes: int
     arrays: int
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class LeafPlace:
+class LeafPlace(Report):
     """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
 
     lo: Coords
@@ -58,11 +56,9 @@ class LeafPlace:
     refs: int
     manifest: int
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class ArrayPlace:
+class ArrayPlace(Report):
     """Where the refs of an array are, and why there.
 
     Parameters
@@ -101,21 +97,17 @@ class ArrayPlace:
         """Positions of the manifests with leaves of it, each once."""
         return tuple(sorted({leaf.manifest for leaf in self.leaves}))
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class ReadCost:
+class ReadCost(Report):
     """Requests to the storage, and the bytes they bring."""
 
     requests: int
     nbytes: int
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class ReadCosts:
+class ReadCosts(Report):
     """What a process that has read nothing yet fetches of the metadata; chunks are not counted.
 
     Parameters
@@ -133,11 +125,9 @@ class ReadCosts:
     coordinates: ReadCost
     last_step: ReadCost
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class ManifestLayout:
+class ManifestLayout(Report):
     """Which manifests there are, and in which of them the refs of each array are.
 
     Parameters
@@ -157,8 +147,6 @@ class ManifestLayout:
     arrays: tuple[ArrayPlace, ...]
     costs: ReadCosts | None = None
 
-    _repr_html_ = report
-
 
 class PreloadState(StrEnum):
     """What became of a manifest that a session might need."""
@@ -171,7 +159,7 @@ class PreloadState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PreloadedManifest:
+class PreloadedManifest(Report):
     """A manifest or delta with chunk refs of an array that is preloaded.
 
     Parameters
@@ -194,11 +182,9 @@ class PreloadedManifest:
     state: PreloadState
     why: str = ""
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class PreloadReport:
+class PreloadReport(Report):
     """What a session has prefetched, and what it has not.
 
     Parameters
@@ -223,5 +209,3 @@ class PreloadReport:
     def nbytes(self) -> int:
         """Bytes of what was fetched."""
         return sum(one.nbytes for one in self.in_state(PreloadState.FETCHED))
-
-    _repr_html_ = report

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from zarr_manifests.grid import Coords
-from zarr_manifests.markup import report
 from zarr_manifests.plain import plain_text
+from zarr_manifests.report import Report
 from zarr_manifests.texts import bytes_text, count_text, time_text
 
 __all__ = [
@@ -26,14 +26,13 @@ __all__ = [
     "RestoreReport",
     "RewriteReport",
     "VerifyReport",
-    "held_lines",
 ]
 
 _SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionReport:
+class CompactionReport(Report):
     """What a compaction did, or would do.
 
     Attributes
@@ -65,11 +64,22 @@ class CompactionReport:
     bytes_written: int = 0
     bytes_read: int = 0
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        deltas, manifests = f"{self.deltas_before:,}", f"{self.manifests_before:,}"
+        written = count_text(self.manifests_written, "manifest")
+        written += f" with {count_text(self.refs_merged, 'ref')}"
+        if self.snapshot_id is None:
+            wanted = f"would write {written}" if self.manifests_written else "nothing was written"
+            return f"deltas and runs: {deltas}; manifests: {manifests}; {wanted}"
+        return (
+            f"deltas and runs: {deltas} -> {self.deltas_after:,}; manifests: {manifests} -> "
+            f"{self.manifests_after:,}\nwrote {written}; read {bytes_text(self.bytes_read)} and "
+            f"wrote {bytes_text(self.bytes_written)} in all\n{self.snapshot_id}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class RepackReport:
+class RepackReport(Report):
     """What a repacking did, or would do.
 
     Attributes
@@ -112,11 +122,25 @@ class RepackReport:
         """Bytes of the packs that nothing of the head refers to, and that become garbage."""
         return self.packs_nbytes - self.chunks_nbytes
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        packs = f"{count_text(self.packs, 'mostly dead pack')}, {bytes_text(self.packs_nbytes)}"
+        chunks = f"{count_text(self.chunks, 'chunk')}, {bytes_text(self.chunks_nbytes)}"
+        lines = [
+            f"objects with chunks: {self.objects:,}, {bytes_text(self.nbytes)}",
+            f"of these {packs}, of which {bytes_text(self.dead_nbytes)} are dead",
+            f"would move {chunks}" if self.dry_run else f"moved {chunks}",
+        ]
+        if self.chunks_overtaken:
+            others = count_text(self.chunks_overtaken, "chunk")
+            lines.append(f"{others} changed by others meanwhile, and left alone")
+        if self.snapshot_id is not None:
+            lines[2] += f", to {count_text(self.packs_written, 'new pack')}"
+            lines.append(self.snapshot_id)
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteReport:
+class RewriteReport(Report):
     """What writing an array anew has cost, or would cost.
 
     Attributes
@@ -175,15 +199,13 @@ class RewriteReport:
         shapes = [("chunks", self.chunks), ("shards", self.shards)]
         return [(name, pair) for name, pair in shapes if pair[0] != pair[1]]
 
-    _repr_html_ = report
-
 
 def _shape(shape: Coords | None) -> str:
     return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
 
 
 @dataclass(frozen=True, slots=True)
-class IndexReport:
+class IndexReport(Report):
     """What building the index has done.
 
     Parameters
@@ -201,11 +223,9 @@ class IndexReport:
     read_bytes: int
     written_bytes: int
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class ExpiryReport:
+class ExpiryReport(Report):
     """What an expiry has done, or would do.
 
     Parameters
@@ -228,11 +248,17 @@ class ExpiryReport:
         """Ids of all snapshots that have left the history of some branch, each once."""
         return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        verb = "would expire" if self.dry_run else "expired"
+        lines = [f"{verb} {count_text(len(self.snapshots), 'snapshot')}"]
+        for name, kept in sorted(self.kept.items()):
+            gone = len(self.expired.get(name, ()))
+            lines.append(plain_text(f"  {name}: {gone:,} {verb.split()[-1]}, {kept:,} kept"))
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport:
+class ExportReport(Report):
     """What an export has written; `str` says it in words.
 
     Parameters
@@ -277,11 +303,9 @@ class ExportReport:
             )
         return "\n".join(map(plain_text, lines))
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class CollectionReport:
+class CollectionReport(Report):
     """What a collection has deleted, or would delete.
 
     Parameters
@@ -329,7 +353,15 @@ class CollectionReport:
     def __str__(self) -> str:
         verb = "would delete" if self.dry_run else "deleted"
         lines = [f"{verb} {count_text(self.deleted, 'object')}, {bytes_text(self.deleted_nbytes)}"]
-        return plain_text("\n".join([*lines, *held_lines(self)]), lines=True)
+        for kind, count in sorted(self.objects.items()):
+            lines.append(f"  {kind}: {count:,}, {bytes_text(self.nbytes[kind])}")
+        kept = [f"kept {count_text(self.kept, 'object')}"]
+        if self.leases_removed:
+            kept.append(f"{count_text(self.leases_removed, 'lease')} over")
+        if self.temporary_files:
+            kept.append(f"{count_text(self.temporary_files, 'temporary file')} removed")
+        lines += ["; ".join(kept), *_held(self)]
+        return plain_text("\n".join(lines), lines=True)
 
     @property
     def deleted(self) -> int:
@@ -341,10 +373,8 @@ class CollectionReport:
         """Bytes of all of them."""
         return sum(self.nbytes.values())
 
-    _repr_html_ = report
 
-
-def held_lines(report: CollectionReport) -> list[str]:
+def _held(report: CollectionReport) -> list[str]:
     """What was not deleted and why, and until when, as lines."""
     found = []
     if not (report.deleted or report.waiting):
@@ -372,7 +402,7 @@ def held_lines(report: CollectionReport) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanReport:
+class CleanReport(Report):
     """What `Repository.clean` has done, or would do.
 
     Parameters
@@ -390,19 +420,15 @@ class CleanReport:
     collection: CollectionReport
 
     def __str__(self) -> str:
-        count = len(self.expiry.snapshots)
-        verb = "would expire" if self.expiry.dry_run else "expired"
-        lines = [f"{verb} {count_text(count, 'snapshot')}"]
+        lines = [str(self.expiry)]
         if self.compacted:
             verb = "would compact" if self.expiry.dry_run else "compacted"
-            lines.append(f"{verb} {', '.join(self.compacted)}")
-        return "\n".join([*map(plain_text, lines), str(self.collection)])
-
-    _repr_html_ = report
+            lines.append(plain_text(f"{verb} {', '.join(self.compacted)}"))
+        return "\n".join([*lines, str(self.collection)])
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Report):
     """One thing that is wrong: the key of an object, and what is wrong with it."""
 
     key: str
@@ -411,11 +437,9 @@ class Problem:
     def __str__(self) -> str:
         return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(Report):
     """What a verification has found.
 
     Parameters
@@ -445,11 +469,19 @@ class VerifyReport:
         """Whether nothing is wrong."""
         return not self.problems
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        lines = [*map(str, self.problems)]
+        if self.unguarded:
+            said = count_text(self.unguarded, "virtual chunk")
+            lines.append(f"{said} without an etag or a time: a change of the file is not noticed")
+        found = "sound" if self.ok else count_text(len(self.problems), "problem")
+        chunks = f"{count_text(self.chunks, 'chunk')} in {count_text(self.chunk_objects, 'object')}"
+        objects = count_text(self.objects, "metadata object")
+        return "\n".join([*lines, f"{found}: {objects}, {chunks}, {bytes_text(self.nbytes)}"])
 
 
 @dataclass(frozen=True, slots=True)
-class CloneReport:
+class CloneReport(Report):
     """What a clone has copied.
 
     Parameters
@@ -488,11 +520,23 @@ class CloneReport:
     chunks: int = 0
     virtual: int = 0
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        facts = [
+            count_text(self.snapshots, "new snapshot"),
+            f"{count_text(self.objects, 'object')} copied ({bytes_text(self.nbytes)})",
+        ]
+        if self.within_store:
+            facts.append(f"{self.within_store:,} of them by the store itself")
+        if self.skipped:
+            facts.append(f"{self.skipped:,} there already")
+        if self.virtual:
+            facts.append(f"{count_text(self.virtual, 'chunk')} in files elsewhere, not copied")
+        heads = [plain_text(f"{name}  {head}") for name, head in self.branches.items()]
+        return "\n".join([*heads, "; ".join(facts)])
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreReport:
+class RestoreReport(Report):
     """The branches and tags that `recover` has moved, or would move.
 
     Parameters
@@ -511,11 +555,20 @@ class RestoreReport:
     tags: dict[str, tuple[str | None, str | None]]
     dry_run: bool = False
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        verb = "would be" if self.dry_run else "is now"
+        lines = [
+            plain_text(f"{what} {name} was {was or 'not there'}, {verb} {now or 'not there'}")
+            for what, moved in (("branch", self.branches), ("tag", self.tags))
+            for name, (was, now) in moved.items()
+        ]
+        verb = "would be" if self.dry_run else "are"
+        lines.append(f"branches and tags {verb} those of version {self.version} again")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryReport:
+class RecoveryReport(Report):
     """What a recovery has done, or would do.
 
     Parameters
@@ -543,4 +596,12 @@ class RecoveryReport:
     skipped: dict[int, str]
     dry_run: bool = False
 
-    _repr_html_ = report
+    def __str__(self) -> str:
+        lines = [f"version {at} was not taken: {why}" for at, why in self.skipped.items()]
+        lines += [f"{name}  {head}" for name, head in self.branches.items()]
+        took, now = ("would take", "would be") if self.dry_run else ("took", "is now")
+        lines.append(
+            f"{took} version {self.recovered}; the root {now} version {self.version}. What "
+            f"versions from {self.recovered + 1} on did, if there were any, is not in it"
+        )
+        return "\n".join(map(plain_text, lines))

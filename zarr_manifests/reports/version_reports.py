@@ -18,10 +18,10 @@ from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
-from zarr_manifests.markup import page, report
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.node_fields import Fields
-from zarr_manifests.texts import count_text
+from zarr_manifests.report import Report, plain
+from zarr_manifests.texts import count_text, time_text, totals_text, written_text
 from zarr_manifests.versions import RefName
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
     return {old: new for old, new in moved.items() if not went_along(old, new)}
 
 
-class SnapshotInfo:
+class SnapshotInfo(Report):
     """One entry of the history.
 
     What it says is looked up when it is asked for, since a listing may have many thousands.
@@ -171,12 +171,29 @@ class SnapshotInfo:
         # Without the other entries.
         return SnapshotInfo.from_entry, (self._entries.entry(self._at),)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes by name; counts are named as attributes are."""
+        names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata")
+        found = {name: plain(getattr(self, name)) for name in names}
+        for name in ("written", "totals"):
+            counts = getattr(self, name).items()
+            found[name] = {key.replace("-", "_"): count for key, count in counts}
+        return found
+
+    def __str__(self) -> str:
+        done, there = written_text(self.written), totals_text(self.totals)
+        facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
+        by = f"  by {self.author}" if self.author else ""
+        lines = [
+            f"{self.snapshot_id}  {time_text(self.written_at)}  {self.kind}{by}",
+            f"    {self.message}" + (f"  [{facts}]" if facts else ""),
+        ]
+        return "\n".join(map(plain_text, lines))
+
     def __repr__(self) -> str:
         names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
         shown = (f"{name}={getattr(self, name)!r}" for name in (*names, "commit_id", "totals"))
         return f"SnapshotInfo({', '.join(shown)})"
-
-    _repr_html_ = report
 
 
 class Ancestry(Iterator[SnapshotInfo]):
@@ -244,8 +261,9 @@ class Ancestry(Iterator[SnapshotInfo]):
         return self._draw()
 
     def _repr_html_(self) -> str:
-        from zarr_manifests.picturing.graph import graph_html
+        from zarr_manifests.picturing.graph import graph_lines
         from zarr_manifests.picturing.lanes import lanes, lines
+        from zarr_manifests.rendering import html
 
         refs: Mapping[str, Sequence[RefName]] = {}
         with suppress(ManifestsError):  # what is shown to look around must not fail
@@ -258,14 +276,12 @@ class Ancestry(Iterator[SnapshotInfo]):
                 yield from shown if snapshot_id == shown[0].id else self._ancestry(snapshot_id)
 
         found = lines([one.id for one in shown[:1]], ancestry, _SHOWN_COMMITS)
-        graph = graph_html(lanes(found, refs))
-        if len(self._ahead) > len(shown):
-            graph += '<div class="zm-dim">... and older ones</div>'
-        return page("History", graph)
+        older = ["... and older ones"] if len(self._ahead) > len(shown) else []
+        return html("History", *graph_lines(lanes(found, refs)), *older)
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Report):
     """What changed from one snapshot to a later one.
 
     Parameters
@@ -309,8 +325,6 @@ class Diff:
         shown = slice(_SHOWN_CHUNKS)
         counted = ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
         return _listed(self, counted, self.fields)
-
-    _repr_html_ = report
 
     def plot(self) -> npt.NDArray[np.object_]:
         """Draw which chunks of each array changed, and return the axes.
@@ -389,7 +403,7 @@ def _chunks_text(count: int, first: Iterable[Coords]) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ValueChanges:
+class ValueChanges(Report):
     """Which cells of an array have other values in another version.
 
     Parameters
@@ -446,11 +460,9 @@ class ValueChanges:
         lines += [f"  {count:,} {what}" for count, what in facts if count]
         return plain_text("\n".join(lines), lines=True)
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(Report):
     """The uncommitted changes of a session.
 
     Parameters
@@ -489,11 +501,9 @@ class Status:
         chunks = ((path, count, named.get(path, ())) for path, count in counts)
         return _listed(self, chunks, self.fields)
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class MergeReport:
+class MergeReport(Report):
     """What a merge did, or would do.
 
     Parameters
@@ -540,11 +550,9 @@ class MergeReport:
             return "\n".join([plain_text(first), *places])
         return plain_text(f"{would} {count} of {self.source} to {self.into}, {how}")
 
-    _repr_html_ = report
-
 
 @dataclass(frozen=True, slots=True)
-class LoggedOperation:
+class LoggedOperation(Report):
     """One operation on the root.
 
     Parameters
@@ -593,5 +601,3 @@ class LoggedOperation:
             entry.by,
             before,
         )
-
-    _repr_html_ = report

@@ -17,7 +17,7 @@ from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_GROUP, ArrayMeta, check_inside, directory
-from zarr_manifests.markup import html_text
+from zarr_manifests.plain import plain_text
 from zarr_manifests.serving.served import OpenSnapshot
 from zarr_manifests.session import estimate_of
 
@@ -110,11 +110,11 @@ def folder_page(url: str, names: Sequence[str]) -> str:
     """
     # Relative links: fsspec puts them below the URL that it asked for, whatever stands before it.
     # GDAL takes a page for that of a folder by its title.
-    links = "\n".join(f'<li><a href="{_link(name)}">{html_text(name)}</a></li>' for name in names)
+    links = "\n".join(f'<li><a href="{_link(name)}">{_html(name)}</a></li>' for name in names)
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        f'<base href="{escape(url)}"><title>Index of {html_text(url)}</title></head>\n'
-        f"<body><h1>{html_text(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
+        f'<base href="{escape(url)}"><title>Index of {_html(url)}</title></head>\n'
+        f"<body><h1>{_html(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
     )
 
 
@@ -126,3 +126,7 @@ def _link(name: str) -> str:
     check_inside(name.removesuffix("/"))
     text = _UNSAFE.sub(lambda found: quote(found[0], safe=""), name)
     return f"./{text}" if text.startswith("http") or ":" in text else text
+
+
+def _html(text: str) -> str:
+    return escape(plain_text(text))

@@ -131,13 +131,13 @@ def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> Non
     repo.delete_branch("trial")
     told = lines("recover", url, "--to", version, "--dry-run")
     (trial,) = (one.snapshot_id for one in repo.ops_log() if one.version == version)
-    assert [line.split() for line in told[:-1]] == [
-        ["what", "name", "was", "would", "be"],
-        ["branch", "trial", "not", "there", trial],
-        ["tag", "later", head, "not", "there"],
+    assert told[:-1] == [
+        f"branch trial was not there, would be {trial}",
+        f"tag later was {head}, would be not there",
     ]
     assert "later" in repo.list_tags()
-    assert lines("recover", url, "--to", version)[1:-1] == told[1:-1]
+    done = lines("recover", url, "--to", version)
+    assert done[:-1] == [line.replace("would be", "is now") for line in told[:-1]]
     assert repo.list_branches()["trial"] == trial
     assert "later" not in repo.list_tags()
 
@@ -225,19 +225,14 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
         array[:] = 1
     with repo.transaction(message="one of them stays") as store:
         zarr.open_array(store, path="a")[:300] = 2
-    told = [" ".join(line.split()) for line in lines("compact", path, "--packs", "--dry-run")]
-    assert told == [
-        "number bytes",
-        "objects with chunks 2 700 B",
-        "mostly dead packs 1 400 B",
-        "chunks to be moved 1 100 B",
-        "dead bytes of these packs 300 B",
-        "nothing was written (--dry-run)",
+    assert lines("compact", path, "--packs", "--dry-run") == [
+        "objects with chunks: 2, 700 B",
+        "of these 1 mostly dead pack, 400 B, of which 300 B are dead",
+        "would move 1 chunk, 100 B",
     ]
     assert len(list(repo.ancestry())) == 3
     done = lines("compact", path, "--packs", "--branch", "main", "--min-live", "0.5")
-    assert done[3].split() == ["chunks", "moved", "1", "100", "B"]
-    assert done[-2].split() == ["packs", "written", "1"]
+    assert done[2] == "moved 1 chunk, 100 B, to 1 new pack"
     assert done[-1] == next(iter(repo.ancestry())).snapshot_id
     assert call("compact", path, "--packs", "--branch", "other").exit_code == 1
 
@@ -248,14 +243,13 @@ def test_tree_says_which_arrays_have_statistics(url: str) -> None:
 
     assert told() == ["2 x 3 none", "int16 scalar no chunks"]
     table = lines("compact", url, "--statistics")
-    assert table[0].split() == ["array", "chunks", "measured"]
-    assert [line.split() for line in table[1:]] == [
-        ["/air/temperature", "2", "2"],
-        ["/depth", "0", "0"],
+    assert [line.split() for line in table[-2:]] == [
+        ["/air/temperature", "2", "0", "2", "yes"],
+        ["/depth", "0", "0", "0", "yes"],
     ]
     assert told()[0] == "all of 2 chunks"
     of_one = lines("compact", url, "--statistics", "--array", "/air/temperature")
-    assert [line.split()[1:] for line in of_one[1:]] == [["2", "0"]]
+    assert of_one[-1].split() == ["/air/temperature", "2", "2", "0", "yes"]
     assert told("trial")[0].endswith("none")
     both = call("tree", url, "--stats", "--chunks")
     assert both.exit_code == 2

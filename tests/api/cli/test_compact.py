@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +25,10 @@ def url(tmp_path: Path) -> str:
     return repo.storage.url
 
 
-def shown(*arguments: str) -> dict[str, list[str]]:
-    """The numbers of each line it prints, by what they are of."""
-    result = CliRunner().invoke(app, ["compact", *arguments])
-    assert result.exit_code == 0, result.output
-    lines = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines()]
-    return {first: rest for first, *rest in lines}
-
-
 def test_a_dry_run_writes_nothing(url: str) -> None:
     repo = zm.open(url)
     objects = sorted(info.key for info in repo.storage.list())
-    found = shown(url, "--dry-run")
-    assert found["deltas and runs"] == ["4", "?"]
+    done = CliRunner().invoke(app, ["compact", url, "--dry-run"])
+    assert done.stdout.startswith("deltas and runs: 4; manifests: 0; ")
     assert sorted(info.key for info in repo.storage.list()) == objects
     assert next(repo.ancestry()).message == "part 2"

@@ -27,7 +27,8 @@ def url(tmp_path: Path) -> Path:
 def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     done = call("export", url, tmp_path / "plain.zarr", "--path", "/g")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [f"{tmp_path / 'plain.zarr'}: 1 array; 2 chunks (8 B)"]
+    assert f" as zarr at {tmp_path / 'plain.zarr'}" in done.stdout
+    assert "arrays: 1; chunks: 2, 8 bytes" in done.stdout
     group = zarr.open_group(tmp_path / "plain.zarr", mode="r")
     np.testing.assert_array_equal(group["a"], [300, 301, 302, 303])
     done = call("export", url, tmp_path / "plain.zarr", "v1", "--overwrite")
@@ -38,7 +39,7 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     assert zipfile.is_zipfile(tmp_path / "plain.zip")
     done = call("export", url, tmp_path / "r.json", "-f", "kerchunk", "--no-copy", "--tag", "kept")
     assert done.exit_code == 0, done.stderr
-    assert "the tag kept keeps what is referred to" in done.stdout
+    assert "the tag kept keeps them" in done.stdout
     assert set(zm.open(url).list_tags()) == {"v1", "kept"}
 
 

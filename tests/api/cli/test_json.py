@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
-from zarr_manifests.cli.as_json import json_line
+from zarr_manifests.report import json_line
 
 
 def tell(*words: object, code: int = 0) -> list[dict[str, Any]]:

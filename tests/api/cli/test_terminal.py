@@ -7,15 +7,16 @@ import itertools
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
 from rich.console import Console
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
-from zarr_manifests.cli.progress_bar import ProgressBar
 
 
 @pytest.fixture
@@ -75,13 +76,13 @@ def test_long_verbs_draw_how_far_they_are(
     verb: str, places: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts, rate and time left of each stage; without a total, how many there were so far."""
-    screen, call = terminal(), ProgressBar.__call__
+    screen, call = terminal(), Progress.update
 
-    def shown(self: ProgressBar, stage: str, done: int) -> None:
-        call(self, stage, done)
-        self._live.refresh()
+    def shown(self: Progress, *args: Any, **options: Any) -> None:
+        call(self, *args, **options)
+        self.refresh()
 
-    monkeypatch.setattr(ProgressBar, "__call__", shown)
+    monkeypatch.setattr(Progress, "update", shown)
     monkeypatch.setattr("zarr_manifests.cli.console.console", lambda *, stderr=False: screen)
     words, with_total, without = VERBS[verb]
     done = CliRunner().invoke(app, [places.get(word, word) for word in words])
@@ -89,11 +90,11 @@ def test_long_verbs_draw_how_far_they_are(
     assert isinstance(screen.file, io.StringIO)
     text = re.sub(r"\x1b\[\S*?[A-Za-z]", "", screen.file.getvalue())
     for stage in with_total:
-        found = re.findall(rf" {stage} \S+ ([1-9]\d*) of (\d+), \S+/s 0:00 left", text)
+        found = re.findall(rf" {stage} \S+ +([1-9]\d*)/(\d+) ", text)
         assert found, (stage, text)
         assert found[-1][0] == found[-1][1], stage
     for stage in without:
-        assert re.search(rf" {stage} \S+ [1-9]\d* so far, \S+/s \d:\d\d", text), (stage, text)
+        assert re.search(rf" {stage} \S+ +[1-9]\d*/\? ", text), (stage, text)
 
 
 # --- completion ------------------------------------------------------------------------------

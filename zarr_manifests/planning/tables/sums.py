@@ -15,7 +15,7 @@ from zarr_manifests.format.counts import Count, Counted
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.markup import report
+from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Report):
     """A number of chunks and of their bytes, each exact or an upper bound.
 
     Parameters
@@ -62,8 +62,6 @@ class Amount:
             return chunks
         most = "" if self.nbytes_exact else "at most "
         return f"{chunks}, {most}{count_text(self.nbytes, 'byte')}"
-
-    _repr_html_ = report
 
     def __add__(self, other: Amount) -> Amount:
         """The sum of both."""

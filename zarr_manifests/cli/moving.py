@@ -1,0 +1,444 @@
+"""`zarr-manifests export`, `clone`, `import` and `serve`: data comes in and goes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import zarr_manifests as zm
+from zarr_manifests.cli.arguments import (
+    Authorize,
+    Branch,
+    Containers,
+    FromOptions,
+    Json,
+    Message,
+    Options,
+    ToOptions,
+    Url,
+    Version,
+    complete_branches,
+    containers_of,
+    open_at,
+    storage_options,
+    verb,
+)
+from zarr_manifests.cli.console import console, progress, say, show
+from zarr_manifests.cli.edits import made
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.plain import plain_text
+from zarr_manifests.progress import expect
+from zarr_manifests.rendering import fact_table
+from zarr_manifests.texts import count_text
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import IngestProgress
+    from zarr_manifests.repository import Repository
+    from zarr_manifests.storage import Storage
+
+__all__ = ["importing", "run_clone", "run_export", "run_serve"]
+
+Branches = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--branch",
+        "-b",
+        help="Only these branches.",
+        show_default="all",
+        autocompletion=complete_branches,
+    ),
+]
+MaxBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-bytes",
+        help="Bytes of metadata, and of a chunk that is copied, that are accepted.",
+        show_default="1 GiB",
+    ),
+]
+
+
+# --- out -------------------------------------------------------------------------------------
+
+
+@verb
+def run_export(
+    url: Url,
+    dest: str,
+    version: Version = "main",
+    *,
+    format: str = "zarr",  # noqa: A002 - the name of the option
+    path: str = "/",
+    no_copy: bool = False,
+    tag: str | None = None,
+    overwrite: bool = False,
+    authorize: Authorize = False,
+    as_json: Json = False,
+    option: Options = None,
+    to_option: ToOptions = None,
+) -> None:
+    """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references.
+
+    Parameters
+    ----------
+    dest :
+        Where to: an empty folder or bucket, or a file for zip and kerchunk.
+    format : -f
+        zarr, zip, kerchunk or icechunk.
+    path : -p
+        The group or array to export.
+    no_copy :
+        Refer to chunks where they are; a tag keeps them there.
+    tag : -t
+        The name of that tag.
+    overwrite :
+        Replace the Zarr store or the file that is there.
+    """
+    how: Any = {"path": path, "overwrite": overwrite, "tag": tag}
+    options = storage_options(dest, to_option, "--to-option") or None
+    session = open_at(url, option, authorize).readonly_session(version)
+    given: Any = format
+    with progress("exporting") as told:
+        report = zm.export(
+            session, dest, given, not no_copy, storage_options=options, progress=told, **how
+        )
+    show(report, as_json)
+
+
+@verb
+def run_clone(
+    url: Url,
+    dest: str,
+    *,
+    history: str | None = None,
+    branch: Branches = None,
+    as_json: Json = False,
+    option: Options = None,
+    to_option: ToOptions = None,
+) -> None:
+    """Copy a repository to another place, or bring its clone there up to date.
+
+    Parameters
+    ----------
+    dest :
+        Where to: an empty place, or a clone made before.
+    history :
+        all (the default), or only the head of each branch that is new there.
+    """
+    options = storage_options(dest, to_option, "--to-option")
+    repo, depth = open_at(url, option), _as_given(history)
+    with progress("cloning") as told:
+        report = zm.clone(repo, dest, depth, branch, storage_options=options, progress=told)
+    show(report, as_json)
+
+
+@verb
+def run_serve(
+    url: Url,
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Listen on this port; 0: a free one.")
+    ] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="ZARR_MANIFESTS_TOKEN",
+            help="What readers must give, as password or bearer token.",
+            show_default=False,
+        ),
+    ] = None,
+    origin: list[str] | None = None,
+    authorize: Authorize = False,
+    option: Options = None,
+) -> None:
+    """Serve a repository over HTTP: pages to look at it, and any snapshot as plain Zarr.
+
+    Parameters
+    ----------
+    host :
+        Listen here; only this machine can reach 127.0.0.1.
+    origin :
+        Let web pages of this origin read, such as https://viewer.example, or * for all; may be
+        given several times.
+    """
+    try:
+        from zarr_manifests.serving.server import serve
+    except ImportError as error:
+        raise InvalidArgumentError(str(error)) from error
+    repo = open_at(url, option, authorize)
+
+    def started(at: str) -> None:
+        from zarr_manifests.repository import resolved
+
+        say(f"serving {plain_text(url)} at {at}/")
+        say(f"main as Zarr, as it is now: {at}/zarr/{resolved(repo, 'main')}")
+        say("press Ctrl-C to stop")
+
+    serve(repo, host, port, token=token, origins=origin or (), started=started)
+
+
+# --- in --------------------------------------------------------------------------------------
+
+importing = typer.Typer(
+    name="import",
+    help="Import files; or a Zarr store, kerchunk references or an icechunk repository in place.",
+    no_args_is_help=True,
+)
+
+
+@importing.command(name="netcdf")
+@verb
+def _import_netcdf(
+    url: Url,
+    files: list[str],
+    *,
+    append_dim: str = "time",
+    open: str = "netcdf",  # noqa: A002 - the name of the option
+    virtual: bool = False,
+    group: str | None = None,
+    variable: list[str] | None = None,
+    skip: bool = False,
+    replace: bool = False,
+    branch: Branch = "main",
+    message: Message = None,
+    container: Containers = None,
+    as_json: Json = False,
+    option: Options = None,
+) -> None:
+    """Append netCDF, HDF5, GRIB or Zarr files along a dimension, each once, in one commit.
+
+    Parameters
+    ----------
+    files :
+        Files, in any order.
+    append_dim :
+        Join the files along this dimension.
+    open :
+        What they are: netcdf, hdf5, grib or zarr.
+    virtual :
+        Refer to their chunks instead of copying them.
+    group :
+        Path of the group; the root by default.
+    variable :
+        Of the variables only this one; may be given several times.
+    skip :
+        Leave out files that cannot be read or do not agree.
+    replace :
+        Write again the rows of files that have changed.
+    """
+    how: Any = {"open": open, "virtual": virtual, "variables": variable, "group": group}
+    how |= {"branch": branch, "message": message}
+    with progress("looking at files") as bar:
+
+        def told(now: IngestProgress) -> None:
+            stage = "looking at files" if now.doing == "looking" else "writing files"
+            expect(bar, stage, now.of_files)
+            bar(stage, now.files)
+
+        def ingest(repo: Repository) -> object:
+            return zm.ingest(
+                files,
+                repo,
+                append_dim=append_dim,
+                on_error="report" if skip else "fail",
+                on_changed="replace" if replace else "error",
+                progress=told,
+                **how,
+            )
+
+        report = _into(url, option, container, ingest)
+    show(report, as_json)
+
+
+@importing.command(name="zarr")
+@verb
+def _import_zarr(
+    url: Url,
+    source: str,
+    *,
+    path: str = "/",
+    copy: bool = False,
+    branch: Branch = "main",
+    message: Message = None,
+    max_bytes: MaxBytes = None,
+    as_json: Json = False,
+    option: Options = None,
+    from_option: FromOptions = None,
+) -> None:
+    """Import a plain Zarr store in one commit: metadata, and references to its chunks.
+
+    Parameters
+    ----------
+    source :
+        What to import: a path or a URL.
+    path : -p
+        Where to in the repository.
+    copy :
+        Copy the chunks instead.
+    """
+    how: Any = {"message": message, "branch": branch, **_bound(max_bytes)}
+    how["storage_options"] = storage_options(source, from_option, "--from-option")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
+    places = {} if copy else {name or "source": source}
+    with progress("importing") as told:
+        how["progress"] = told
+        imported = _into(
+            url,
+            option,
+            None,
+            lambda repo: zm.virtual.import_zarr(repo, source, path, copy, **how),
+            places,
+        )
+    made(imported, as_json)
+
+
+@importing.command(name="kerchunk")
+@verb
+def _import_kerchunk(
+    url: Url,
+    references: str,
+    *,
+    path: str = "/",
+    replace: bool = False,
+    append_dim: str | None = None,
+    remote_protocol: str | None = None,
+    branch: Branch = "main",
+    message: Message = None,
+    max_bytes: MaxBytes = None,
+    container: Containers = None,
+    as_json: Json = False,
+    option: Options = None,
+    from_option: FromOptions = None,
+) -> None:
+    """Import kerchunk references in one commit: a JSON file, or a folder of parquet files.
+
+    Parameters
+    ----------
+    references :
+        What to import: a path or a URL.
+    path : -p
+        Where to in the repository.
+    replace :
+        Replace what is at the path.
+    append_dim :
+        Append along this dimension.
+    remote_protocol :
+        Scheme of locations without one.
+    """
+    how: Any = {"message": message, "branch": branch, "append_dim": append_dim}
+    how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
+    how |= _bound(max_bytes)
+    how["storage_options"] = storage_options(references, from_option, "--from-option") or None
+    with progress("importing references") as told:
+        how["progress"] = told
+        imported = _into(
+            url,
+            option,
+            container,
+            lambda repo: zm.virtual.import_kerchunk(repo, references, path, **how),
+        )
+    made(imported, as_json)
+
+
+@importing.command(name="icechunk")
+@verb
+def _import_icechunk(
+    url: Url,
+    source: str,
+    *,
+    history: str = "all",
+    branch: Branches = None,
+    max_bytes: MaxBytes = None,
+    container: Containers = None,
+    as_json: Json = False,
+    option: Options = None,
+    from_option: FromOptions = None,
+) -> None:
+    """Import the snapshots, branches and tags of an icechunk repository; again for what is new.
+
+    It needs the package of icechunk, which the extra `icechunk` brings.
+
+    Parameters
+    ----------
+    source :
+        What to import: a path or a URL.
+    history :
+        all snapshots, or those of heads and tags.
+    """
+    how = _bound(max_bytes)
+    how["storage_options"] = storage_options(source, from_option, "--from-option")
+
+    def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
+        before = {*repo.list_branches().values()}
+        depth = _as_given(history)
+        ours = zm.virtual.import_icechunk(repo, source, depth, branch, progress=told, **how)
+        heads = repo.list_branches().items()
+        return ours, {name: head for name, head in heads if head not in before}
+
+    with progress("importing") as told:
+        ours, moved = _into(url, option, container, take_in)
+    show(
+        {"branches": moved, "snapshots": ours},
+        as_json,
+        None if as_json else fact_table(moved.items()),
+    )
+    if not as_json:
+        show(f"{count_text(len(ours), 'snapshot')} of the icechunk repository here", as_json)
+
+
+def _into[Made](
+    url: str,
+    option: list[str] | None,
+    containers: list[str] | None,
+    take_in: Callable[[Repository], Made],
+    also: Mapping[str, str] | None = None,
+) -> Made:
+    """Import into the repository; if there is none, the first commit makes it.
+
+    The containers are saved with it, and others.
+    """
+    from zarr_manifests.repositories import write_into
+    from zarr_manifests.storage.url import storage_of
+
+    places = containers_of(containers)
+    storage = storage_of(url, storage_options(url, option))
+    try:
+        found = write_into(storage, None, take_in, make=True, virtual_containers=places)
+    except ImportError as error:  # of a package that an extra brings
+        raise InvalidArgumentError(str(error)) from error
+    _save(storage, {**places, **(also or {})})
+    return found
+
+
+def _save(storage: Storage, places: Mapping[str, str]) -> None:
+    """Save where files are with the repository, so that readers need only authorize it."""
+    from zarr_manifests.virtual.containers import VirtualContainer
+
+    if not places:
+        return
+    repo = zm.open(storage)
+    told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
+    names, urls = ({one[key] for one in told} for key in ("name", "url"))
+    given = {name: VirtualContainer(url).url for name, url in places.items()}
+    new = {name: url for name, url in given.items() if name not in names and url not in urls}
+    if new:
+        more = [{"name": name, "url": url} for name, url in new.items()]
+        repo.save_config({"virtual-containers": [*told, *more]})
+    out = console(stderr=True)
+    for name, url in new.items() if out.is_terminal else ():
+        said = f"saved container {name} at {url}: `cat`, `serve` and others read there with"
+        out.print(f"{said} --authorize", soft_wrap=True)
+
+
+def _bound(max_bytes: int | None) -> dict[str, Any]:
+    return {} if max_bytes is None else {"max_bytes": max_bytes}
+
+
+def _as_given(text: Any) -> Any:
+    """A word that the library checks against those it knows."""
+    return text

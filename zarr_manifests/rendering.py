@@ -1,0 +1,186 @@
+"""What terminals and notebooks show of a value: facts, tables and trees, drawn by rich.
+
+Names, messages and metadata are anybody's: control characters are escaped where they are drawn.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import bytes_text, time_text
+
+__all__ = ["PlainConsole", "columns", "fact_table", "html", "more", "report", "says", "shown"]
+
+_MOST_ROWS: Final = 200
+_MOST_CHARS: Final = 300
+_WIDTH: Final = 160
+_SHOWN: Final = 4
+_HTML: Final = (
+    '<pre style="line-height:1.4;overflow:auto;max-height:40em;white-space:pre">{code}</pre>'
+)
+
+
+class PlainConsole(Console):
+    """A console that draws any text literally, in tables too."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, *args: Any, **options: Any) -> Text:
+        """The text with control characters escaped."""
+        return super().render_str(plain_text(text, lines=True), *args, **options)
+
+
+def html(title: str, *parts: RenderableType) -> str:
+    """What a notebook shows: a title and what follows it, in the colors of the page around it.
+
+    Examples
+    --------
+    >>> from zarr_manifests.rendering import html
+    >>> "&lt;b&gt;" in html("Session", "<b>")
+    True
+    """
+    out = PlainConsole(file=io.StringIO(), record=True, width=_WIDTH, color_system="truecolor")
+    out.print(Text(title, "bold"), *parts, sep="\n")
+    return out.export_html(inline_styles=True, code_format=_HTML)
+
+
+def columns(*headers: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """An empty table without lines.
+
+    The headers named in `right` are right-aligned. These columns, and those in `whole`, are not
+    wrapped on narrow terminals.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for header in headers:
+        table.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=header in right or header in whole,
+            overflow="fold",
+        )
+    return table
+
+
+def fact_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """A table of names and values."""
+    table = columns("", "", whole=("",))
+    table.show_header = False
+    table.columns[0].style = "dim"
+    for name, value in facts:
+        table.add_row(name, value)
+    return table
+
+
+def more(count: int) -> list[Text]:
+    """A line that says how many more there are, if there are any."""
+    return [Text(f"... and {count:,} more", "dim")] if count > 0 else []
+
+
+def says(value: object) -> bool:
+    """Whether its class says in words what it is."""
+    return "__str__" in vars(type(value))
+
+
+def report(value: Any) -> Group:
+    """A value as what `str` says if its class says that; else its facts, then its collections."""
+    if says(value):
+        return Group(Text(plain_text(str(value), lines=True)))
+    single, parts = [], []
+    for name, found in _fields(value):
+        if isinstance(found, Mapping) or (isinstance(found, tuple) and not _is_shape(found)):
+            if found:
+                parts += [Text(f"{_words(name)} ({len(found):,})", "bold"), *_listed(name, found)]
+        elif found is not None:
+            single.append((_words(name), shown(name, found)))
+    return Group(fact_table(single), *parts)
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Its fields that `repr` shows, then its properties that are no arrays."""
+    for field in fields(value):
+        if field.repr:
+            yield field.name, getattr(value, field.name)
+    for name, found in vars(type(value)).items():
+        if isinstance(found, property):
+            kind = str(getattr(found.fget, "__annotations__", {}).get("return", ""))
+            if "Array" not in kind:
+                yield name, getattr(value, name)
+
+
+def _listed(name: str, values: Any) -> Iterator[RenderableType]:
+    """The first elements of a collection as a table, and how many more there are."""
+    first = [*islice(values.items() if isinstance(values, Mapping) else values, _MOST_ROWS)]
+    if isinstance(values, Mapping):
+        yield fact_table((str(key), shown(str(key), one)) for key, one in first)
+    elif is_dataclass(first[0]) and not says(first[0]):
+        rows = [dict(_fields(one)) for one in first]
+        used = [key for key in rows[0] if any(row[key] not in (None, "", ()) for row in rows)]
+        right = [key for key in used if all(isinstance(row[key], int | float) for row in rows)]
+        table = columns(*map(_words, used), right=[*map(_words, right)], whole=("path", "key"))
+        for row in rows:
+            table.add_row(*(shown(key, row[key]) for key in used))
+        yield table
+    else:
+        yield from (Text(f"  {plain_text(shown(name, one))}") for one in first)
+    yield from more(len(values) - len(first))
+
+
+def _is_shape(value: tuple[Any, ...]) -> bool:
+    return bool(value) and all(isinstance(length, int | None) for length in value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace("nbytes", "bytes")
+
+
+def shown(name: str, value: Any) -> str:
+    """A value as text that is short enough for a table; numbers named bytes have a unit.
+
+    Examples
+    --------
+    >>> from zarr_manifests.rendering import shown
+    >>> shown("nbytes", 1_400_000), shown("shape", (365, 721)), shown("done", True)
+    ('1.40 MB', '365 x 721', 'yes')
+    """
+    if value is None:
+        return ""
+    if hasattr(value, "tolist"):
+        return _coordinates(value) if value.ndim else shown(name, value.tolist())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return bytes_text(value) if "bytes" in name and value >= 0 else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, datetime):
+        return time_text(value)
+    if isinstance(value, tuple) and _is_shape(value):
+        return " x ".join(shown("", length) for length in value)
+    if isinstance(value, Mapping):
+        return _cut(", ".join(f"{key}: {shown(str(key), one)}" for key, one in value.items()))
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return f"{len(value):,}"
+    if isinstance(value, tuple | list):
+        return _cut(", ".join(shown(name, one) for one in value))
+    return _cut(str(value))
+
+
+def _coordinates(value: Any) -> str:
+    rows = value[:_SHOWN].tolist()
+    first = ", ".join(str(tuple(row) if isinstance(row, list) else row) for row in rows)
+    return f"{len(value):,}: {first}{', ...' if len(value) > _SHOWN else ''}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
