@@ -74,7 +74,7 @@ FAULTS = [
     Fault(
         "names-in-folders-are-not-escaped",
         "serving/folder_links.py",
-        "{html_text(name)}</a>",
+        "{_html(name)}</a>",
         "{name}</a>",
     ),
     Fault(
