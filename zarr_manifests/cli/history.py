@@ -34,7 +34,7 @@ from zarr_manifests.texts import count_text, time_text
 from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import Change, Diff, SnapshotInfo
+    from zarr_manifests.reports import Change, SnapshotInfo
     from zarr_manifests.repository import Repository
 
 __all__ = ["run_diff", "run_log", "run_show"]
@@ -338,7 +338,11 @@ def run_diff(
     if values:
         _show_values(repo, start, end, array, as_json)
     elif direct or not (log or _is_ancestor(repo, start, end)):
-        _show_difference(repo.diff(start, end, symmetric=not direct), coordinates, as_json)
+        diff = repo.diff(start, end, symmetric=not direct)
+        show(diff, as_json)
+        for path, found in diff.chunks.items() if coordinates and not as_json else ():
+            for at in found.tolist():
+                console().print(f"    {path} {tuple(at)}", soft_wrap=True)
     else:
         _show_changes(repo, start, end, log, coordinates, as_json)
 
@@ -410,41 +414,6 @@ def _change_record(change: Change, coordinates: bool) -> dict[str, Any]:
         if coordinates:
             fields["coordinates"] = change.coordinates
     return fields
-
-
-def _show_difference(diff: Diff, coordinates: bool, as_json: bool) -> None:
-    from zarr_manifests.reports.version_reports import field_lines
-
-    out = console()
-    if not (as_json or coordinates):
-        out.print(str(diff), soft_wrap=True)
-        return
-    for record in _difference_records(diff, coordinates):
-        if as_json:
-            say(json_line(record))
-            continue
-        out.print(f"{record['operation']} {record['path']}", soft_wrap=True)
-        for line in field_lines(record.get("fields", {})):
-            out.print(plain_text(line), soft_wrap=True)
-        for at in record.get("coordinates", ()):
-            out.print(f"    {tuple(at)}")
-
-
-def _difference_records(diff: Diff, coordinates: bool) -> Iterator[dict[str, Any]]:
-    """As for `changes`; of chunks it is only known that they differ."""
-    named = (("create", diff.created), ("metadata", diff.updated), ("delete", diff.deleted))
-    for operation, paths in named:
-        for path in paths:
-            fields = diff.fields.get(path) if operation == "metadata" else None
-            rest = {"fields": fields} if fields else {}
-            yield {"path": path, "operation": operation, **rest}
-    for old, new in diff.moved.items():
-        yield {"path": new, "operation": "move", "moved_from": old}
-    for path, shape in diff.truncated.items():
-        yield {"path": path, "operation": "truncate", "grid_shape": shape}
-    for path, chunks in diff.chunks.items():
-        record = {"path": path, "operation": "change", "chunks": len(chunks)}
-        yield {**record, "coordinates": chunks.tolist()} if coordinates else record
 
 
 def _show_values(
