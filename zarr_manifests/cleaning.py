@@ -21,7 +21,6 @@ from zarr_manifests.engine.upkeep.expire import expire
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.upkeep.expiry import retention
-from zarr_manifests.progress import Progress
 from zarr_manifests.reports import CleanReport
 from zarr_manifests.times import milliseconds
 
@@ -36,7 +35,6 @@ def clean(
     grace: timedelta,
     *,
     dry_run: bool,
-    progress: Progress,
 ) -> CleanReport:
     """Delete what the snapshots to keep do not need: so many, those not older, or as configured."""
     by_age = keep if isinstance(keep, timedelta) else None
@@ -44,17 +42,17 @@ def clean(
     now_ms = context.runtime.now_ms()
     kept = retention(context.config.snapshots, now_ms, by_count, by_age, None)
     grace_ms = milliseconds(grace, "grace")
-    due = expire(context, kept, dry_run=True, progress=progress)
+    due = expire(context, kept, dry_run=True)
     compacted = tuple(name for name, count in due.kept.items() if _holds(context, name, count))
     if not dry_run:
         for name in compacted:
-            repack_chunks(context, name, _MIN_LIVE, dry_run=False, progress=progress)
-            compact(context, name, "full", dry_run=False, progress=progress)
+            repack_chunks(context, name, _MIN_LIVE, dry_run=False)
+            compact(context, name, "full", dry_run=False)
         if kept.keep_last is not None and kept.keep_last > 1:  # compactions are no versions
             more = max((_compactions(context, name) for name in compacted), default=0)
             kept = replace(kept, keep_last=kept.keep_last + more)
-        due = expire(context, kept, dry_run=False, progress=progress)
-    found = collect(context, grace_ms, dry_run=dry_run, progress=progress)
+        due = expire(context, kept, dry_run=False)
+    found = collect(context, grace_ms, dry_run=dry_run)
     return CleanReport(due, compacted, found)
 
 

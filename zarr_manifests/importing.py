@@ -32,7 +32,7 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT
-from zarr_manifests.progress import Progress, expect
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.storage import Storage
 from zarr_manifests.versions import HEADS, TAGS
@@ -57,7 +57,6 @@ def import_history(
     history: str,
     branches: Iterable[str] | None,
     authorize: Mapping[str, Any] | None,
-    progress: Progress,
 ) -> dict[str, str]:
     """Import the branches and tags; the snapshot that each icechunk snapshot has become."""
     if history not in ("all", "heads"):
@@ -68,7 +67,7 @@ def import_history(
     most = check_bound("max_bytes", max_bytes)
     with TemporaryDirectory(prefix="zarr-manifests-") as folder:
         files = IcechunkFiles(storage, Path(folder), trusted, most, context.runtime)
-        return _IcechunkHistory(context, files, history == "all", progress).run(branches)
+        return _IcechunkHistory(context, files, history == "all").run(branches)
 
 
 @dataclass(slots=True)
@@ -83,8 +82,6 @@ class _IcechunkHistory:
         The icechunk repository.
     all_of_it : bool
         Whether all snapshots are imported, and not only those of branches and tags.
-    progress : callable
-        Called with a stage and a count.
 
     Attributes
     ----------
@@ -95,7 +92,6 @@ class _IcechunkHistory:
     context: Context
     files: IcechunkFiles
     all_of_it: bool
-    progress: Progress
     ours: dict[str, str] = field(default_factory=dict)
     _refs: Refs = field(init=False)
     _first: str = ""
@@ -125,7 +121,7 @@ class _IcechunkHistory:
         due = {each.id for lineage in (*lineages, *tagged) for each in lineage}
         self._due = (due if self.all_of_it else due & self._wanted) - self.ours.keys()
         self._total = len(self._due)
-        expect(self.progress, "snapshots", self._total)
+        expect("snapshots", self._total)
         self._tell()
         for name, lineage in zip(chosen, lineages, strict=True):
             self._import_branch(name, lineage)
@@ -137,7 +133,7 @@ class _IcechunkHistory:
     def _tell(self, *done: str) -> None:
         """Tell how many of the snapshots that were due are there, with these."""
         self._due.difference_update(done)
-        self.progress("snapshots", self._total - len(self._due))
+        tell("snapshots", self._total - len(self._due))
 
     def _find_ours(self) -> None:
         """Find what was imported before, and the first snapshot of the repository."""

@@ -17,7 +17,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.exporting import exports
 from zarr_manifests.importing import import_history
 from zarr_manifests.keys import directory
-from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import CloneReport, ExportReport
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, context_of
@@ -41,7 +40,6 @@ def import_zarr(
     branch: str = DEFAULT_BRANCH,
     max_bytes: int = MAX_BYTES,
     storage_options: Mapping[str, object] | None = None,
-    progress: Progress | None = None,
 ) -> str:
     """Take a plain Zarr store in, in one commit: its metadata, and refs to its chunks.
 
@@ -68,8 +66,6 @@ def import_zarr(
         Bytes that all metadata documents together, and each chunk that is copied, may have.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the URL.
-    progress : callable, optional
-        Called with `"chunks"` and the number of chunks taken in so far.
 
     Returns
     -------
@@ -109,7 +105,6 @@ def import_zarr(
         storage_options=storage_options,
         copy=copy,
         parallel=context_of(repository).runtime.parallel,
-        progress=progress or ignore,
     )
     return _import(
         repository,
@@ -118,7 +113,6 @@ def import_zarr(
         message or f"import {location}",
         branch,
         copy=copy,
-        progress=progress or ignore,
     )
 
 
@@ -135,7 +129,6 @@ def import_kerchunk(
     append_dim: str | None = None,
     remote_protocol: str | None = None,
     storage_options: Mapping[str, object] | None = None,
-    progress: Progress | None = None,
 ) -> str:
     """Take kerchunk references in, in one commit: metadata, and refs to chunks.
 
@@ -165,8 +158,6 @@ def import_kerchunk(
         The scheme of locations without one, such as `s3`.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the URL of the references.
-    progress : callable, optional
-        Called with what is being done, and with how many references, files or chunks.
 
     Raises
     ------
@@ -198,7 +189,6 @@ def import_kerchunk(
         max_references=max_references,
         remote_protocol=remote_protocol,
         storage_options=storage_options,
-        progress=progress or ignore,
     )
     return _import(
         repository,
@@ -206,7 +196,6 @@ def import_kerchunk(
         path,
         message or "import kerchunk references",
         branch,
-        progress=progress or ignore,
         replace=mode == "w",
         append_dim=append_dim,
     )
@@ -221,7 +210,6 @@ def import_icechunk(
     *,
     storage_options: Mapping[str, object] | None = None,
     max_bytes: int = MAX_BYTES,
-    progress: Progress | None = None,
 ) -> dict[str, str]:
     """Take an icechunk repository in without copying: its branches, tags and snapshots.
 
@@ -257,8 +245,6 @@ def import_icechunk(
         Options of `zarr_manifests.storage.from_url` for the location.
     max_bytes : int
         Bytes that a file of metadata may say to have, unpacked.
-    progress : callable, optional
-        Called with `"snapshots"` and the number of snapshots imported so far.
 
     Returns
     -------
@@ -293,8 +279,8 @@ def import_icechunk(
     zarr_manifests.error_cases.NotARepositoryError: there is no icechunk repository at ...
     """
     storage = storage_of(location, storage_options)
-    given = history, branches, authorize, progress or ignore
-    return import_history(context_of(repository_of(repo)), storage, max_bytes, *given)
+    context = context_of(repository_of(repo))
+    return import_history(context, storage, max_bytes, history, branches, authorize)
 
 
 def clone(
@@ -304,7 +290,6 @@ def clone(
     branches: Iterable[str] | None = None,
     *,
     storage_options: Mapping[str, object] | None = None,
-    progress: Progress | None = None,
 ) -> CloneReport:
     """Copy a repository to another place: its branches, tags and snapshots, with their ids.
 
@@ -337,8 +322,6 @@ def clone(
         come along that are in the history of these branches.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the other place.
-    progress : callable, optional
-        Called with `"metadata"` or `"chunks"`, and the number of objects done.
 
     Raises
     ------
@@ -375,7 +358,7 @@ def clone(
     """
     storage = storage_of(dest, storage_options)
     return upkeep.clone_repository.clone(
-        context_of(repository_of(repo)), storage, history, branches, progress or ignore
+        context_of(repository_of(repo)), storage, history, branches
     )
 
 
@@ -390,7 +373,6 @@ def export(
     overwrite: bool = False,
     tag: str | None = None,
     storage_options: Mapping[str, object] | None = None,
-    progress: Progress | None = None,
 ) -> ExportReport:
     """Write a snapshot in a format that other software reads.
 
@@ -423,8 +405,6 @@ def export(
         id of the snapshot. It may exist already.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the destination.
-    progress : callable, optional
-        Called with `"chunks"` and the number of chunks written so far.
 
     Returns
     -------
@@ -473,8 +453,8 @@ def export(
         source = repository_of(source).readonly_session(version)
     elif version is not None:
         raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
-    contents, given = contents_of(source.store), (storage_options, progress or ignore)
-    return exports.export(contents, dest, format, copy, path, overwrite, tag, *given)
+    contents = contents_of(source.store)
+    return exports.export(contents, dest, format, copy, path, overwrite, tag, storage_options)
 
 
 def _import(
@@ -485,7 +465,6 @@ def _import(
     branch: str,
     *,
     copy: bool = False,
-    progress: Progress = ignore,
     replace: bool = False,
     append_dim: str | None = None,
 ) -> str:
@@ -493,7 +472,5 @@ def _import(
     workspace = workspace_of(session.store)
     if replace:
         workspace.delete_below(directory(node_path(path)))
-    import_references(
-        workspace, path, references, copy=copy, progress=progress, append_dim=append_dim
-    )
+    import_references(workspace, path, references, copy=copy, append_dim=append_dim)
     return session.commit(message)

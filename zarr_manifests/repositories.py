@@ -16,7 +16,6 @@ from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.snapshot.opening import create_at, exists_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.ids import object_key
-from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import RecoveryReport, RestoreReport
 from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -156,7 +155,6 @@ def recover(
     *,
     dry_run: bool = False,
     collections_ended: bool = False,
-    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
     runtime: Runtime = SYSTEM,
 ) -> RecoveryReport: ...
@@ -178,7 +176,6 @@ def recover(
     *,
     dry_run: bool = False,
     collections_ended: bool = False,
-    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
     runtime: Runtime = SYSTEM,
 ) -> RecoveryReport | RestoreReport:
@@ -202,8 +199,6 @@ def recover(
     collections_ended : bool
         Confirms that no garbage collection is running. Only needed if the archive to take is
         older than a collection that is not known to have ended.
-    progress : callable, optional
-        Called with what is being done, and with how many objects or archives.
     storage_options : mapping, optional
         As for `open`.
     runtime : Runtime
@@ -250,7 +245,6 @@ def recover(
         runtime,
         dry_run=dry_run,
         collections_ended=collections_ended,
-        progress=progress or ignore,
     )
 
 

@@ -43,7 +43,6 @@ from zarr_manifests.metrics import Metrics
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.upkeep.expiry import retention
-from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     Ancestry,
     CellChanges,
@@ -471,7 +470,6 @@ class Repository:
         path: str,
         *,
         values: Literal[True],
-        progress: Progress | None = None,
     ) -> ValueChanges: ...
 
     def diff(
@@ -482,7 +480,6 @@ class Repository:
         *,
         values: bool = False,
         symmetric: bool = True,
-        progress: Progress | None = None,
     ) -> Diff | ValueChanges:
         """What changed after the version `start` up to the version `end`; `print` shows it.
 
@@ -502,8 +499,6 @@ class Repository:
             Where `start` is no ancestor of `end`, such as on another branch: what `end` has changed
             since both had the same history, as `git diff start...end`. If false, all that differs
             between the two, as `git diff start..end`. Values are compared so anyway.
-        progress : callable, optional
-            With `values`, called with what is being done, and with how many commits or chunks.
 
         Raises
         ------
@@ -547,7 +542,7 @@ class Repository:
             from zarr_manifests.value_changes import value_changes
 
             old, new = map(self.readonly_session, (start, end))
-            return value_changes(self._context, old, new, path, progress or ignore)
+            return value_changes(self._context, old, new, path)
         named = self._refs.named(start, end)
         return history.compare.compare(self._context, *named, symmetric=symmetric)
 
@@ -556,8 +551,6 @@ class Repository:
         start: str | None = None,
         end: str | None = None,
         mode: Literal["log", "net"] = "log",
-        *,
-        progress: Progress | None = None,
     ) -> Iterator[Change]:
         """The changes made by the commits after `start` up to `end`, oldest first.
 
@@ -574,9 +567,6 @@ class Repository:
             `log` tells what each commit did. `net` tells what all of them did together, each chunk
             once: what was made and removed in between does not occur. It holds the coordinates of
             all that has changed in memory, and looks up at `start` the chunks that were removed.
-        progress : callable, optional
-            Called with what is being done, and with how many commits: first while the history is
-            followed, then as the records are asked for.
 
         Yields
         ------
@@ -607,7 +597,7 @@ class Repository:
         """
         first, last = self._refs.range(start, end)
         return history.changes_between.changes_between(
-            self._context, first, last.head, mode, floor=last.floor, progress=progress or ignore
+            self._context, first, last.head, mode, floor=last.floor
         )
 
     def revert(self, version: str, branch: str = DEFAULT_BRANCH, message: str | None = None) -> str:
@@ -812,7 +802,6 @@ class Repository:
         *,
         path: str | None = None,
         estimate: bool = False,
-        progress: Progress | None = None,
     ) -> Usage:
         """Chunks and bytes of every array, and how many more than in the snapshot before.
 
@@ -832,8 +821,6 @@ class Repository:
             lookups to count, so where it may have overwritten or removed something, the number is
             an upper bound and marked so. A compaction that merges all of an array makes it exact.
             `SnapshotInfo.totals` has the same sums for every entry of the history.
-        progress : callable, optional
-            Called with what is being done, and with how many arrays; without a path only.
 
         Raises
         ------
@@ -855,7 +842,7 @@ class Repository:
         """
         if path is None and not estimate:
             contents = self.readonly_session(version)._contents
-            return edit.contents.usage_of(contents, progress or ignore)
+            return edit.contents.usage_of(contents)
 
         def count() -> Usage:
             found = self._refs.resolve(version)
@@ -875,7 +862,6 @@ class Repository:
         paths: Sequence[str] | None = None,
         *,
         branch: str = DEFAULT_BRANCH,
-        progress: Progress | None = None,
         run: Run | None = None,
     ) -> StatisticsReport:
         """Measure chunks, so that queries can leave out those that cannot match.
@@ -892,8 +878,6 @@ class Repository:
             The arrays; by default all.
         branch : str
             The branch.
-        progress : callable, optional
-            Called with what is being done, and with how many chunks.
         run : callable, optional
             Runs the tasks that measure chunks: `run(call, items)` gives the results in order, as
             the builtin `map` does. Without it, this process does all of it.
@@ -917,9 +901,7 @@ class Repository:
         >>> repo.compute_statistics().measured, repo.compute_statistics().measured
         (3, 0)
         """
-        return compact.compute_statistics.compute_statistics(
-            self._context, paths, branch, progress or ignore, run
-        )
+        return compact.compute_statistics.compute_statistics(self._context, paths, branch, run)
 
     # --- branches and tags -------------------------------------------------------------------
 
@@ -1059,7 +1041,6 @@ class Repository:
         mode: Literal["packs"],
         min_live: float = 0.5,
         dry_run: bool = False,
-        progress: Progress | None = None,
         run: Run | None = None,
     ) -> RepackReport: ...
 
@@ -1070,7 +1051,6 @@ class Repository:
         mode: str = "major",
         *,
         dry_run: bool = False,
-        progress: Progress | None = None,
         run: Run | None = None,
     ) -> CompactionReport: ...
 
@@ -1081,7 +1061,6 @@ class Repository:
         *,
         min_live: float = 0.5,
         dry_run: bool = False,
-        progress: Progress | None = None,
         run: Run | None = None,
     ) -> CompactionReport | RepackReport:
         """Bring the deltas of a branch together, as a commit that changes no data; or its packs.
@@ -1111,8 +1090,6 @@ class Repository:
             a pack is counted by the head's refs, its size is that of the object.
         dry_run : bool
             Estimate what would be written or moved, without writing anything.
-        progress : callable, optional
-            Called with what is being done, and how many chunk refs or objects are done.
         run : callable, optional
             Runs the tasks that merge and write leaves of the base, or copy chunks:
             `run(call, items)` gives the results in order, as the builtin `map` does. Without it,
@@ -1154,13 +1131,11 @@ class Repository:
         >>> merged.deltas_after
         0
         """
-        context, tell = self._context, progress or ignore
+        context = self._context
         if mode == "packs":
-            how: Any = {"dry_run": dry_run, "progress": tell, "run": run or map}
+            how: Any = {"dry_run": dry_run, "run": run or map}
             return compact.repack_chunks.repack_chunks(context, branch, min_live, **how)
-        return compact.outcomes.compact(
-            context, branch, mode, dry_run=dry_run, run=run, progress=tell
-        )
+        return compact.outcomes.compact(context, branch, mode, dry_run=dry_run, run=run)
 
     def explain_manifests(
         self,
@@ -1168,7 +1143,6 @@ class Repository:
         *,
         config: Config | Mapping[str, Any] | None = None,
         costs: bool = False,
-        progress: Progress | None = None,
     ) -> ManifestLayout:
         """Which manifest holds which chunk refs of a snapshot, and the rule that put them there.
 
@@ -1189,9 +1163,6 @@ class Repository:
         costs : bool, default False
             Measure also the requests and bytes of metadata that a new process needs to open and
             read the snapshot, by fetching it once. Of a plan they are there anyway.
-        progress : callable, optional
-            With a configuration, called with what is being done, and how many chunk refs are
-            merged.
 
         Raises
         ------
@@ -1214,7 +1185,7 @@ class Repository:
         """
         layouts = compact.manifest_layout
         if config is not None:
-            return layouts.plan_layout(self._context, config, version, progress or ignore)
+            return layouts.plan_layout(self._context, config, version)
         layout = layouts.layout_now(self._context, self._refs.view(version, first=True))
         measured = layouts.read_costs(self._context, version) if costs else None
         return replace(layout, costs=measured)
@@ -1271,7 +1242,6 @@ class Repository:
         grace: timedelta = timedelta(hours=24),
         *,
         dry_run: bool = False,
-        progress: Progress | None = None,
     ) -> CleanReport:
         """Free the space of what old snapshots need alone, and say what is still held, by what.
 
@@ -1288,8 +1258,6 @@ class Repository:
             How long a session without a lease can still commit.
         dry_run : bool
             Only say what would be done; chunks that a compaction would let go are not counted.
-        progress : callable, optional
-            Called with what is being done, and with a count.
 
         Raises
         ------
@@ -1312,7 +1280,7 @@ class Repository:
         """
         from zarr_manifests.cleaning import clean
 
-        return clean(self._context, keep, grace, dry_run=dry_run, progress=progress or ignore)
+        return clean(self._context, keep, grace, dry_run=dry_run)
 
     def expire_snapshots(
         self,
@@ -1321,7 +1289,6 @@ class Repository:
         *,
         older_than: datetime | None = None,
         dry_run: bool = False,
-        progress: Progress | None = None,
     ) -> ExpiryReport:
         """Remove old snapshots from the history of every branch; no object is deleted yet.
 
@@ -1343,8 +1310,6 @@ class Repository:
             it is taken as UTC.
         dry_run : bool
             Only say what would expire.
-        progress : callable, optional
-            Called with what is being done, and with how many snapshots of a branch.
 
         Raises
         ------
@@ -1367,16 +1332,13 @@ class Repository:
         """
         now_ms, options = self._context.runtime.now_ms(), self._context.config.snapshots
         kept = retention(options, now_ms, keep_last, max_age, older_than)
-        return upkeep.expire.expire(
-            self._context, kept, dry_run=dry_run, progress=progress or ignore
-        )
+        return upkeep.expire.expire(self._context, kept, dry_run=dry_run)
 
     def garbage_collect(
         self,
         grace: timedelta = timedelta(hours=24),
         *,
         dry_run: bool = False,
-        progress: Progress | None = None,
         run: Run | None = None,
     ) -> CollectionReport:
         """Delete the objects that no snapshot in history needs.
@@ -1390,8 +1352,6 @@ class Repository:
             How long a session without a lease can still commit.
         dry_run : bool
             Only say what would be deleted.
-        progress : callable, optional
-            Called with what is being done, and with how many objects.
         run : callable, optional
             `run(call, items)` gives the results of a function for each item, as `map` does; see
             `zarr_manifests.spark.maintenance`.
@@ -1409,17 +1369,13 @@ class Repository:
         0
         """
         grace_ms = milliseconds(grace, "grace")
-        return upkeep.collect.collect(
-            self._context, grace_ms, dry_run=dry_run, progress=progress or ignore, run=run or map
-        )
+        return upkeep.collect.collect(self._context, grace_ms, dry_run=dry_run, run=run or map)
 
-    def verify(self, *, progress: Progress | None = None, run: Run | None = None) -> VerifyReport:
+    def verify(self, *, run: Run | None = None) -> VerifyReport:
         """Read every object that can be reached, and report what is missing or damaged.
 
         Parameters
         ----------
-        progress : callable, optional
-            Called with what is being done, and with how many objects.
         run : callable, optional
             `run(call, items)` gives the results of a function for each item, as `map` does; see
             `zarr_manifests.spark.maintenance`.
@@ -1431,7 +1387,7 @@ class Repository:
         >>> repo.verify().ok
         True
         """
-        return upkeep.verify.verify(self._context, progress or ignore, run or map)
+        return upkeep.verify.verify(self._context, run or map)
 
 
 def open_repository(

@@ -27,7 +27,7 @@ from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.planning.upkeep.rechunk import plan_rechunk, reads_per_chunk
-from zarr_manifests.progress import Progress, expect, ignore
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
@@ -55,7 +55,6 @@ def rewrite_chunks(
     task_bytes: int = 256 * 1024**2,
     round_bytes: int = 16 * 1024**3,
     dry_run: bool = False,
-    progress: Progress | None = None,
     run: Run | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> RewriteReport:
@@ -87,8 +86,6 @@ def rewrite_chunks(
         Bytes of values that are written between two of the commits that keep them.
     dry_run : bool, default False
         Only report the cost.
-    progress : callable, optional
-        Called with what is being done, and with how many boxes are done.
     run : callable, optional
         Runs the tasks; by default on threads. `zarr_manifests.spark.maintenance` brings its own.
     storage_options : mapping, optional
@@ -150,7 +147,6 @@ def rewrite_chunks(
             message or f"rewrite the chunks of {report.path}",
             per_round,
             run or _on_threads,
-            progress or ignore,
         )
 
 
@@ -232,7 +228,6 @@ class _Rewriting:
         message: str,
         per_round: int,
         run: Run,
-        progress: Progress,
     ) -> RewriteReport:
         """Rewrite what is left, and commit it to the branch."""
         # No compaction may come between the commits that amend each other.
@@ -247,8 +242,8 @@ class _Rewriting:
         kept = self._branch_name()
         reused = done = self._resumed(repository, kept)
         session = repository.writable_session(kept)
-        expect(progress, "rewriting chunks", len(self.needed))
-        progress("rewriting chunks", done or 0)
+        expect("rewriting chunks", len(self.needed))
+        tell("rewriting chunks", done or 0)
         while done is None or done < len(self.needed):
             first = done is None
             if first:
@@ -260,7 +255,7 @@ class _Rewriting:
             done = (done or 0) + len(numbers)
             commit = session.commit if first else session.amend
             commit(message, {"rewrites": self.report.path, _DONE: done})
-            progress("rewriting chunks", done)
+            tell("rewriting chunks", done)
         picked = self.repository.cherry_pick(repository.list_branches()[kept], branch, message)
         repository.delete_branch(kept)
         return replace(

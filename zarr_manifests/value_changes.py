@@ -25,7 +25,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 from zarr_manifests.reports import ValueChanges
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
@@ -35,9 +35,7 @@ __all__ = ["value_changes"]
 _AT_ONCE: Final = 16
 
 
-def value_changes(
-    context: Context, old: Session, new: Session, path: str, progress: Progress = ignore
-) -> ValueChanges:
+def value_changes(context: Context, old: Session, new: Session, path: str) -> ValueChanges:
     """The cells of an array that differ between the snapshots of two sessions.
 
     It may have been moved in between; then the path is either of both. `progress` is told how many
@@ -67,10 +65,10 @@ def value_changes(
         arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
     found: list[_Changed] = []
     coordinates = []
-    due, count = _due(context, views, nodes, progress)
+    due, count = _due(context, views, nodes)
     compare = partial(_compared_at, context, arrays, now.chunk_shape, shared)
     batches = map(compare, batched(due, _AT_ONCE))
-    told = counted(progress, "comparing chunks", chain.from_iterable(batches), count)
+    told = counted("comparing chunks", chain.from_iterable(batches), count)
     for at, changed in told:
         if changed.cells:
             found.append(changed)
@@ -115,7 +113,7 @@ type _At = tuple[int, ...]
 
 
 def _due(
-    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node], progress: Progress
+    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node]
 ) -> tuple[Iterable[_At], int]:
     """The chunks of the newer array that may differ, in C order, and how many these are."""
     (old, new), (was, now) = views, nodes
@@ -124,7 +122,7 @@ def _due(
     # Of an array made anew, no log says which chunks are the same; unset ones differ by fill value.
     if was.node_id != now.node_id or _fill(was) != _fill(now):
         return product(*map(range, now.array.grid.hi)), now.array.grid.size
-    delta = net_changes(context, context.roots.read().root, old, new, progress)
+    delta = net_changes(context, context.roots.read().root, old, new)
     parts: list[IndexArray] = [
         delta.embedded.decode(part, data).coords()
         for part, data in delta.embedded.parts

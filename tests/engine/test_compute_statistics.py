@@ -74,7 +74,8 @@ def test_tasks_measure_the_same(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "repo", tmp_path / "same")
     same = zm.open(tmp_path / "same")
     heard = Hearing()
-    report = repository.compute_statistics(run=in_tasks, progress=heard)
+    with zm.show_progress(heard):
+        report = repository.compute_statistics(run=in_tasks)
     assert report == same.compute_statistics()
     assert report.measured == heard.done["measuring"] == 80
     found = counting(repository, "a")
@@ -123,7 +124,8 @@ def test_what_happens_meanwhile_makes_no_entry_wrong(what: str) -> None:
         if once:
             once.pop()(other)
 
-    repository.compute_statistics(progress=meanwhile)
+    with zm.show_progress(meanwhile):
+        repository.compute_statistics()
     assert not once
     counting(repository)  # checks each entry
     for _ in range(2):
@@ -144,8 +146,8 @@ def test_a_collection_meanwhile_shuts_it_out() -> None:
         wrote(other, 0, 1, 3)
         other.garbage_collect(timedelta(0))
 
-    with pytest.raises(FencedError, match="again"):
-        repository.compute_statistics(progress=meanwhile)
+    with zm.show_progress(meanwhile), pytest.raises(FencedError, match="again"):
+        repository.compute_statistics()
     assert counting(repository) == {}
     assert repository.compute_statistics().measured == 8
     assert numbers(counting(repository)) == [*range(8)]

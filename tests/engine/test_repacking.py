@@ -143,7 +143,8 @@ def test_what_others_write_meanwhile_wins(
             act(due.pop())
 
     repo = zm.open(storage, runtime=RUNTIME)
-    report = repo.compact(mode="packs", progress=progress)
+    with zm.show_progress(progress):
+        report = repo.compact(mode="packs")
     assert head(storage) == head(plain)
     assert report.chunks == 6 - overtaken
     assert report.chunks_overtaken == (overtaken if stage in ("writing packs", "committing") else 0)

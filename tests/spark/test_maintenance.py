@@ -43,7 +43,8 @@ def values(repo: zm.Repository) -> list[list[int]]:
 
 def test_verify_reads_every_chunk_in_tasks(spark: SparkSession, repo: zm.Repository) -> None:
     told: list[tuple[str, int]] = []
-    report = maintenance.verify(spark, repo.storage.url, progress=lambda *step: told.append(step))
+    with zm.show_progress(lambda *step: told.append(step)):
+        report = maintenance.verify(spark, repo.storage.url)
     assert report == repo.verify()
     assert report.ok
     assert told[-1] == ("reading chunks", report.chunk_objects)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from contextlib import AbstractContextManager
+from typing import NoReturn
 
 import typer
 
 from zarr_manifests.cli.words import on_command_line
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.plain import plain_text
+from zarr_manifests.progress import bars
 from zarr_manifests.rendering import PlainConsole, says
 from zarr_manifests.report import Report, json_line
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 __all__ = ["ReaderGoneError", "console", "progress", "say", "show", "write_error"]
 
@@ -59,53 +56,9 @@ def show(result: object, as_json: bool, text: object = None) -> None:
     console().print(shown, soft_wrap=isinstance(shown, str))
 
 
-@contextmanager
-def progress(what: str) -> Iterator[_Bars]:
-    """Show on standard error how far long work is; nothing if that is not a terminal.
-
-    `what` is shown until the work itself says what it does. The value is a `progress` callable of
-    the library.
-    """
-    from rich import progress as bars
-
-    out = console(stderr=True)
-    columns = (
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}", markup=False),
-        bars.BarColumn(20),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    shown = bars.Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
-    with shown:
-        yield _Bars(shown, what)
-
-
-class _Bars:
-    """Shows the stage that was told of last."""
-
-    def __init__(self, shown: Progress, what: str) -> None:
-        self._shown = shown
-        self._tasks: dict[str, TaskID] = {}
-        self._now = ""
-        self._task(what)
-
-    def __call__(self, stage: str, done: int) -> None:
-        self._shown.update(self._task(stage), completed=done)
-
-    def expect(self, stage: str, total: int) -> None:
-        """Show how many there will be, and so how long it takes."""
-        self._shown.update(self._task(stage), total=total)
-
-    def _task(self, stage: str) -> TaskID:
-        if stage not in self._tasks:
-            self._tasks[stage] = self._shown.add_task(plain_text(stage), total=None)
-        if stage != self._now:
-            self._now = stage
-            for name, task in self._tasks.items():
-                self._shown.update(task, visible=name == stage)
-        return self._tasks[stage]
+def progress(what: str) -> AbstractContextManager[None]:
+    """Show on standard error how far long work is; nothing if that is not a terminal."""
+    return bars(console(stderr=True), what)
 
 
 def write_error(error: BaseException | str) -> None:

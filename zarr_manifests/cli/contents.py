@@ -294,8 +294,8 @@ def run_du(
         By what the snapshot says itself: no manifest is read.
     """
     repo = open_at(url, option)
-    with progress("reading manifests") as told:
-        usage = repo.du(version, path=array, estimate=estimate, progress=told)
+    with progress("reading manifests"):
+        usage = repo.du(version, path=array, estimate=estimate)
     show(usage, as_json, None if as_json else _usage_table(usage))
     if not (as_json or usage.exact):
         said = "<= at most: what commits overwrite or remove they do not look up"
@@ -374,8 +374,8 @@ def _info(repo: Repository) -> dict[str, Any]:
     root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
     objects: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    with progress("looking at what is stored") as told:
-        for one in counted(told, "looking at what is stored", repo.storage.list()):
+    with progress("looking at what is stored"):
+        for one in counted("looking at what is stored", repo.storage.list()):
             kind = one.key.partition("/")[0]
             objects[kind] += 1
             sizes[kind] += one.nbytes

@@ -133,8 +133,8 @@ def _show_history(
     text: Callable[[SnapshotInfo, Sequence[RefName], str], Text],
 ) -> None:
     refs, out = refs_by_snapshot(repo.list_branches(), repo.list_tags()), console()
-    with progress("following the history") as told:
-        shown = [*counted(told, "following the history", islice(history, most))]
+    with progress("following the history"):
+        shown = [*counted("following the history", islice(history, most))]
     if as_json:
         for info in shown:
             say(json_line(_record(info, refs.get(info.id, ()))))
@@ -150,8 +150,8 @@ def _show_history(
 
 def _show_operations(repo: Repository, most: int | None, as_json: bool) -> None:
     history = repo.ops_log()
-    with progress("reading the log") as told:
-        operations = [*counted(told, "reading the log", islice(history, most))]
+    with progress("reading the log"):
+        operations = [*counted("reading the log", islice(history, most))]
     if as_json:
         for one in operations:
             say(json_line(one))
@@ -206,8 +206,8 @@ def _touching(repo: Repository, at: str, path: str) -> set[str]:
 
     *_, oldest = repo.ancestry(at)
     start = None if oldest.parent_id is None else oldest.snapshot_id
-    with progress("following the history") as told:
-        records = [*repo.changes(start, at, progress=told)]
+    with progress("following the history"):
+        records = [*repo.changes(start, at)]
     now = name = absolute(path.strip("/"))
     touched: set[str] = set()
     by_commit = [(id_, [*group]) for id_, group in groupby(records, lambda one: one.snapshot_id)]
@@ -357,8 +357,8 @@ def _is_ancestor(repo: Repository, start: str, end: str) -> bool:
 def _show_changes(
     repo: Repository, start: str, end: str, log: bool, coordinates: bool, as_json: bool
 ) -> None:
-    with progress("following the history") as told:
-        changes = repo.changes(start, end, "log" if log else "net", progress=told)
+    with progress("following the history"):
+        changes = repo.changes(start, end, "log" if log else "net")
         first = [*islice(changes, 1)]
     found = chain(first, changes)
     if as_json:
@@ -424,8 +424,8 @@ def _show_values(
     if not (paths or as_json):
         out.print("no changes")
     for path in paths:
-        with progress(f"comparing {path}") as told:
-            found = repo.diff(start, end, path, values=True, progress=told)
+        with progress(f"comparing {path}"):
+            found = repo.diff(start, end, path, values=True)
         show(found, as_json)
         for at, count in zip(found.chunks.tolist(), found.counts.tolist(), strict=True):
             if count and not as_json:

@@ -46,9 +46,9 @@ def run(
         raise InvalidArgumentError("give an ARRAY or --config, not both")
     given = None if config is None else read_config(config)
     repo, out = open_at(url, option), console()
-    with progress("planning") as told:
+    with progress("planning"):
         now = repo.explain_manifests(at, costs=given is not None)
-        then = now if given is None else repo.explain_manifests(at, config=given, progress=told)
+        then = now if given is None else repo.explain_manifests(at, config=given)
     if array is not None:
         chosen = _named(now, array)
         show(chosen, as_json, None if as_json else _leaves(now, chosen))

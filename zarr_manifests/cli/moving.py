@@ -30,7 +30,7 @@ from zarr_manifests.cli.console import console, progress, say, show
 from zarr_manifests.cli.edits import made
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.progress import expect
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.texts import count_text
 
@@ -101,10 +101,8 @@ def run_export(
     options = storage_options(dest, to_option, "--to-option") or None
     session = open_at(url, option, authorize).readonly_session(version)
     given: Any = format
-    with progress("exporting") as told:
-        report = zm.export(
-            session, dest, given, not no_copy, storage_options=options, progress=told, **how
-        )
+    with progress("exporting"):
+        report = zm.export(session, dest, given, not no_copy, storage_options=options, **how)
     show(report, as_json)
 
 
@@ -130,8 +128,8 @@ def run_clone(
     """
     options = storage_options(dest, to_option, "--to-option")
     repo, depth = open_at(url, option), _as_given(history)
-    with progress("cloning") as told:
-        report = zm.clone(repo, dest, depth, branch, storage_options=options, progress=told)
+    with progress("cloning"):
+        report = zm.clone(repo, dest, depth, branch, storage_options=options)
     show(report, as_json)
 
 
@@ -233,12 +231,12 @@ def _import_netcdf(
     """
     how: Any = {"open": open, "virtual": virtual, "variables": variable, "group": group}
     how |= {"branch": branch, "message": message}
-    with progress("looking at files") as bar:
+    with progress("looking at files"):
 
         def told(now: IngestProgress) -> None:
             stage = "looking at files" if now.doing == "looking" else "writing files"
-            expect(bar, stage, now.of_files)
-            bar(stage, now.files)
+            expect(stage, now.of_files)
+            tell(stage, now.files)
 
         def ingest(repo: Repository) -> object:
             return zm.ingest(
@@ -247,7 +245,6 @@ def _import_netcdf(
                 append_dim=append_dim,
                 on_error="report" if skip else "fail",
                 on_changed="replace" if replace else "error",
-                progress=told,
                 **how,
             )
 
@@ -285,8 +282,7 @@ def _import_zarr(
     how["storage_options"] = storage_options(source, from_option, "--from-option")
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
     places = {} if copy else {name or "source": source}
-    with progress("importing") as told:
-        how["progress"] = told
+    with progress("importing"):
         imported = _into(
             url,
             option,
@@ -334,8 +330,7 @@ def _import_kerchunk(
     how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
     how |= _bound(max_bytes)
     how["storage_options"] = storage_options(references, from_option, "--from-option") or None
-    with progress("importing references") as told:
-        how["progress"] = told
+    with progress("importing references"):
         imported = _into(
             url,
             option,
@@ -376,11 +371,11 @@ def _import_icechunk(
     def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
         before = {*repo.list_branches().values()}
         depth = _as_given(history)
-        ours = zm.virtual.import_icechunk(repo, source, depth, branch, progress=told, **how)
+        ours = zm.virtual.import_icechunk(repo, source, depth, branch, **how)
         heads = repo.list_branches().items()
         return ours, {name: head for name, head in heads if head not in before}
 
-    with progress("importing") as told:
+    with progress("importing"):
         ours, moved = _into(url, option, container, take_in)
     show(
         {"branches": moved, "snapshots": ours},

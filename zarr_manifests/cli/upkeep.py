@@ -30,8 +30,8 @@ def run_verify(url: Url, *, as_json: Json = False, option: Options = None) -> No
     from zarr_manifests.keys import V3_DOCUMENT
 
     repo = open_at(url, option)
-    with progress("verifying") as told:
-        report = repo.verify(progress=told)
+    with progress("verifying"):
+        report = repo.verify()
     show(report, as_json)
     try:
         repo.storage.head(V3_DOCUMENT)
@@ -85,13 +85,13 @@ def run_compact(
         raise InvalidArgumentError("--statistics takes no --dry-run")
     repo = open_at(url, option)
     report: Any
-    with progress("measuring" if statistics else "compacting") as told:
+    with progress("measuring" if statistics else "compacting"):
         if statistics:
-            report = repo.compute_statistics(array or None, branch=branch, progress=told)
+            report = repo.compute_statistics(array or None, branch=branch)
         else:
             how: Any = {} if min_live is None else {"min_live": min_live}
             how["mode"] = "packs" if packs else mode or "major"
-            report = repo.compact(branch, dry_run=dry_run, progress=told, **how)
+            report = repo.compact(branch, dry_run=dry_run, **how)
     show(report, as_json)
 
 
@@ -129,14 +129,14 @@ def run_clean(
         age = _duration(keep)
     repo = open_at(url, option)
     report: Any
-    with progress("cleaning") as told:
+    with progress("cleaning"):
         if keep is None:
-            report = repo.garbage_collect(wait, dry_run=dry_run, progress=told)
+            report = repo.garbage_collect(wait, dry_run=dry_run)
         elif no_collect:
-            report = repo.expire_snapshots(count, age, dry_run=dry_run, progress=told)
+            report = repo.expire_snapshots(count, age, dry_run=dry_run)
         else:
             kept = age if count is None else count
-            report = repo.clean(kept, wait, dry_run=dry_run, progress=told)
+            report = repo.clean(kept, wait, dry_run=dry_run)
     show(report, as_json)
 
 
@@ -176,8 +176,8 @@ def run_recover(
         return
     how: Any = {"dry_run": dry_run, "collections_ended": collections_ended}
     options = storage_options(url, option)
-    with progress("looking for an archive") as told:
-        report = zm.recover(url, progress=told, storage_options=options, **how)
+    with progress("looking for an archive"):
+        report = zm.recover(url, storage_options=options, **how)
     show(report, as_json)
 
 

@@ -59,7 +59,7 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
-from zarr_manifests.progress import Progress, expect
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
@@ -101,7 +101,6 @@ def export(
     overwrite: bool,
     tag: str | None,
     storage_options: Mapping[str, object] | None,
-    progress: Progress,
 ) -> ExportReport:
     """Write the snapshot that a session reads; the arguments are those of `zm.export`."""
     given: object = format
@@ -121,8 +120,8 @@ def export(
     source = SnapshotSource(contents, path, _ICECHUNK_KEYS if format == "icechunk" else None)
     within = {absolute(node.path) for node in source.nodes}
     arrays = totals_of(contents.view).arrays
-    expect(progress, "chunks", sum(array.chunks for array in arrays if array.path in within))
-    count, kept = _Written(progress), None
+    expect("chunks", sum(array.chunks for array in arrays if array.path in within))
+    count, kept = _Written(), None
     if format == "kerchunk":
         name, kept = _to_kerchunk(source, dest, overwrite, tag, count)
     elif format == "icechunk":
@@ -131,7 +130,7 @@ def export(
         name = _copy(source, _zip(source, dest, overwrite), count)
     else:
         name = _copy(source, _zarr(source, dest, storage_options, overwrite), count)
-    expect(progress, "chunks", count.chunks)  # before, only a bound was known
+    expect("chunks", count.chunks)  # before, only a bound was known
     kinds = [node.kind for node in source.nodes]
     return ExportReport(
         format=format,
@@ -150,14 +149,13 @@ def export(
 class _Written:
     """Counts chunks that are written, and tells of them."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self) -> None:
         self.chunks = self.nbytes = self.referenced = 0
-        self._progress = progress
 
     def add(self, chunks: int, nbytes: int) -> None:
         self.chunks += chunks
         self.nbytes += nbytes
-        self._progress("chunks", self.chunks)
+        tell("chunks", self.chunks)
 
     def add_rows(self, table: ChunkTable) -> None:
         """Count chunks that are referred to, but for inline ones."""

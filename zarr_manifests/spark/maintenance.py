@@ -19,7 +19,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from zarr_manifests.progress import Progress
 from zarr_manifests.reports import (
     CollectionReport,
     CompactionReport,
@@ -45,7 +44,6 @@ def verify(
     spark: SparkSession,
     url: Location,
     *,
-    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> VerifyReport:
     """Read every object that can be reached; tasks read the chunks and compare their checksums.
@@ -60,7 +58,7 @@ def verify(
     True
     """
     repository = repository_of(url, storage_options)
-    return repository.verify(progress=progress, run=_tasks(spark, repository))
+    return repository.verify(run=_tasks(spark, repository))
 
 
 def garbage_collect(
@@ -69,7 +67,6 @@ def garbage_collect(
     grace: timedelta = timedelta(hours=24),
     *,
     dry_run: bool = False,
-    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> CollectionReport:
     """Delete the objects that no snapshot needs; the driver marks, and tasks delete.
@@ -85,7 +82,7 @@ def garbage_collect(
     """
     repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
-    return repository.garbage_collect(grace, dry_run=dry_run, progress=progress, run=run)
+    return repository.garbage_collect(grace, dry_run=dry_run, run=run)
 
 
 def compact(
@@ -96,7 +93,6 @@ def compact(
     *,
     min_live: float = 0.5,
     dry_run: bool = False,
-    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> CompactionReport | RepackReport:
     """Bring the deltas of a branch together, or its packs; tasks write leaves, or copy chunks.
@@ -113,7 +109,7 @@ def compact(
     48
     """
     repository = repository_of(url, storage_options)
-    how: Any = {"min_live": min_live, "dry_run": dry_run, "progress": progress}
+    how: Any = {"min_live": min_live, "dry_run": dry_run}
     return repository.compact(branch, mode, run=_tasks(spark, repository), **how)
 
 
@@ -123,7 +119,6 @@ def compute_statistics(
     paths: Sequence[str] | None = None,
     *,
     branch: str = "main",
-    progress: Progress | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> StatisticsReport:
     """Measure chunks, so that queries can leave out those that cannot match; tasks decode them.
@@ -139,7 +134,7 @@ def compute_statistics(
     """
     repository = repository_of(url, storage_options)
     run = _tasks(spark, repository)
-    return repository.compute_statistics(paths, branch=branch, progress=progress, run=run)
+    return repository.compute_statistics(paths, branch=branch, run=run)
 
 
 def rewrite_chunks(

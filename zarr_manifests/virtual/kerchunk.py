@@ -45,7 +45,7 @@ from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
 from zarr_manifests.format.columns import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.storage.url import refuse_options, storage_of
@@ -88,7 +88,6 @@ def read_kerchunk(
     max_references: int = MAX_REFERENCES,
     remote_protocol: str | None = None,
     storage_options: Mapping[str, object] | None = None,
-    progress: Progress = ignore,
 ) -> References:
     """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
 
@@ -111,8 +110,6 @@ def read_kerchunk(
         The scheme of locations without one, such as `s3`.
     storage_options : mapping, optional
         Options of `from_url` for the URL of the references.
-    progress : callable
-        Called with what is being done, and how many references or files were read.
 
     Raises
     ------
@@ -134,13 +131,13 @@ def read_kerchunk(
         url = location_of(given)
         folder = _folder(url, max_bytes, storage_options)
         if folder is not None:
-            return _parquet(folder, files, progress)
+            return _parquet(folder, files)
         given = _loaded(read_file(url, max_bytes, storage_options), url, max_bytes)
     refs, templates = _parts(given, max_references)
     values: dict[str, bytes] = {}
     keys: list[str] = []
     rows = array("q")
-    for key, ref in counted(progress, "reading references", refs.items()):
+    for key, ref in counted("reading references", refs.items()):
         if type(ref) not in (list, tuple):
             values[key] = _value(key, ref)
             continue
@@ -273,7 +270,7 @@ def _generated(generators: list[Any], templates: Templates, most: int) -> Iterat
             yield templates.render(key, names), [templates.render(url, names), *span]
 
 
-def _parquet(place: Listing, files: Files, progress: Progress) -> References:
+def _parquet(place: Listing, files: Files) -> References:
     """The references in a folder of parquet files."""
     values, record_size = _documents(place)
     arrays = {
@@ -287,7 +284,7 @@ def _parquet(place: Listing, files: Files, progress: Progress) -> References:
     columns = [(none, none, none)]
     numbered: list[Numbered] = []
     rows = 0
-    for path, number, key in counted(progress, "reading files of references", due):
+    for path, number, key in counted("reading files of references", due):
         where, meta, first = f"{place.name}/{key}", arrays.get(path), number * record_size
         if not isinstance(meta, ArrayMeta):
             raise UnsupportedFormatError(

@@ -35,7 +35,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.keys import directory, split
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.files import open_inside, open_regular
@@ -331,7 +331,6 @@ def list_zarr(
     storage_options: Mapping[str, object] | None = None,
     copy: bool = False,
     parallel: Parallel = one_by_one,
-    progress: Progress = ignore,
 ) -> tuple[str, References]:
     """The name of a place, and the entries of the Zarr store there, each a file.
 
@@ -351,7 +350,7 @@ def list_zarr(
         If it is on a web server, which has no listing.
     """
     check_bound("max_bytes", max_bytes)
-    place = _place(given, max_bytes, storage_options, copy, progress)
+    place = _place(given, max_bytes, storage_options, copy)
     documents = [key for key in place.files if split(key)[1] in _DOCUMENTS]
     if not documents:
         raise NotFoundError(f"there is no Zarr metadata in {place.name}")
@@ -381,7 +380,6 @@ def _place(
     max_bytes: int,
     storage_options: Mapping[str, object] | None,
     copy: bool,
-    progress: Progress,
 ) -> Listing:
     if isinstance(given, LocalStore):
         given = given.root
@@ -396,7 +394,7 @@ def _place(
         return _in_store(given, max_bytes)
     if isinstance(given, ObjectStorage):
         refuse_options("a storage", storage_options)
-        return in_bucket(given, max_bytes, progress)
+        return in_bucket(given, max_bytes)
     if not isinstance(given, str | os.PathLike):
         given = given.url
     root = location_of(given)
@@ -404,7 +402,7 @@ def _place(
     if scheme in REMOTE:
         storage = storage_of(root, storage_options)
         assert isinstance(storage, ObjectStorage)
-        return in_bucket(storage, max_bytes, progress)
+        return in_bucket(storage, max_bytes)
     refuse_options("a local folder", storage_options)
     if scheme == "memory":
         return _in_memory(path, max_bytes)
@@ -414,10 +412,10 @@ def _place(
             f"{root} is {zipped}, and only a folder can be imported; unpack it first "
             "(with copy=True the folder is not needed afterwards)"
         )
-    return in_folder(path, max_bytes, progress)
+    return in_folder(path, max_bytes)
 
 
-def in_folder(root: str, max_bytes: int, progress: Progress = ignore) -> Listing:
+def in_folder(root: str, max_bytes: int) -> Listing:
     """The files below a folder on disk.
 
     Raises
@@ -444,7 +442,7 @@ def in_folder(root: str, max_bytes: int, progress: Progress = ignore) -> Listing
             raise _changed(url, key)
         return data
 
-    files = dict(counted(progress, _LISTING, _listed(root, url)))
+    files = dict(counted(_LISTING, _listed(root, url)))
     return Listing(url, "file", root, files, max_bytes, read)
 
 
@@ -480,7 +478,7 @@ def _listed(root: str, url: str) -> Iterator[tuple[str, tuple[int, int]]]:
         raise StorageError(f"{url} cannot be listed: {error}") from error
 
 
-def in_bucket(storage: ObjectStorage, max_bytes: int, progress: Progress = ignore) -> Listing:
+def in_bucket(storage: ObjectStorage, max_bytes: int) -> Listing:
     """The objects of a storage."""
 
     def read(key: str) -> bytes:
@@ -490,7 +488,7 @@ def in_bucket(storage: ObjectStorage, max_bytes: int, progress: Progress = ignor
             raise _changed(storage.url, key)
         return found[0]
 
-    listed = counted(progress, _LISTING, storage.files())
+    listed = counted(_LISTING, storage.files())
     files = {info.key: (info.nbytes, info.modified_ms) for info in listed}
     return Listing(storage.url, *parse_location(storage.url), files, max_bytes, read)
 

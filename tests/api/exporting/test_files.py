@@ -81,10 +81,11 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     zm.export(session, dest, "zip", overwrite=True)
     assert zipfile.is_zipfile(dest)
     late = tmp_path / "late.zip"
-    with pytest.raises(AlreadyExistsError):
-        zm.export(
-            session, late, "zip", progress=lambda *_: late.write_bytes(b"of somebody else") and None
-        )
+    with (
+        zm.show_progress(lambda *_: late.write_bytes(b"of somebody else") and None),
+        pytest.raises(AlreadyExistsError),
+    ):
+        zm.export(session, late, "zip")
     assert late.read_bytes() == b"of somebody else"
 
 

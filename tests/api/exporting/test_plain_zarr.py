@@ -58,11 +58,12 @@ def test_a_folder_is_replaced_by_a_whole_one_or_not_at_all(
     raw = tmp_path / "raw files" / "day 1.nc"
     kept = raw.read_bytes()
     raw.write_bytes(kept + b"more")
-    with pytest.raises(VirtualSourceChangedError):
-        zm.export(session, dest, overwrite=True, progress=looked)
+    with zm.show_progress(looked), pytest.raises(VirtualSourceChangedError):
+        zm.export(session, dest, overwrite=True)
     assert bytes_in(zarr.storage.LocalStore(dest)) == large
     raw.write_bytes(kept)
-    assert zm.export(session, dest, overwrite=True, progress=looked).dest == str(dest)
+    with zm.show_progress(looked):
+        assert zm.export(session, dest, overwrite=True).dest == str(dest)
     same_bytes(bytes_in(zarr.storage.LocalStore(dest)), bytes_in(session.store))
     assert [path.name for path in dest.parent.iterdir()] == ["plain.zarr"]
 
@@ -74,8 +75,8 @@ def test_a_folder_that_came_meanwhile_is_not_replaced(session: zm.Session, tmp_p
         dest.mkdir(exist_ok=True)
         (dest / "thesis.tex").write_text("years of work")
 
-    with pytest.raises(AlreadyExistsError, match="exists"):
-        zm.export(session, dest, progress=taken)
+    with zm.show_progress(taken), pytest.raises(AlreadyExistsError, match="exists"):
+        zm.export(session, dest)
     assert [path.name for path in dest.iterdir()] == ["thesis.tex"]
     assert [path.name for path in dest.parent.iterdir()] == ["plain.zarr"]
     with pytest.raises(AlreadyExistsError, match="holds data"):

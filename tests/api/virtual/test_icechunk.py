@@ -115,7 +115,8 @@ def test_heads_are_imported_alone(
     repo: zm.Repository, source: Path, expected: dict[str, Any]
 ) -> None:
     hearing = Hearing()
-    ours = zm.virtual.import_icechunk(repo, source, history="heads", progress=hearing)
+    with zm.show_progress(hearing):
+        ours = zm.virtual.import_icechunk(repo, source, history="heads")
     named = {*expected["branches"].values(), *expected["tags"].values()}
     assert ours.keys() == named | {"1CECHNKREP0F1RSTCMT0"}
     assert hearing.done == hearing.totals == {"snapshots": len(named)}

@@ -186,9 +186,11 @@ def test_what_fsspec_writes_is_read(repo: zm.Repository, tmp_path: Path, thresho
     mapper["empty/.zarray"] = json.dumps(zarray([0], [1])).encode()
     mapper.flush()
     hearing = Hearing()
-    zm.virtual.import_kerchunk(repo, tmp_path / "refs", progress=hearing)
+    with zm.show_progress(hearing):
+        zm.virtual.import_kerchunk(repo, tmp_path / "refs")
     files = len([*(tmp_path / "refs").rglob("*.parq")])
-    assert hearing.done == hearing.totals == {"reading files of references": files, "chunks": 5}
+    assert hearing.totals == {"reading files of references": files, "chunks": 5}
+    assert hearing.totals.items() <= hearing.done.items()
     found = zarr.open_group(repo.readonly_session().store, mode="r")
     few, rows = np.zeros_like(DATA), DATA.copy()
     few[2:4, :2], few[4:, 8:], rows[[1, 3]] = DATA[2:4, :2], DATA[4:, 8:], 0

@@ -66,7 +66,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     opening_is_slow,
 )
 from zarr_manifests.planning.upkeep.digests import needs_digest
-from zarr_manifests.progress import Progress, expect, ignore
+from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 
@@ -110,7 +110,6 @@ def compact_branch(
     size_ratio: float | None = None,
     claim: bool = False,
     run: Run | None = None,
-    progress: Progress = ignore,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` overrides the configuration.
 
@@ -130,7 +129,7 @@ def compact_branch(
 
         def attempt() -> tuple[CompactionReport, BlobRef | None]:
             at = known.pop() if known else context.roots.read()
-            return _compact(context, at, branch, mode, ratio, progress, dry_run=dry_run, run=run)
+            return _compact(context, at, branch, mode, ratio, dry_run=dry_run, run=run)
 
         report, head = opened(attempt)
     return replace(report, bytes_read=report.bytes_read + read.nbytes), head
@@ -142,7 +141,6 @@ def _compact(
     branch: str,
     mode: CompactionMode,
     ratio: float,
-    progress: Progress,
     *,
     dry_run: bool,
     run: Run | None,
@@ -160,7 +158,7 @@ def _compact(
         manifests_after=len(view.manifests),
     )
     keys = SessionKeys(at.root.version, context.runtime)
-    work = _Work(context, view, keys, mode, ratio, branch, root, run, progress)
+    work = _Work(context, view, keys, mode, ratio, branch, root, run)
     if dry_run:
         return work.estimate(before), None
     done = work.do()
@@ -196,9 +194,8 @@ class _Work:
         branch: str,
         root: Root,
         run: Run | None,
-        progress: Progress,
     ) -> None:
-        self._run, self._progress, self._told = run, progress, 0
+        self._run, self._told = run, 0
         self._ratio, self._root, self._tip = ratio, root, root.branches[branch]
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
         self._base = BaseIndex(view.manifests, set_names(view.manifests))
@@ -316,8 +313,8 @@ class _Work:
             self._ratio,
             everything=self._everything,
         )
-        if self._progress is not ignore:
-            expect(self._progress, "merging refs", self._expected(pending))
+        if is_shown():
+            expect("merging refs", self._expected(pending))
         done = repack(
             self._context,
             self._heap,
@@ -328,7 +325,7 @@ class _Work:
             self._writer(),
             everything=self._everything,
         )
-        expect(self._progress, "merging refs", self._told)  # the same chunk may have several
+        expect("merging refs", self._told)  # the same chunk may have several
         self._tell(0)
         self.manifests = len(done.manifests)
         self.manifests_written, self.refs_merged = done.manifests_written, done.refs
@@ -351,7 +348,7 @@ class _Work:
 
     def _tell(self, refs: int) -> None:
         self._told += refs
-        self._progress("merging refs", self._told)
+        tell("merging refs", self._told)
 
     def _droppable(self, base: BaseIndex, sequence: int) -> int:
         """How many of the oldest entries the base fully covers."""

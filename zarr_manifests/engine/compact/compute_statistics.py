@@ -63,7 +63,7 @@ from zarr_manifests.planning.zones.entries import (
 )
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
-from zarr_manifests.progress import Progress, expect
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import ArrayStatistics, StatisticsReport
 from zarr_manifests.runtime import Run
 
@@ -184,7 +184,6 @@ class _Measuring:
     contents: SessionView
     keys: SessionKeys
     zones: LeafZones
-    progress: Progress
     run: Run | None = None
     new: dict[bytes, NewPages] = field(default_factory=dict)
     done: int = 0
@@ -195,7 +194,7 @@ class _Measuring:
         paths = {f"/{node.path}" for node in nodes if not isinstance(_MeasuredArray.of(node), str)}
         arrays = totals_of(view).arrays
         self.expected = sum(array.chunks for array in arrays if array.path in paths)
-        expect(self.progress, "measuring", self.expected)
+        expect("measuring", self.expected)
 
     def do(self, node: Node) -> ArrayStatistics:
         """Measure the chunks of one array that have no entry."""
@@ -246,7 +245,7 @@ class _Measuring:
             missing[rows_at(table, zones.coords())] = False
         if not missing.all():
             self.expected -= len(table) - int(missing.sum())
-            expect(self.progress, "measuring", max(self.expected, 0))
+            expect("measuring", max(self.expected, 0))
         return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
 
     def _gathered(self, due: Iterator[_Due]) -> Iterator[list[_Due]]:
@@ -290,7 +289,7 @@ class _Measuring:
 
     def _tell(self, count: int) -> None:
         self.done += count
-        self.progress("measuring", self.done)
+        tell("measuring", self.done)
 
     def _put_leaf(
         self, array: _MeasuredArray, table: ChunkTable, blob: BlobRef, fresh: ZoneTable
@@ -346,7 +345,6 @@ def compute_statistics(
     context: Context,
     paths: Sequence[str] | None,
     branch: str,
-    progress: Progress,
     run: Run | None = None,
 ) -> StatisticsReport:
     """Make the zone maps of these arrays, or of all, as they are on the branch.
@@ -362,14 +360,13 @@ def compute_statistics(
     FencedError
         If a collection has shut this computation out; it changed nothing.
     """
-    return opened(partial(_compute, context, paths, branch, progress, run))
+    return opened(partial(_compute, context, paths, branch, run))
 
 
 def _compute(
     context: Context,
     paths: Sequence[str] | None,
     branch: str,
-    progress: Progress,
     run: Run | None,
 ) -> StatisticsReport:
     root = context.roots.with_branch(context.roots.read().root, branch)
@@ -377,7 +374,7 @@ def _compute(
     view = context.open_branch(tip)
     contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
     zones = LeafZones.of(context, root, view, tip)
-    work = _Measuring(context, contents, keys, zones, progress, run)
+    work = _Measuring(context, contents, keys, zones, run)
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
         nodes = [contents.array_at(path) for path in dict.fromkeys(paths)]

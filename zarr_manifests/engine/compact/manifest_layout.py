@@ -27,7 +27,6 @@ from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
 from zarr_manifests.planning.layout.sets import explain
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
-from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import (
     ArrayPlace,
     LeafPlace,
@@ -59,7 +58,6 @@ def plan_layout(
     context: Context,
     config: Config | Mapping[str, Any],
     version: str | None,
-    progress: Progress = ignore,
 ) -> ManifestLayout:
     """Return the layout that a full compaction with that configuration would give the snapshot.
 
@@ -81,7 +79,7 @@ def plan_layout(
     there.roots.update(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
-    compact_branch(there, branch, CompactionMode.FULL, progress=progress)
+    compact_branch(there, branch, CompactionMode.FULL)
     planned = HEADS + branch
     layout = layout_now(there, refs.view(planned))
     return replace(

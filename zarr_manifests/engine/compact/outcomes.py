@@ -21,7 +21,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     is_due,
     opening_is_slow,
 )
-from zarr_manifests.progress import Progress, ignore
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 
@@ -40,7 +39,6 @@ def compact(
     *,
     dry_run: bool,
     run: Run | None = None,
-    progress: Progress = ignore,
 ) -> CompactionReport:
     """Compact a branch on request, shutting out running compactions.
 
@@ -66,7 +64,6 @@ def compact(
         dry_run=dry_run,
         claim=True,
         run=run,
-        progress=progress,
     )
     return with_reserve(context.storage, compaction)[0]
 
@@ -80,7 +77,6 @@ def observed_compaction(
     dry_run: bool = False,
     claim: bool = False,
     run: Run | None = None,
-    progress: Progress = ignore,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Like `compact_branch`, with metrics and a log entry."""
     with observed(context, "compaction", branch) as landing:
@@ -92,7 +88,6 @@ def observed_compaction(
             size_ratio=size_ratio,
             claim=claim,
             run=run,
-            progress=progress,
         )
         landing.facts = {
             "mode": str(mode),

@@ -62,7 +62,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
-from zarr_manifests.progress import Progress, expect
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import RepackReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
@@ -88,7 +88,6 @@ def repack_chunks(
     min_live: float,
     *,
     dry_run: bool,
-    progress: Progress,
     run: Run = map,
 ) -> RepackReport:
     """Move the live chunks of a branch's head out of packs whose live part is below `min_live`.
@@ -112,7 +111,7 @@ def repack_chunks(
 
     def look() -> tuple[RootAt, dict[str, Use]]:
         at = context.roots.read()
-        return at, _uses(context, _head(context, at, branch), progress)
+        return at, _uses(context, _head(context, at, branch))
 
     at, uses = opened(look)
     sizes = _sizes(context, uses)
@@ -128,13 +127,13 @@ def repack_chunks(
     )
     if dry_run or not due:
         return report
-    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), progress, run)
-    expect(progress, "reading packs", len(due))
+    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), run)
+    expect("reading packs", len(due))
     head = None
     for keys in rounds(due, uses, ROUND_CHUNKS):
         head = work.move(frozenset(keys)) or head
     if head is not None:
-        progress("merging refs", 0)
+        tell("merging refs", 0)
         head = _merged(context, branch) or head
     work.check_damaged()
     return replace(
@@ -162,13 +161,13 @@ def _node_ids(view: SnapshotView) -> list[bytes]:
     return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
 
 
-def _uses(context: ReadContext, view: SnapshotView, progress: Progress) -> dict[str, Use]:
+def _uses(context: ReadContext, view: SnapshotView) -> dict[str, Use]:
     """The live part of each chunk object at the head; one array's refs are in memory at a time."""
     found: dict[str, Use] = {}
     nodes = _node_ids(view)
-    expect(progress, "looking at refs", len(nodes))
+    expect("looking at refs", len(nodes))
     for done, node_id in enumerate(nodes):
-        progress("looking at refs", done)
+        tell("looking at refs", done)
         table = view.chunks(node_id)
         if table is not None:
             for key, use in uses_of(table).items():
@@ -197,7 +196,6 @@ class _Repacking:
     context: Context
     branch: str
     keys: SessionKeys
-    progress: Progress
     run: Run
     chunks: int = 0
     nbytes: int = 0
@@ -240,14 +238,14 @@ class _Repacking:
         copy = partial(_copy_step, context.storage, context.runtime)
         results = iter(self.run(copy, steps))
         for whole in steps:
-            self.progress("reading packs", self.packs_read)
+            tell("reading packs", self.packs_read)
             copied = next(results)
             self.packs_read += len({one.key for one in whole.ranges})
             for at, number, offset in copied.placed:
                 moves.note(at, number, offset)
             self.damaged += copied.damaged
             self.packs_written += copied.packs
-            self.progress("writing packs", self.packs_written)
+            tell("writing packs", self.packs_written)
 
     def check_damaged(self) -> None:
         """Raise if chunks that could not be moved are still referred to.
@@ -284,7 +282,7 @@ class _Repacking:
         zones = self._zones(view, moved)
         for attempt in range(_ATTEMPTS):
             at, current, kept = opened(partial(self._standing, view, moved))
-            self.progress("committing", sum(len(table) for _, table in kept))
+            tell("committing", sum(len(table) for _, table in kept))
             head = self._try(at, current, commit_id, kept, zones) if kept else None
             if head is not None or not kept:
                 count = sum(len(table) for _, table in kept)

@@ -17,7 +17,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import changed_nodes
 from zarr_manifests.planning.tables.sums import NOTHING, sum_of
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 from zarr_manifests.reports import Amount, ArrayUsage, Status, Usage
 
 __all__ = ["status_of", "summary", "usage_of"]
@@ -79,7 +79,7 @@ def summary(contents: SessionView) -> str:
     return f"change {', '.join(found[:_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def usage_of(contents: SessionView, progress: Progress = ignore) -> Usage:
+def usage_of(contents: SessionView) -> Usage:
     """Exact chunks and bytes of every array and opaque entry, and by where they are; by path.
 
     No chunk is read. `progress` is told of how many of these.
@@ -87,7 +87,7 @@ def usage_of(contents: SessionView, progress: Progress = ignore) -> Usage:
     nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
     calls = (partial(contents.chunks, node) for node in nodes)
     tables = chain.from_iterable(map(contents.context.runtime.parallel, batched(calls, _AT_ONCE)))
-    told = counted(progress, "reading refs of arrays", tables, len(nodes))
+    told = counted("reading refs of arrays", tables, len(nodes))
     known = totals_of(contents.view)
     growth = {array.path: array.growth for array in known.arrays}
     arrays = []

@@ -41,7 +41,7 @@ from zarr_manifests.keys import (
     parse_documents,
     split,
 )
-from zarr_manifests.progress import Progress, expect, ignore
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.virtual.references import Numbered, References
 from zarr_manifests.virtual.virtual_refs import table_of
 
@@ -67,7 +67,6 @@ def import_references(
     references: References,
     *,
     copy: bool = False,
-    progress: Progress = ignore,
     append_dim: str | None = None,
 ) -> None:
     """Put what `references` say below `path`.
@@ -83,8 +82,6 @@ def import_references(
         copied, as other files in a Zarr store; else they are refused.
     copy : bool
         Whether chunks are fetched, and not referred to.
-    progress : callable
-        Called with `"chunks"` and the number of chunks taken in so far.
     append_dim : str, optional
         The dimension along which they continue what is there, if anything is.
 
@@ -111,7 +108,7 @@ def import_references(
     if fetch is None:
         _refuse_others(workspace, path, references, others)
     done = 0
-    expect(progress, "chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
+    expect("chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
     for place, parts in rows_of.items():
         node = workspace.contents.array_at(place)
         assert node.array is not None
@@ -123,7 +120,7 @@ def import_references(
             table = _table(workspace, node, references, rows, coords)
             workspace.put_table(node.path, node.array.grid, table)
             done += len(rows)
-            progress("chunks", done)
+            tell("chunks", done)
             continue
         for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
             key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
@@ -132,7 +129,7 @@ def import_references(
                 raise InvalidArgumentError(f"the chunk {keys[row][:200]!r} has no bytes; none has")
             workspace.set(key, data)
             done += 1
-            progress("chunks", done)
+            tell("chunks", done)
     for row in others:
         assert fetch is not None  # else they were refused
         workspace.set(join(path, keys[row]), fetch(keys[row]))

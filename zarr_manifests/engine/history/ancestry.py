@@ -34,7 +34,7 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted, is_shown
 
 __all__ = [
     "FOLLOWING",
@@ -56,7 +56,7 @@ FOLLOWING: Final = "following the history"
 
 
 def ancestors(
-    context: ReadContext, start: BlobRef, floor: str | None = None, progress: Progress = ignore
+    context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
     objects = context.objects
@@ -64,11 +64,11 @@ def ancestors(
     def load(ref: BlobRef, fetched: bytes | None) -> Snapshot:
         return objects.load(ref, Snapshot, fetched)
 
-    return _walk(context, start, floor, load, progress)
+    return _walk(context, start, floor, load)
 
 
 def ages(
-    context: ReadContext, start: BlobRef, floor: str | None = None, progress: Progress = ignore
+    context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
     """Like `ancestors`, but faster: it decodes only what gives a snapshot's age and parent."""
     objects = context.objects
@@ -76,7 +76,7 @@ def ages(
     def load(ref: BlobRef, fetched: bytes | None) -> Snapshot | Ancestor:
         return objects.recall(ref, Snapshot) or objects.load(ref, Ancestor, fetched)
 
-    return _walk(context, start, floor, load, progress)
+    return _walk(context, start, floor, load)
 
 
 def entries(
@@ -110,10 +110,9 @@ def _walk[T: Snapshot | Ancestor](
     start: BlobRef,
     floor: str | None,
     load: Callable[[BlobRef, bytes | None], T],
-    progress: Progress,
 ) -> Iterator[tuple[BlobRef, T]]:
     walk = _steps(context, start, floor, load)
-    return counted(progress, FOLLOWING, walk, walk_length(context, start, floor, progress))
+    return counted(FOLLOWING, walk, walk_length(context, start, floor))
 
 
 def _steps[T: Snapshot | Ancestor](
@@ -135,14 +134,12 @@ def _steps[T: Snapshot | Ancestor](
         ref = snapshot.parent if ref.key != last else None
 
 
-def walk_length(
-    context: ReadContext, start: BlobRef, floor: str | None, progress: Progress
-) -> int | None:
+def walk_length(context: ReadContext, start: BlobRef, floor: str | None) -> int | None:
     """How many snapshots a walk finds; None if it cannot be told, or nobody wants to know.
 
     It reads the two ends, since a snapshot knows how many ancestors it has.
     """
-    if progress is ignore:
+    if not is_shown():
         return None
     if floor == snapshot_id_of(start.key):
         return 1

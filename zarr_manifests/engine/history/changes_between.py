@@ -37,7 +37,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.presence import kinds_at
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 
 __all__ = [
     "LoggedCommit",
@@ -68,7 +68,6 @@ def changes_between(
     mode: Mode,
     *,
     floor: str | None = None,
-    progress: Progress = ignore,
 ) -> Iterator[Change]:
     """The changes of the commits after snapshot `start` (None: all) up to the one at `end`.
 
@@ -85,10 +84,10 @@ def changes_between(
     if mode not in ("log", "net"):
         raise InvalidArgumentError(f"there is no mode {mode!r}: choose 'log' or 'net'")
     with if_expired(context, start, end):
-        commits, before = commits_between(context, start, end, floor, progress)
+        commits, before = commits_between(context, start, end, floor)
         view = None if before is None else context.open_view(before)
     read = _log if mode == "log" else _net
-    records = read(context, view, commits, progress)
+    records = read(context, view, commits)
     return _guarded(context, start, end, records)
 
 
@@ -105,7 +104,6 @@ def commits_between(
     start: str | None,
     end: BlobRef,
     floor: str | None = None,
-    progress: Progress = ignore,
 ) -> tuple[list[LoggedCommit], BlobRef | None]:
     """The commits, oldest first, and the snapshot before the first of them.
 
@@ -115,10 +113,10 @@ def commits_between(
     commits: list[LoggedCommit] = []
     due: list[Snapshot] = []
     before: BlobRef | None = None
-    length = walk_length(context, end, floor if start is None else start, progress)
+    length = walk_length(context, end, floor if start is None else start)
     if length is not None and start is not None:
         length -= 1  # its own commit is not one of them
-    for ref, snapshot in counted(progress, FOLLOWING, ancestors(context, end), length):
+    for ref, snapshot in counted(FOLLOWING, ancestors(context, end), length):
         if ref.key == stop:
             before = ref
             break
@@ -150,10 +148,9 @@ def _log(
     context: ReadContext,
     before: SnapshotView | None,
     commits: list[LoggedCommit],
-    progress: Progress,
 ) -> Iterator[Change]:
     nodes = NodeTable(() if before is None else before.nodes.values())
-    for commit in counted(progress, "reading commits", commits):
+    for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
         yield from changes_of(nodes, delta, _tables(context, delta), commit.snapshot_id)
 
@@ -162,10 +159,9 @@ def _net(
     context: ReadContext,
     before: SnapshotView | None,
     commits: list[LoggedCommit],
-    progress: Progress,
 ) -> Iterator[Change]:
     net = Net.since(() if before is None else before.nodes.values())
-    for commit in counted(progress, "reading commits", commits):
+    for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
         net.add(delta, _tables(context, delta))
     yield from net.node_changes()

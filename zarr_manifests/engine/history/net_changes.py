@@ -25,7 +25,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.tables.merge import agree, inside, pick, unset_at
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 
 __all__ = ["net_changes", "same_chunks"]
 
@@ -37,7 +37,6 @@ def net_changes(
     root: Root,
     old: SnapshotView,
     new: SnapshotView,
-    progress: Progress = ignore,
 ) -> Delta:
     """What makes the one snapshot into the other; it is no commit's.
 
@@ -56,7 +55,7 @@ def net_changes(
     was, now = _by_id(old.nodes), _by_id(new.nodes)
     tables: list[tuple[bytes, ChunkTable]] = []
     truncated = {}
-    for node_id, coords in _touched(context, root, old, new, progress).items():
+    for node_id, coords in _touched(context, root, old, new).items():
         array = now[node_id].array
         if array is not None and not inside(coords, array.grid.hi).all():
             truncated[node_id] = array.grid.hi
@@ -80,14 +79,14 @@ def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
 
 
 def _touched(
-    context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView, progress: Progress
+    context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView
 ) -> dict[bytes, IndexArray]:
     """The chunks that were changed since the lines part, of nodes that both have, in C order."""
     lines = parted(context, root, old.ref, new.ref)
     both = _by_id(old.nodes).keys() & _by_id(new.nodes).keys()
     found: dict[bytes, list[IndexArray]] = {}
     cut: set[bytes] = set()
-    for _, snapshot in counted(progress, "reading commits", (*lines.left, *lines.right)):
+    for _, snapshot in counted("reading commits", (*lines.left, *lines.right)):
         if snapshot.kind is CommitKind.REWRITE:
             continue
         delta = delta_of(context, snapshot)

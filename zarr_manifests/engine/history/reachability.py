@@ -25,7 +25,7 @@ from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
-from zarr_manifests.progress import Progress, expect, ignore
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Runtime
 
 __all__ = ["Link", "children", "follow", "tables"]
@@ -121,7 +121,6 @@ def follow(
     load: Callable[[Link], Any],
     seen: set[str],
     wanted: Callable[[Link], bool],
-    progress: Progress = ignore,
     stage: str = "",
 ) -> Iterator[tuple[Link, Any]]:
     """All wanted objects that the links lead to, each once, with the result of `load`.
@@ -140,8 +139,8 @@ def follow(
         due.extend(fresh)
 
     add(starts)
-    expect(progress, stage, len(known))
-    progress(stage, 0)
+    expect(stage, len(known))
+    tell(stage, 0)
     while due:
         links: list[Link] = []
         while due and len(links) < _AT_ONCE:
@@ -155,5 +154,5 @@ def follow(
             yield link, value
             add(children(value, of_page=link.of_page))
         done += len(links)
-        expect(progress, stage, len(known))
-        progress(stage, done)
+        expect(stage, len(known))
+        tell(stage, done)

@@ -54,7 +54,6 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.upkeep.cloning import OPERATION, begun, continued
-from zarr_manifests.progress import Progress
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -76,7 +75,6 @@ def clone(
     storage: Storage,
     history: str | None,
     branches: Iterable[str] | None,
-    progress: Progress,
 ) -> CloneReport:
     """Copy the branches, by default all, and their tags to the other storage.
 
@@ -98,7 +96,7 @@ def clone(
     for _ in range(_TRIES):
         whole = context.roots.whole(context.roots.read().root)
         try:
-            return _Clone(context, whole, storage, history, names, progress).run()
+            return _Clone(context, whole, storage, history, names).run()
         except (SnapshotExpiredError, _OvertakenError):
             continue  # before it was leased; or another clone has made the root
         except (CorruptObjectError, MissingChunkError) as error:
@@ -265,7 +263,6 @@ class _Clone:
     storage: Storage
     history: str | None
     names: frozenset[str] | None
-    progress: Progress
     place: _Destination = field(init=False)
     expired: bool = field(init=False)
     tips: dict[str, Branch] = field(init=False)
@@ -290,8 +287,7 @@ class _Clone:
         branches = {name: self._branch(name, tip, due) for name, tip in tips.items()}
         tags = self._tags(tips, due)
         within = copier_within(self.context.storage, self.storage)
-        told = self.progress
-        copier = ObjectCopier(self.context, self.storage, told, _heads(branches), within)
+        copier = ObjectCopier(self.context, self.storage, _heads(branches), within)
         if there is None or tags or self._changes(branches):
             oldest = dict.fromkeys(self._oldest(tip) for tip in tips.values())
             with _leased(self.context, [*oldest][:_MOST_LEASES]):
@@ -320,13 +316,13 @@ class _Clone:
         mine = self.place.branches.get(name)
         if mine is None:
             floor = tip.floor if self.all_of_it else snapshot_id_of(tip.head.key)
-            line = [ref for ref, _ in ages(self.context, tip.head, floor, self.progress)]
+            line = [ref for ref, _ in ages(self.context, tip.head, floor)]
             due |= {ref.key: ref for ref in line if ref.key not in self._there()}
             if self.expired:
                 floor = snapshot_id_of(line[-1].key)
             return replace(tip, epoch=0, floor=floor)
         parent: BlobRef | None = tip.head
-        for ref, snapshot in ages(self.context, tip.head, tip.floor, self.progress):
+        for ref, snapshot in ages(self.context, tip.head, tip.floor):
             if ref.key == mine.head.key:
                 break
             due[ref.key] = ref
@@ -347,7 +343,7 @@ class _Clone:
 
     def _check_depth(self, name: str, tip: Branch, mine: Branch) -> None:
         """Refuse to say that a branch has all its history in the clone if it begins later there."""
-        line = [ref.key for ref, _ in ages(self.context, tip.head, tip.floor, self.progress)]
+        line = [ref.key for ref, _ in ages(self.context, tip.head, tip.floor)]
         there = None if mine.floor is None else snapshot_key(mine.floor)
         if there in line[:-1]:
             raise ConflictError(
@@ -360,7 +356,7 @@ class _Clone:
     def _has(self, snapshot_id: str, mine: Branch, due: Mapping[str, BlobRef]) -> bool:
         """Whether the snapshot will be in the history of the clone's branch."""
         there, key = self.place.context, snapshot_key(snapshot_id)
-        line = () if there is None else ages(there, mine.head, mine.floor, self.progress)
+        line = () if there is None else ages(there, mine.head, mine.floor)
         return key in due or any(ref.key == key for ref, _ in line)
 
     def _floor(self, mine: Branch) -> str | None:
@@ -371,16 +367,14 @@ class _Clone:
         there = self.place.context
         if mine.floor is not None or there is None or not self.expired:
             return mine.floor
-        *_, (oldest, _) = ages(there, mine.head, None, self.progress)
+        *_, (oldest, _) = ages(there, mine.head, None)
         return snapshot_id_of(oldest.key)
 
     def _there(self) -> set[str]:
         """Keys of the snapshots in the history of the clone's branches."""
         if self._known is None:
             there = self.place.context
-            self._known = (
-                set() if there is None else _line(there, self.place.branches, self.progress)
-            )
+            self._known = set() if there is None else _line(there, self.place.branches)
         return self._known
 
     def _tags(self, tips: Mapping[str, Branch], due: dict[str, BlobRef]) -> dict[str, BlobRef]:
@@ -388,7 +382,7 @@ class _Clone:
         there = self.place
         gone = () if there.whole is None else there.whole.deleted_tags
         found: dict[str, BlobRef] = {}
-        on_branches = None if self.names is None else _line(self.context, tips, self.progress)
+        on_branches = None if self.names is None else _line(self.context, tips)
         for name, ref in self.source.tags.items():
             if name in gone or (on_branches is not None and ref.key not in on_branches):
                 continue
@@ -402,7 +396,7 @@ class _Clone:
                 found[name] = ref
         for ref in found.values():
             floor = snapshot_id_of(ref.key) if self.expired else None
-            for older, _ in ages(self.context, ref, floor, self.progress):
+            for older, _ in ages(self.context, ref, floor):
                 if older.key in due or older.key in self._there():
                     break
                 due[older.key] = older
@@ -414,7 +408,7 @@ class _Clone:
             return snapshot_id_of(tip.head.key)
         if tip.floor is not None:
             return tip.floor
-        *_, (ref, _) = ages(self.context, tip.head, None, self.progress)
+        *_, (ref, _) = ages(self.context, tip.head, None)
         return snapshot_id_of(ref.key)
 
     # --- copying -----------------------------------------------------------------------------
@@ -444,7 +438,7 @@ class _Clone:
         if self.place.whole is None or link.is_within(due):
             return link.is_within(due)
         if self._here is None:
-            self._here = _line(self.context, self.tips, self.progress)
+            self._here = _line(self.context, self.tips)
         return link.is_within(self._here)
 
     def _complete(self) -> set[str]:
@@ -461,8 +455,8 @@ class _Clone:
         branches = self.place.branches.values()
         starts = [Link(branch.head, Snapshot) for branch in branches]
         starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
-        told, stage = self.progress, "looking at the clone"
-        for _ in follow(there.runtime, starts, load, seen, _is_no_page, told, stage):
+        stage = "looking at the clone"
+        for _ in follow(there.runtime, starts, load, seen, _is_no_page, stage):
             pass
         return seen
 
@@ -509,9 +503,9 @@ def _is_no_page(link: Link) -> bool:
     return link.page is None
 
 
-def _line(context: ReadContext, branches: Mapping[str, Branch], progress: Progress) -> set[str]:
+def _line(context: ReadContext, branches: Mapping[str, Branch]) -> set[str]:
     """Keys of all snapshots in the history of the branches."""
-    lines = (ages(context, branch.head, branch.floor, progress) for branch in branches.values())
+    lines = (ages(context, branch.head, branch.floor) for branch in branches.values())
     return {ref.key for line in lines for ref, _ in line}
 
 

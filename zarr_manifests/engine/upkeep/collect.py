@@ -54,7 +54,7 @@ from zarr_manifests.planning.upkeep.collection import (
     search_start,
     swept_after,
 )
-from zarr_manifests.progress import Progress, counted, expect, ignore
+from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
@@ -82,9 +82,7 @@ _KINDS: Final = (
 _TEMP_AGE_MS: Final = 24 * 3_600_000
 
 
-def collect(
-    context: Context, grace_ms: int, *, dry_run: bool, progress: Progress, run: Run = map
-) -> CollectionReport:
+def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -> CollectionReport:
     """Delete objects that nothing reaches and no writer can refer to any more; `run` deletes.
 
     Raises
@@ -97,15 +95,15 @@ def collect(
     before = context.roots.read()
     root = _begin(context, before, grace_ms, dry_run=dry_run)
     removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
-    marks = _mark(context, root, progress)
+    marks = _mark(context, root)
     marked, alone = marks.marked, marks.alone
-    found, waiting = _find_dead(context, root, marks, progress)
+    found, waiting = _find_dead(context, root, marks)
     dead = sorted(found.values(), key=lambda info: info.key)
     archives = _old_archives(context, root)
     temporary = 0
     if not dry_run:
         keys = [info.key for info in (*dead, *archives)]
-        _delete(context, keys, root.epochs[COLLECTOR], progress, run)
+        _delete(context, keys, root.epochs[COLLECTOR], run)
         temporary = _remove_temporary(context)
         _end(context, root, alone=alone)
         keep_reserve(context.storage)
@@ -215,9 +213,7 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
 # --- what is alive -----------------------------------------------------------------------------
 
 
-def live_snapshots(
-    context: ReadContext, whole: Root, progress: Progress = ignore
-) -> Iterator[tuple[BlobRef, Snapshot, str]]:
+def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot, str]]:
     """All snapshots that branches, tags and leases reach; some more than once.
 
     With each comes what holds it: nothing for a branch, else the tag or the lease.
@@ -230,7 +226,7 @@ def live_snapshots(
         if (start.key, floor) in seen:
             continue
         seen.add((start.key, floor))
-        for ref, snapshot in ancestors(context, start, floor, progress):
+        for ref, snapshot in ancestors(context, start, floor):
             reached.add(ref.key)
             yield ref, snapshot, holder
     for lease in whole.leases:
@@ -263,7 +259,7 @@ class _Marks:
     held_nbytes: int
 
 
-def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
+def _mark(context: ReadContext, root: Root) -> _Marks:
     """Mark everything the root reaches.
 
     If an index or a page of history cannot be read, all of its kind count as reached.
@@ -272,17 +268,17 @@ def _mark(context: ReadContext, root: Root, progress: Progress) -> _Marks:
     marked: set[str] = set()
     starts: dict[str, Link] = {}
     holders: dict[str, str] = {}
-    for ref, _, holder in live_snapshots(context, whole, progress):
+    for ref, _, holder in live_snapshots(context, whole):
         starts[ref.key] = Link(ref, Snapshot)
         holders.setdefault(ref.key, holder)  # a branch comes first
     others = [link for key, link in starts.items() if holders[key]]
     of_branches = [link for key, link in starts.items() if not holders[key]]
-    past, _ = _follow(context, starts, of_branches, marked, progress, "marking")
+    past, _ = _follow(context, starts, of_branches, marked, "marking")
     more: dict[str, Link] = {}
     held_nbytes = 0
     if others:
         stage = "marking what tags and leases keep"
-        more, held_nbytes = _follow(context, starts, others, marked, progress, stage)
+        more, held_nbytes = _follow(context, starts, others, marked, stage)
     leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
     until = {_name_of(lease): _utc(lease.expires_ms) for lease in leases}
     heads = {branch.head.key for branch in whole.branches.values()}
@@ -309,7 +305,6 @@ def _follow(
     starts: Mapping[str, Link],
     links: Sequence[Link],
     marked: set[str],
-    progress: Progress,
     stage: str,
 ) -> tuple[dict[str, Link], int]:
     """Mark what some of the snapshots lead to.
@@ -338,7 +333,7 @@ def _follow(
         past[link.ref.key] = link
         return False
 
-    found = follow(context.runtime, links, load, marked, wanted, progress, stage)
+    found = follow(context.runtime, links, load, marked, wanted, stage)
     for _, value in found:
         for table in tables(value):
             keys = native_keys(table)
@@ -377,7 +372,7 @@ def _from(root: Root) -> int:
 
 
 def _find_dead(
-    context: ReadContext, root: Root, marks: _Marks, progress: Progress
+    context: ReadContext, root: Root, marks: _Marks
 ) -> tuple[dict[str, ObjectInfo], list[ObjectInfo]]:
     """The dead objects, and others that nothing reaches, whose writers may still commit."""
     marked = marks.marked
@@ -385,15 +380,15 @@ def _find_dead(
     found: dict[str, ObjectInfo] = {}
     waiting = []
     start = _from(root)
-    for info in counted(progress, "looking at objects", _since(context, start)):
+    for info in counted("looking at objects", _since(context, start)):
         if is_dead(info.key, marked, root.fence, leased):
             found[info.key] = info
         elif is_dead(info.key, marked, root.version + 1, ()):
             waiting.append(info)
     if start > 0:
-        keys = _pending_keys(context, root.pending, marks, progress) - found.keys()
+        keys = _pending_keys(context, root.pending, marks) - found.keys()
         due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
-        found |= _sizes(context, due, progress)
+        found |= _sizes(context, due)
     pages = {key for key in found if key.startswith("pages/")}
     if pages:
         for key in _archived_pages(context, root):
@@ -407,13 +402,11 @@ def _since(context: ReadContext, start: int) -> Iterator[ObjectInfo]:
         yield from context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}")
 
 
-def _sizes(
-    context: ReadContext, keys: Sequence[str], progress: Progress
-) -> Iterator[tuple[str, ObjectInfo]]:
+def _sizes(context: ReadContext, keys: Sequence[str]) -> Iterator[tuple[str, ObjectInfo]]:
     calls = (partial(_sized, context, key) for key in keys)
     sized = chain.from_iterable(map(context.runtime.parallel, batched(calls, _BATCH)))
     stage = "looking at objects that have expired"
-    yield from zip(keys, counted(progress, stage, sized, len(keys)), strict=True)
+    yield from zip(keys, counted(stage, sized, len(keys)), strict=True)
 
 
 def _sized(context: ReadContext, key: str) -> ObjectInfo:
@@ -424,7 +417,7 @@ def _sized(context: ReadContext, key: str) -> ObjectInfo:
 
 
 def _pending_keys(
-    context: ReadContext, pending: Iterable[PendingDeletion], marks: _Marks, progress: Progress
+    context: ReadContext, pending: Iterable[PendingDeletion], marks: _Marks
 ) -> set[str]:
     """Keys of everything that pending snapshots reach, without what the root reaches."""
     found: set[str] = set()
@@ -440,7 +433,7 @@ def _pending_keys(
     gone: dict[str, Link] = {}
     for piece in pending:
         ref: BlobRef | None = piece.newest
-        for _ in counted(progress, "following what has expired", range(piece.count)):
+        for _ in counted("following what has expired", range(piece.count)):
             if ref is None:
                 break
             gone[ref.key] = Link(ref, Snapshot)
@@ -452,7 +445,7 @@ def _pending_keys(
 
     starts = [*gone.values(), *marks.past.values()]
     stage = "looking at what has expired"
-    reached = follow(context.runtime, starts, load, {*marks.marked}, wanted, progress, stage)
+    reached = follow(context.runtime, starts, load, {*marks.marked}, wanted, stage)
     for link, value in reached:
         found.add(link.ref.key)
         for table in tables(value):
@@ -485,21 +478,19 @@ def _old_archives(context: ReadContext, root: Root) -> list[ObjectInfo]:
     return found
 
 
-def _delete(
-    context: Context, keys: Iterable[str], epoch: int, progress: Progress, run: Run
-) -> None:
+def _delete(context: Context, keys: Iterable[str], epoch: int, run: Run) -> None:
     """Delete the objects, one kind after the other, as long as the epoch is ours."""
     groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for key in keys:
         groups.setdefault(key.partition("/")[0], []).append(key)
     delete = partial(_delete_batch, context.storage, context.runtime, context.repository_id, epoch)
     done = 0
-    expect(progress, "deleting", sum(map(len, groups.values())))
+    expect("deleting", sum(map(len, groups.values())))
     for due in groups.values():
         batches = [due[at : at + _BATCH] for at in range(0, len(due), _BATCH)]
         for count in run(delete, batches):
             done += count
-            progress("deleting", done)
+            tell("deleting", done)
 
 
 def _delete_batch(

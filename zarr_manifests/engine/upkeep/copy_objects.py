@@ -28,7 +28,7 @@ from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import crc32c
-from zarr_manifests.progress import Progress, counted, expect
+from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ObjectInfo
 
@@ -111,8 +111,6 @@ class ObjectCopier:
         The repository to copy from.
     storage : Storage
         The storage to copy to.
-    progress : callable
-        Called with what is copied, and the number of objects done.
     heads : frozenset of str
         Keys of objects of which the bytes are kept, if they are few.
     within : callable, optional
@@ -134,7 +132,6 @@ class ObjectCopier:
 
     source: ReadContext
     storage: Storage
-    progress: Progress
     heads: frozenset[str] = frozenset()
     within: Callable[[str, int], None] | None = None
     kept: dict[str, bytes] = field(default_factory=dict)
@@ -160,7 +157,7 @@ class ObjectCopier:
         """
         self._here |= {info.key: info.nbytes for info in self._listed(*_METADATA)}
         runtime, stage = self.source.runtime, "metadata"
-        found = follow(runtime, starts, self._metadata, seen, wanted, self.progress, stage)
+        found = follow(runtime, starts, self._metadata, seen, wanted, stage)
         for _, value in found:
             for table in tables(value):
                 self._ranges.add(table)
@@ -170,7 +167,7 @@ class ObjectCopier:
     def _listed(self, *kinds: str) -> Iterator[ObjectInfo]:
         """What is there of these kinds."""
         found = chain.from_iterable(self.storage.list(f"{kind}/") for kind in kinds)
-        return counted(self.progress, "looking at what is there", found)
+        return counted("looking at what is there", found)
 
     # --- metadata ----------------------------------------------------------------------------
 
@@ -216,11 +213,11 @@ class ObjectCopier:
         here = {i.key: i.nbytes for i in self._listed("chunks") if i.key in due}
         self.found += here
         done = 0
-        expect(self.progress, "chunks", len(due) - len(here))
+        expect("chunks", len(due) - len(here))
         for batch in self._batches(here):
             self.source.runtime.parallel([partial(self._chunk, *each) for each in batch])
             done += len(batch)
-            self.progress("chunks", done)
+            tell("chunks", done)
 
     def _batches(self, here: Mapping[str, int]) -> Iterator[list[tuple[str, _Rows]]]:
         batch: list[tuple[str, _Rows]] = []

@@ -24,7 +24,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending
-from zarr_manifests.progress import Progress, ignore
+from zarr_manifests.progress import tell
 from zarr_manifests.reports import ExpiryReport
 
 __all__ = ["expire"]
@@ -42,9 +42,7 @@ class _Cut:
     last_parent: BlobRef | None
 
 
-def expire(
-    context: Context, retention: Retention, *, dry_run: bool, progress: Progress = ignore
-) -> ExpiryReport:
+def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryReport:
     """Cut the history of every branch as the retention says."""
     report = ExpiryReport()
 
@@ -53,7 +51,7 @@ def expire(
         whole = context.roots.whole(root)
         leased = frozenset(lease.snapshot for lease in whole.leases)
         cuts = {
-            name: _cut(context, branch, retention, leased, progress)
+            name: _cut(context, branch, retention, leased)
             for name, branch in whole.branches.items()
         }
         if any(cut.gone for cut in cuts.values()) and (
@@ -84,22 +82,21 @@ def _cut(
     branch: Branch,
     retention: Retention,
     leased: frozenset[str],
-    progress: Progress,
 ) -> _Cut:
     line, parent = [], None
-    for ref, snapshot in ages(context, branch.head, branch.floor, progress):
+    for ref, snapshot in ages(context, branch.head, branch.floor):
         line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
         parent = snapshot.parent
         # Without leases, nothing older is kept. What leaves is only listed, and entries tell it.
         if len(line) > 1 and not (leased or retention.keeps(len(line) - 1, snapshot.written_ms)):
-            gone, parent = _listed(context, ref, branch.floor, progress, len(line) - 1)
+            gone, parent = _listed(context, ref, branch.floor, len(line) - 1)
             return _Cut(line[:-1], gone, parent)
     count = kept_count(line, retention, leased)
     return _Cut(line[:count], line[count:], parent)
 
 
 def _listed(
-    context: ReadContext, start: BlobRef, floor: str | None, progress: Progress, before: int
+    context: ReadContext, start: BlobRef, floor: str | None, before: int
 ) -> tuple[list[Aged], BlobRef | None]:
     """The snapshot and those before it, newest first, and the parent of the oldest.
 
@@ -109,7 +106,7 @@ def _listed(
     for found in entries(context, start, floor):
         for at in reversed(range(len(found))):
             line.append(Aged(found.pointer(at).ref, found.ids[at], found.written_ms[at]))
-        progress(FOLLOWING, before + len(line))
+        tell(FOLLOWING, before + len(line))
         parent = found.parent
     return line, None if parent is None else parent.ref
 

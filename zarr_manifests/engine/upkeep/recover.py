@@ -49,7 +49,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.collection import unended_since
-from zarr_manifests.progress import Progress, counted, ignore
+from zarr_manifests.progress import counted
 from zarr_manifests.reports import LoggedOperation, RecoveryReport, RestoreReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -163,7 +163,6 @@ def recover(
     *,
     dry_run: bool = False,
     collections_ended: bool = False,
-    progress: Progress = ignore,
 ) -> RecoveryReport:
     """Make a new root from the newest archive from which everything can be reached.
 
@@ -185,14 +184,14 @@ def recover(
     """
     if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
-    token, current = _damaged(storage, runtime, progress)
+    token, current = _damaged(storage, runtime)
     versions = _versions(storage)
     skipped: dict[int, str] = {}
     newer = [] if current is None else [current]
     if not versions:
         raise NotARepositoryError(f"{storage.url} has no archive of a root to recover from")
-    for version in counted(progress, "trying archives", versions):
-        found, problem = _archived(storage, runtime, version, progress)
+    for version in counted("trying archives", versions):
+        found, problem = _archived(storage, runtime, version)
         if found is not None and not problem:
             if current is not None and current.repository_id != found.repository_id:
                 current = None  # another repository's root says nothing about this one's versions
@@ -232,9 +231,7 @@ def _archive(roots: Roots, at: RootAt) -> None:
         ) from error
 
 
-def _damaged(
-    storage: Storage, runtime: Runtime, progress: Progress
-) -> tuple[Token | None, Root | None]:
+def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
     """Return the token and the root found in the root's place; raise if the root is sound.
 
     If objects are missing and the root has changed meanwhile, a collection may have deleted them.
@@ -243,7 +240,7 @@ def _damaged(
     for _ in range(_LOOKS):
         if current is None:
             return token, None
-        if not closure_problems(_context(storage, runtime, current), current, progress):
+        if not closure_problems(_context(storage, runtime, current), current):
             raise InvalidArgumentError(
                 f"{storage.url} has a sound root of version {current.version}: there is nothing "
                 "to recover. `zm.recover(repo, version)` goes back to older refs"
@@ -303,9 +300,7 @@ def _after_all(archived: int, current: Root | None) -> int:
     return archived + _UNSEEN_VERSIONS
 
 
-def _archived(
-    storage: Storage, runtime: Runtime, version: int, progress: Progress
-) -> tuple[Root | None, str]:
+def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | None, str]:
     """The archived root if it can be read, and why it cannot be used.
 
     An error of the storage is raised, since it says nothing about the archive.
@@ -313,7 +308,7 @@ def _archived(
     root = None
     try:
         root = Roots(storage, runtime).archived(version)
-        problems = closure_problems(_context(storage, runtime, root), root, progress)
+        problems = closure_problems(_context(storage, runtime, root), root)
     except ManifestsError as error:
         if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
             raise

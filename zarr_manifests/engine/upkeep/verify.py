@@ -60,7 +60,7 @@ from zarr_manifests.planning.layout.node_pages import orphans
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
-from zarr_manifests.progress import Progress, counted, expect, ignore
+from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
 from zarr_manifests.storage.protocol import ReadableStorage
@@ -101,11 +101,11 @@ class _Findings:
         self.problems.setdefault(key, Problem(key, str(error)))
 
 
-def verify(context: ReadContext, progress: Progress, run: Run = map) -> VerifyReport:
+def verify(context: ReadContext, run: Run = map) -> VerifyReport:
     """Read everything that can be reached, and report what is wrong; `run` reads chunks."""
     found = _Findings(run=run)
     root = _root(context, found)
-    counts = _look(context, root, found, progress)
+    counts = _look(context, root, found)
     problems, unguarded = found.problems, found.unguarded
     for _ in range(_MOST_LOOKS):
         if not problems:
@@ -117,7 +117,7 @@ def verify(context: ReadContext, progress: Progress, run: Run = map) -> VerifyRe
             break
         if root is not None and not _has_changed(root, newer):
             break
-        counts = _look(context, newer, again, progress)
+        counts = _look(context, newer, again)
         twice = {key: what for key, what in again.problems.items() if key in problems}
         problems, root, unguarded = again.problems, newer, again.unguarded
         if len(twice) == len(problems):
@@ -145,27 +145,23 @@ def _root(context: ReadContext, found: _Findings) -> Root | None:
     return root
 
 
-def _look(
-    context: ReadContext, root: Root | None, found: _Findings, progress: Progress
-) -> tuple[int, int, int]:
+def _look(context: ReadContext, root: Root | None, found: _Findings) -> tuple[int, int, int]:
     """Check everything the root needs, and the archives; count chunk objects and chunks."""
     fresh = _fresh(context)
-    archived = _check_archives(fresh, root, found, progress)
+    archived = _check_archives(fresh, root, found)
     if root is None:
         return 0, 0, 0
     _check_log(root, archived, found)
     if max(archived, default=0) > root.version:
         _check_newest(fresh, archived, found)
-    _check_counters(fresh, found, _check_closure(fresh, root, found, progress), progress)
+    _check_counters(fresh, found, _check_closure(fresh, root, found))
     kept = [old for version, old in archived.items() if version >= _first_kept(root)]
-    for old in counted(progress, "reading pages of archives", kept):
+    for old in counted("reading pages of archives", kept):
         _check_pages(fresh, old, found)
-    return _check_chunks(fresh, found, progress)
+    return _check_chunks(fresh, found)
 
 
-def closure_problems(
-    context: ReadContext, root: Root, progress: Progress = ignore
-) -> tuple[Problem, ...]:
+def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
     """What is wrong with what the root reaches; chunk objects are only checked for existence.
 
     Raises
@@ -175,9 +171,9 @@ def closure_problems(
     """
     found = _Findings(patient=False)
     fresh = _fresh(context)
-    _check_closure(fresh, root, found, progress)
+    _check_closure(fresh, root, found)
     if not found.problems:
-        _check_chunks_there(fresh, found, progress)
+        _check_chunks_there(fresh, found)
     return tuple(found.problems.values())
 
 
@@ -191,13 +187,13 @@ def _fresh(context: ReadContext) -> ReadContext:
 
 
 def _check_closure(
-    context: ReadContext, root: Root, found: _Findings, progress: Progress
+    context: ReadContext, root: Root, found: _Findings
 ) -> list[tuple[BlobRef, Snapshot]]:
     """Check everything reachable; return the snapshots among it."""
     whole = _check_pages(context, root, found)
     if whole is None:
         return []
-    starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found, progress)}
+    starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found)}
     for branch in whole.branches.values():
         if branch.index is not None:
             starts[branch.index.key] = Link(branch.index, IndexDirectory)
@@ -206,8 +202,8 @@ def _check_closure(
     histories: list[tuple[BlobRef, Snapshot | HistoryPage]] = []
     paged = _PagedBases()
     wanted = partial(_wanted, found, starts)
-    told = progress, "reading metadata"
-    for link, value in follow(context.runtime, starts.values(), load, seen, wanted, *told):
+    stage = "reading metadata"
+    for link, value in follow(context.runtime, starts.values(), load, seen, wanted, stage):
         found.objects += 1
         if isinstance(value, Snapshot | HistoryPage):
             histories.append((link.ref, value))
@@ -221,7 +217,7 @@ def _check_closure(
             found.add(link.ref.key, error)
     paged.check(context, found)
     snapshots = [(ref, value) for ref, value in histories if isinstance(value, Snapshot)]
-    for ref, snapshot in counted(progress, "checking snapshots", snapshots):
+    for ref, snapshot in counted("checking snapshots", snapshots):
         _check_snapshot(context, found, ref, snapshot)
     _check_history(found, histories)
     for name, branch in whole.branches.items():
@@ -275,10 +271,9 @@ def _check_counters(
     context: ReadContext,
     found: _Findings,
     snapshots: Sequence[tuple[BlobRef, Snapshot]],
-    progress: Progress,
 ) -> None:
     by_key = {ref.key: snapshot for ref, snapshot in snapshots}
-    for ref, snapshot in counted(progress, "counting chunks", snapshots):
+    for ref, snapshot in counted("counting chunks", snapshots):
         parent = by_key.get(snapshot.parent.key) if snapshot.parent is not None else None
         try:
             wrong = wrong_counters(context.open_view(ref), parent)
@@ -290,15 +285,13 @@ def _check_counters(
             found.add(ref.key, "; ".join(wrong))
 
 
-def _snapshots(
-    context: ReadContext, whole: Root, found: _Findings, progress: Progress
-) -> Iterator[BlobRef]:
+def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[BlobRef]:
     """The snapshots of branches, tags and leases; a broken history is recorded and ends there."""
     parts = [replace(whole, branches={n: b}, tags={}, leases=()) for n, b in whole.branches.items()]
     main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
     parts.append(replace(whole, branches=main))
     for part in parts:
-        line = live_snapshots(context, part, progress)
+        line = live_snapshots(context, part)
         last = ""
         while True:
             try:
@@ -447,9 +440,7 @@ def _first_kept(root: Root) -> int:
     return first_archive_kept(root.collected, root.fence) if root.collected else 0
 
 
-def _check_archives(
-    context: ReadContext, root: Root | None, found: _Findings, progress: Progress
-) -> dict[int, Root]:
+def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -> dict[int, Root]:
     """The archived roots by version."""
     versions = archived_versions(context)
 
@@ -466,7 +457,7 @@ def _check_archives(
 
     calls = (partial(load, version) for version in versions)
     loaded = chain.from_iterable(map(context.runtime.parallel, batched(calls, _AT_ONCE)))
-    roots = counted(progress, "reading archives", loaded, len(versions))
+    roots = counted("reading archives", loaded, len(versions))
     found.objects += len(versions)
     return {v: one for v, one in zip(versions, roots, strict=True) if one is not None}
 
@@ -523,22 +514,20 @@ def _add_ranges(found: _Findings, table: ChunkTable) -> None:
             found.unguarded.add((files[source].location, offset, length))
 
 
-def _check_chunks(
-    context: ReadContext, found: _Findings, progress: Progress
-) -> tuple[int, int, int]:
+def _check_chunks(context: ReadContext, found: _Findings) -> tuple[int, int, int]:
     keys = sorted(found.ranges)
     due = ((key, sorted(found.ranges[key] - found.sound.setdefault(key, set()))) for key in keys)
     tasks = [*_grouped((key, ranges) for key, ranges in due if ranges)]
     check = partial(_check_objects, context.storage, context.runtime.parallel)
     done = 0
-    expect(progress, "reading chunks", sum(map(len, tasks)))
+    expect("reading chunks", sum(map(len, tasks)))
     for task, results in zip(tasks, found.run(check, tasks), strict=True):
         for (key, ranges), (problem, sound) in zip(task, results, strict=True):
             if problem is not None:
                 found.add(key, problem)
             found.sound[key].update(compress(ranges, sound))
         done += len(task)
-        progress("reading chunks", done)
+        tell("reading chunks", done)
     total = sum(n for key in keys for _, n, _ in found.ranges[key] & found.sound[key])
     return len(keys), sum(map(len, found.ranges.values())), total
 
@@ -590,8 +579,8 @@ def _check_object(
     return problem, sound
 
 
-def _check_chunks_there(context: ReadContext, found: _Findings, progress: Progress) -> None:
-    listed = counted(progress, "looking for chunks", context.storage.list("chunks/"))
+def _check_chunks_there(context: ReadContext, found: _Findings) -> None:
+    listed = counted("looking for chunks", context.storage.list("chunks/"))
     sizes = {info.key: info.nbytes for info in listed}
     for key, ranges in found.ranges.items():
         due = max(offset + length for offset, length, _ in ranges)
