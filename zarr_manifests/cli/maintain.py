@@ -233,7 +233,7 @@ def _set_back(repo: Repository, version: int, dry_run: bool, as_json: bool) -> N
 
 
 def _duration(text: str) -> timedelta:
-    from zarr_manifests.config.snapshots import duration_of
+    from zarr_manifests.config.repository_config import duration_of
 
     try:
         found = timedelta(0) if text.strip() == "0" else duration_of(text)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import re2
 
-from zarr_manifests.config.kinds import Kind, shown
+from zarr_manifests.config.sections import Faults, Kind
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.runtime import fork_awaited_lock
+from zarr_manifests.texts import shown
 
-__all__ = ["PathSet", "Regex", "matches_path"]
-
-MAX_REGEX_CHARS: Final = 1_000
+_MAX_REGEX_CHARS: Final = 1_000
 _REGEX_MEMORY_BYTES: Final = 512 * 1024
 _SET_MEMORY_BYTES: Final = 16 * 1024 * 1024
+# RE2 holds locks of its own while it matches. A child forked meanwhile would wait for them for
+# ever, so forks wait for this lock.
 _MATCHING: Final = fork_awaited_lock()
-"""RE2 holds locks of its own while it matches. A child forked meanwhile would wait for them for
-ever, so forks wait for this lock."""
 
 
 @lru_cache(maxsize=1024)
@@ -73,6 +72,9 @@ class PathSet:
             except re2.error:  # too large together; each alone is within its bounds
                 self._together = None
 
+    def __reduce__(self) -> tuple[type[PathSet], tuple[Sequence[str]]]:
+        return PathSet, (self._regexes,)
+
     def matching(self, path: str) -> list[int]:
         """Positions of those that match the whole absolute path, ascending."""
         if self._together is not None:
@@ -87,23 +89,46 @@ class PathSet:
 class Regex(Kind):
     """A regular expression for absolute paths, in the syntax of RE2."""
 
-    schema: Mapping[str, Any] = {"type": "string", "maxLength": MAX_REGEX_CHARS}
+    schema: Mapping[str, Any] = {"type": "string", "maxLength": _MAX_REGEX_CHARS}
 
-    def faults(self, value: object) -> Iterator[str]:
-        if not isinstance(value, str):
-            yield f": expected a regular expression, got {shown(value)}; quote it"
-        elif len(value) > MAX_REGEX_CHARS:
-            yield (
-                f": the regular expression has {len(value)} characters, {MAX_REGEX_CHARS} are "
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, str):
+            faults(f"expected a regular expression, got {shown(given)}; quote it")
+        elif len(given) > _MAX_REGEX_CHARS:
+            faults(
+                f"the regular expression has {len(given)} characters, {_MAX_REGEX_CHARS} are "
                 "allowed; use several rules"
             )
         else:
             try:
-                _compiled(value)
+                _compiled(given)
             except (re2.error, UnicodeEncodeError) as error:
                 reason = error.args[0] if isinstance(error, re2.error) else "not Unicode"
                 text = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
-                yield (
-                    f": {shown(value)} is not a regular expression ({text}); the syntax is RE2's, "
+                faults(
+                    f"{shown(given)} is not a regular expression ({text}); the syntax is RE2's, "
                     "without lookaround and backreferences"
                 )
+        return given
+
+
+class PathEntry(Regex):
+    """A regular expression that YAML writes as a map, such as `path: .*/time`."""
+
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"path": Regex.schema},
+        "required": ["path"],
+        "additionalProperties": False,
+    }
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, Mapping):
+            return super().read(given, faults)
+        if [*given] != ["path"]:
+            faults(f"expected path: and a regular expression, got {shown(given)}")
+            return given
+        return super().read(given["path"], faults.at("path"))
+
+    def write(self, value: Any) -> Any:
+        return {"path": value}
