@@ -12,11 +12,13 @@ there; every regular expression compiles, to an automaton whose time is linear i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
-from zarr_manifests.config.path_regex import PathEntry, PathSet, Regex, matches_path
+import re2
+
 from zarr_manifests.config.sections import (
     ANY_NAME,
     Faults,
@@ -25,23 +27,152 @@ from zarr_manifests.config.sections import (
     Nested,
     Pairs,
     Scalar,
+    Section,
     matches,
     plain_values,
     read_options,
     text,
     whole,
 )
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.runtime import fork_awaited_lock
 from zarr_manifests.texts import known_as, shown, spelled
 
 DEFAULT_SET_NAME: Final = "default"
 _COORDINATES: Final = "coordinates"
 MAX_REFS: Final = 1_000_000_000_000
 _MAX_AXES: Final = 32
+_MAX_SETS: Final = 64
+_MAX_RULES: Final = 256
 _SET_NAME: Final = text(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
     "a name of at most 64 letters, digits and _ . - that begins with no . or -",
 )
 _REF_NAME: Final = text(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
+_MAX_REGEX_CHARS: Final = 1_000
+_REGEX_MEMORY_BYTES: Final = 512 * 1024
+_SET_MEMORY_BYTES: Final = 16 * 1024 * 1024
+_LOCK: Final = fork_awaited_lock()
+
+
+@lru_cache(maxsize=1024)
+def _compiled(regex: str) -> Any:
+    return re2.compile(regex, _re2_options(_REGEX_MEMORY_BYTES))
+
+
+def _re2_options(memory_bytes: int) -> Any:
+    options = re2.Options()
+    options.max_mem = memory_bytes
+    options.log_errors = False
+    options.dot_nl = True  # a path may hold anything, and `.*` is any path
+    return options
+
+
+@contextmanager
+def _matching(path: str) -> Iterator[None]:
+    """RE2 holds locks of its own while it matches, and a child forked meanwhile waits for ever.
+
+    So forks wait for our lock.
+    """
+    try:
+        with _LOCK:
+            yield
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{path!a} is not a path: it is no valid Unicode text"
+        ) from error
+
+
+def matches_path(regex: str, path: str) -> bool:
+    """Whether the regex matches the whole absolute path, in time linear to its length."""
+    with _matching(path):
+        return _compiled(regex).fullmatch(path) is not None
+
+
+class PathSet:
+    """Regular expressions that are matched all at once.
+
+    One automaton finds all matches in one pass over the path. If it needs more memory than it
+    may have, the expressions are matched one by one.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.manifest_sets import PathSet
+    >>> PathSet([".*/lat", "/a/.*", ".*/lon"]).matching("/a/lat")
+    [0, 1]
+    """
+
+    def __init__(self, regexes: Sequence[str], memory_bytes: int = _SET_MEMORY_BYTES) -> None:
+        self._regexes = tuple(regexes)
+        # There are thousands of arrays, and each is asked about several times.
+        self.matching = lru_cache(maxsize=16_384)(self._matching)
+        self._together: Any = re2.Set.FullMatchSet(_re2_options(memory_bytes))
+        try:
+            for regex in (*self._regexes, ".*"):
+                self._together.Add(regex)
+            self._together.Compile()
+        except re2.error:  # too large together; each alone is within its bounds
+            self._together = None
+
+    def __reduce__(self) -> tuple[type[PathSet], tuple[Sequence[str]]]:
+        return PathSet, (self._regexes,)
+
+    def _matching(self, path: str) -> list[int]:
+        """Positions of those that match the whole absolute path, ascending."""
+        with _matching(path):
+            found = [] if self._together is None else sorted(self._together.Match(path))
+        # The last one matches any path, so no match at all means that memory ran out.
+        if found:
+            return found[:-1]
+        return [i for i, regex in enumerate(self._regexes) if matches_path(regex, path)]
+
+
+class Regex(Kind):
+    """A regular expression for absolute paths, in the syntax of RE2."""
+
+    schema: Mapping[str, Any] = {"type": "string", "maxLength": _MAX_REGEX_CHARS}
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, str):
+            faults(f"expected a regular expression, got {shown(given)}; quote it")
+        elif len(given) > _MAX_REGEX_CHARS:
+            faults(
+                f"the regular expression has {len(given)} characters, {_MAX_REGEX_CHARS} are "
+                "allowed; use several rules"
+            )
+        else:
+            try:
+                _compiled(given)
+            except (re2.error, UnicodeEncodeError) as error:
+                reason = error.args[0] if isinstance(error, re2.error) else "not Unicode"
+                text = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+                faults(
+                    f"{shown(given)} is not a regular expression ({text}); the syntax is RE2's, "
+                    "without lookaround and backreferences"
+                )
+        return given
+
+
+class PathEntry(Regex):
+    """A regular expression that YAML writes as a map, such as `path: .*/time`."""
+
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"path": Regex.schema},
+        "required": ["path"],
+        "additionalProperties": False,
+    }
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, Mapping):
+            return super().read(given, faults)
+        if [*given] != ["path"]:
+            faults(f"expected path: and a regular expression, got {shown(given)}")
+            return given
+        return super().read(given["path"], faults.at("path"))
+
+    def write(self, value: Any) -> Any:
+        return {"path": value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +310,7 @@ def _within(number: int, interval: Interval | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Section):
     """Sends the arrays that meet all its conditions to a manifest set.
 
     Parameters
@@ -206,9 +337,6 @@ class Rule:
     metadata_chunks: Annotated[Interval | None, _IntervalKind()] = None
     initialized_chunks: Annotated[Interval | None, _IntervalKind()] = None
 
-    def __post_init__(self) -> None:
-        read_options(self)
-
     def takes(self, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with those numbers of chunks meets it, if its path does."""
         return _within(metadata_chunks, self.metadata_chunks) and _within(
@@ -228,7 +356,7 @@ def _is_dimension(value: Any) -> bool:
 
 
 _ALONG: Final = Pairs(
-    Scalar(f"a dimension name, quoted, or an axis below {_MAX_AXES}", _is_dimension),
+    Scalar(f"a dimension name, quoted, or an axis below {_MAX_AXES}", {}, _is_dimension),
     whole(1, MAX_REFS),
     "dimension names (or axes) and the chunks along them, such as {time: 720}",
     least=1,
@@ -237,7 +365,7 @@ _ALONG: Final = Pairs(
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(Section):
     """Splits the arrays of some paths into leaves, which are packed one by one.
 
     Parameters
@@ -251,12 +379,9 @@ class Split:
     path: Annotated[str, Regex()]
     along: Annotated[tuple[tuple[str | int, int], ...], _ALONG]
 
-    def __post_init__(self) -> None:
-        read_options(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Preload:
+class Preload(Section):
     """Which manifests are fetched in the background when a session opens.
 
     Parameters
@@ -277,9 +402,6 @@ class Preload:
     arrays: Annotated[tuple[str, ...] | None, ListOf(PathEntry(), most=64)] = None
     branches: Annotated[tuple[str, ...], ListOf(_REF_NAME, most=256)] = ()
     tags: Annotated[tuple[str, ...], ListOf(_REF_NAME, most=256)] = ()
-
-    def __post_init__(self) -> None:
-        read_options(self)
 
     def matches(self, path: str) -> bool:
         """Whether `arrays` names the array with that absolute path; none if `arrays` is None."""
@@ -320,10 +442,12 @@ class ChunkManifests:
     ('coordinates', (ManifestSet(name='default', ...), None))
     """
 
-    sets: Annotated[tuple[ManifestSet, ...], _Sets(_NamedSet(ManifestSet), most=64)] = _DEFAULT_SETS
-    rules: Annotated[tuple[Rule, ...], ListOf(_RuleKind(Rule), most=256)] = _DEFAULT_RULES
+    sets: Annotated[tuple[ManifestSet, ...], _Sets(_NamedSet(ManifestSet), _MAX_SETS)] = (
+        _DEFAULT_SETS
+    )
+    rules: Annotated[tuple[Rule, ...], ListOf(_RuleKind(Rule), _MAX_RULES)] = _DEFAULT_RULES
     splitting: Annotated[
-        tuple[Split, ...] | None, ListOf(Nested(Split), most=256, none="none")
+        tuple[Split, ...] | None, ListOf(Nested(Split), _MAX_RULES, none="none")
     ] = ()
     preload: Preload = field(default=Preload())
 
@@ -332,7 +456,7 @@ class ChunkManifests:
         if isinstance(sets, Mapping):
             sets = [{name: body} for name, body in sets.items()]
         between: Iterable[str] = ()
-        if isinstance(sets, list | tuple):
+        if isinstance(sets, list | tuple) and len(sets) <= _MAX_SETS:
             named = [_name_and_target(one) for one in sets]
             if DEFAULT_SET_NAME not in dict(named):
                 sets = (*sets, _DEFAULT_SET)
@@ -403,24 +527,26 @@ def _name_and_target(given: Any) -> tuple[str, str | None]:
 def _faults_between(sets: Sequence[tuple[str, str | None]], rules: Any) -> Iterator[str]:
     """What is wrong between sets and rules, some of which may have faults of their own."""
     targets: dict[str, str | None] = {}
-    for i, (name, target) in enumerate(sets):
-        if name and name in targets:
-            yield f"sets[{i}].{name}: another set has this name; choose a new one"
+    named = [(f"sets[{i}].{name}", name, target) for i, (name, target) in enumerate(sets) if name]
+    for place, name, target in named:
+        if name in targets:
+            yield f"{place}: another set has this name; choose a new one"
         targets.setdefault(name, target)
-    for i, (name, target) in enumerate(sets):
-        place = f"sets[{i}].{name}.overflow-to"
+    for place, name, target in named:
         if target is not None and target not in targets:
-            yield f"{place}: there is no set {target!r}; {known_as(target, targets)}"
+            near = known_as(target, targets)
+            yield f"{place}.overflow-to: there is no set {shown(target)}; {near}"
         way = _circle(name, targets)
         if way and name == min(way, key=[*targets].index):  # each circle once
             yield (
-                f"{place}: the sets overflow in a circle ({' -> '.join([*way, name])}); "
-                "let one overflow to default"
+                f"{place}.overflow-to: the sets overflow in a circle "
+                f"({' -> '.join([*way, name])}); let one overflow to default"
             )
-    for i, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
+    few = isinstance(rules, list | tuple) and len(rules) <= _MAX_RULES
+    for i, rule in enumerate(rules if few else ()):
         wanted = rule.get("target") if isinstance(rule, Mapping) else getattr(rule, "target", None)
         if isinstance(wanted, str) and wanted not in targets:
-            yield f"rules[{i}].target: there is no set {wanted!r}; {known_as(wanted, targets)}"
+            yield f"rules[{i}].target: there is no set {shown(wanted)}; {known_as(wanted, targets)}"
 
 
 def _circle(start: str, targets: Mapping[str, str | None]) -> list[str]:

@@ -25,9 +25,9 @@ from zarr_manifests.config.sections import (
     Nested,
     Pairs,
     Scalar,
+    Section,
     json_schema,
     matches,
-    number,
     overlaid,
     plain_values,
     read_options,
@@ -50,17 +50,8 @@ def _is_label_value(value: Any) -> bool:
     return type(value) in (int, float, bool) and -(2**63) <= value < 2**63  # which no NaN is
 
 
-class _Labels(Pairs):
-    """Texts, numbers and booleans by name; a map in YAML, where null removes a name."""
-
-    def read(self, given: Any, faults: Faults) -> Any:
-        if isinstance(given, Mapping):
-            given = {name: value for name, value in given.items() if value is not None}
-        return super().read(given, faults)
-
-
 @dataclass(frozen=True, slots=True)
-class Commits:
+class Commits(Section):
     """How commits are made.
 
     Parameters
@@ -79,12 +70,12 @@ class Commits:
     attempts: Annotated[int, whole(1, 10_000)] = 100
     metadata: Annotated[
         tuple[tuple[str, str | int | float | bool], ...],
-        _Labels(
+        Pairs(
             text(ANY_NAME, "a name of 1 to 255 characters"),
             Scalar(
                 "a text, a finite number, true or false",
+                {"type": ["string", "number", "boolean", "null"]},
                 _is_label_value,
-                type=["string", "number", "boolean", "null"],
             ),
             "names and their values, such as {host: a}",
             least=0,
@@ -92,12 +83,16 @@ class Commits:
         ),
     ] = ()
 
-    def __post_init__(self) -> None:
-        read_options(self)
+
+_SHARE: Final = Scalar(
+    "a number from 0 to 100",
+    {"type": "number", "minimum": 0, "maximum": 100},
+    lambda value: type(value) in (int, float) and 0 <= value <= 100,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Compaction:
+class Compaction(Section):
     """When deltas are brought together, and how much of the base is written again for it.
 
     Deltas become *runs* (a minor compaction), and what has piled up for a leaf of the base is
@@ -129,16 +124,13 @@ class Compaction:
     fan_in: Annotated[int, whole(2, 100)] = 4
     size_ratio: Annotated[
         float,
-        number(0, 100),
+        _SHARE,
     ] = 0.25
     async_threads: Annotated[int, whole(1, 64)] = 2
 
-    def __post_init__(self) -> None:
-        read_options(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Section):
     """How much metadata is kept in memory by whoever opens the repository and does not say.
 
     Parameters
@@ -170,20 +162,17 @@ class Cache:
         "zm.open",
     )
 
-    def __post_init__(self) -> None:
-        read_options(self)
-
 
 _FOLDER: Final = Scalar(
     "a path",
+    {"type": "string"},
     lambda path: matches("(?s).+", path),
     lambda given: given.__fspath__() if hasattr(given, "__fspath__") else given,
-    type="string",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
+class CacheOptions(Section):
     """What a repository object may keep of what it has read.
 
     Parameters
@@ -221,9 +210,6 @@ class CacheOptions:
     directory_bytes: Annotated[int, whole(0, _MAX)] = 1 << 30
     chunk_bytes: Annotated[int, whole(0, _MAX)] = 0
     chunks: Annotated[bool, YES_NO] = False
-
-    def __post_init__(self) -> None:
-        read_options(self)
 
     @classmethod
     def of(
@@ -286,7 +272,7 @@ class _Duration(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshots:
+class Snapshots(Section):
     """What `Repository.expire_snapshots` keeps by default: what either of the two options says.
 
     Parameters
@@ -307,9 +293,6 @@ class Snapshots:
     keep_last: Annotated[int | None, whole(1, 1_000_000_000)] = None
     max_age: Annotated[timedelta | None, _Duration()] = None
 
-    def __post_init__(self) -> None:
-        read_options(self)
-
 
 # What is refused may have secrets, so it is not repeated.
 _URL: Final = text(
@@ -320,7 +303,7 @@ _URL: Final = text(
 
 
 @dataclass(frozen=True, slots=True)
-class SavedContainer:
+class SavedContainer(Section):
     """A place of virtual chunks that is saved with the repository, without secrets.
 
     It takes effect only for those who open the repository with `authorize=[name]`.
@@ -356,9 +339,6 @@ class SavedContainer:
     url: Annotated[str, _URL]
     region: Annotated[str | None, text(r"[A-Za-z0-9-]{1,64}", "the name of a region")] = None
     anonymous: Annotated[bool, YES_NO] = False
-
-    def __post_init__(self) -> None:
-        read_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from inspect import cleandoc
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
@@ -45,7 +45,7 @@ class Faults(NamedTuple):
 class Kind(ABC):
     """A kind of value."""
 
-    schema: Mapping[str, Any] = {}
+    schema: Mapping[str, Any]
 
     @abstractmethod
     def read(self, given: Any, faults: Faults) -> Any:
@@ -60,36 +60,32 @@ class Kind(ABC):
         return dict(self.schema)
 
 
+@dataclass(frozen=True)
 class Scalar(Kind):
-    """A single value, which `meaning` says in words.
+    """A single value.
 
     Parameters
     ----------
     meaning : str
         What is expected, for messages.
+    schema : mapping
+        The JSON Schema.
     sound : callable
         Whether a value is one.
     convert : callable, optional
         The value that something else means; what means none comes back.
     secret : bool
         Whether messages leave out what was given.
-    **schema : object
-        The JSON Schema.
     """
 
-    def __init__(
-        self,
-        meaning: str,
-        sound: Callable[[Any], bool],
-        convert: Callable[[Any], Any] | None = None,
-        secret: bool = False,
-        **schema: Any,
-    ) -> None:
-        self.meaning, self.sound, self.convert, self.secret = meaning, sound, convert, secret
-        self.schema = schema
+    meaning: str
+    schema: Mapping[str, Any]
+    sound: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda given: given
+    secret: bool = False
 
     def read(self, given: Any, faults: Faults) -> Any:
-        value = given if self.convert is None else self.convert(given)
+        value = self.convert(given)
         if not self.sound(value):
             got = "" if self.secret else f", got {shown(given)}"
             faults(f"expected {self.meaning}{got}")
@@ -98,30 +94,15 @@ class Scalar(Kind):
 
 def whole(low: int, high: int) -> Scalar:
     """A whole number within these bounds."""
-    return _number("a whole number", (int,), low, high, "integer")
-
-
-def number(low: float, high: float) -> Scalar:
-    """A number within these bounds."""
-    return _number("a number", (int, float), low, high, "number")
-
-
-def _number(
-    meaning: str, types: tuple[type, ...], low: float, high: float, json_type: str
-) -> Scalar:
-    return Scalar(
-        f"{meaning} from {low:,} to {high:,}",
-        lambda value: type(value) in types and low <= value <= high,
-        type=json_type,
-        minimum=low,
-        maximum=high,
-    )
+    meaning = f"a whole number from {low:,} to {high:,}"
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return Scalar(meaning, schema, lambda value: type(value) is int and low <= value <= high)
 
 
 def word(*words: str) -> Scalar:
     """One of some words in lower case, read in any case."""
     convert = _in_lower_case
-    return Scalar(" or ".join(words), lambda value: value in words, convert, enum=list(words))
+    return Scalar(" or ".join(words), {"enum": [*words]}, lambda value: value in words, convert)
 
 
 def _in_lower_case(given: Any) -> Any:
@@ -129,14 +110,9 @@ def _in_lower_case(given: Any) -> Any:
 
 
 def text(pattern: str, meaning: str, secret: bool = False) -> Scalar:
-    """A text that matches the regular expression."""
-    return Scalar(
-        meaning,
-        lambda value: matches(pattern, value),
-        secret=secret,
-        type="string",
-        pattern=f"^{pattern}$",
-    )
+    """A text that matches the regular expression as a whole."""
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    return Scalar(meaning, schema, lambda value: matches(pattern, value), secret=secret)
 
 
 def matches(pattern: str, value: object) -> bool:
@@ -144,11 +120,11 @@ def matches(pattern: str, value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
 
 
-YES_NO: Final = Scalar("true or false", lambda value: type(value) is bool, type="boolean")
+YES_NO: Final = Scalar("true or false", {"type": "boolean"}, lambda value: type(value) is bool)
 
 
 class Pairs(Kind):
-    """From `least` to `most` values by name: a map in YAML, a tuple of pairs in Python."""
+    """From `least` to `most` values by name: a tuple of pairs; in YAML a map, without its nulls."""
 
     def __init__(self, name: Kind, value: Kind, meaning: str, least: int, most: int) -> None:
         self.name, self.value, self.meaning = name, value, meaning
@@ -157,7 +133,9 @@ class Pairs(Kind):
         self.schema = {"type": "object", **bounds, "additionalProperties": value.schema}
 
     def read(self, given: Any, faults: Faults) -> Any:
-        pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+        pairs = given
+        if isinstance(given, Mapping):
+            pairs = tuple(pair for pair in given.items() if pair[1] is not None)
         if not isinstance(pairs, tuple) or {type(each) for each in pairs} - {tuple}:
             faults(f"expected {self.meaning}, got {shown(given)}")
         elif not self.least <= len(pairs) <= self.most:
@@ -270,9 +248,12 @@ class Option(NamedTuple):
     nullable: bool
 
     def given(self, value: Any, faults: Faults, below: Any) -> Any:
-        """The value that its section gets where a map has this one; null is an empty list."""
-        if below is not None and isinstance(self.kind, Nested):
-            return self.kind.read(value, faults, getattr(below, self.field))
+        """The value that its section gets where a map has this one over the section `below`."""
+        before = getattr(below, self.field, None)
+        if isinstance(self.kind, Nested) and before is not None:
+            return self.kind.read(value, faults, before)
+        if isinstance(self.kind, Pairs) and isinstance(value, Mapping | None):
+            return dict(before or ()) | dict(value or {})
         is_list = isinstance(self.kind, ListOf) and not self.nullable
         return () if value is None and is_list else value
 
@@ -320,6 +301,15 @@ def read_options(section: Any, between: Iterable[str] = ()) -> None:
     faults.found.extend(between)
     if faults.found:
         raise ConfigError(faults.found)
+
+
+class Section:
+    """A section between whose options nothing can be wrong."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        read_options(self)
 
 
 def plain_values(section: Any) -> dict[str, Any]:

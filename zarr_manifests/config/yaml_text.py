@@ -33,10 +33,8 @@ def load_yaml(text: str | bytes) -> tuple[Any, Mapping[str, int]]:
     ConfigError
         If it is too large, is no YAML, or uses what no configuration needs.
     """
-    # Counted before it is encoded: characters are never more than bytes.
-    if len(text) > MAX_TEXT_BYTES or (
-        isinstance(text, str) and len(text.encode(errors="replace")) > MAX_TEXT_BYTES
-    ):
+    encoded = text.encode(errors="replace") if isinstance(text, str) else text
+    if len(encoded) > MAX_TEXT_BYTES:
         raise ConfigError(
             [f"the text is longer than {MAX_TEXT_BYTES:,} bytes; this is not a configuration"]
         )
@@ -71,25 +69,19 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     """Plain values as YAML, in their order."""
     dump = partial(yaml.dump, values, Dumper=_Dumper, sort_keys=False, width=100)
     text = str(dump(allow_unicode=True))
-    # YAML takes for printable what turns the direction of text around.
+    # YAML takes for printable what turns the direction of text around, and what is read as a space.
     return text if text == plain_text(text, lines=True) else str(dump(allow_unicode=False))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists of numbers, such as intervals, in one line, and texts so that they come back."""
+    """Writes lists of numbers, such as intervals, in one line."""
 
     def represent_list(self, data: Any) -> Any:
         numbers = bool(data) and all(one is None or isinstance(one, int) for one in data)
         return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=numbers)
 
-    def represent_text(self, data: str) -> Any:
-        # Outside double quotes these are line breaks, which are read as spaces.
-        style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
-
 
 _Dumper.add_representer(list, _Dumper.represent_list)
-_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 class _Reading:

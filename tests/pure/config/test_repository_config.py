@@ -10,7 +10,7 @@ import re2
 
 from zarr_manifests import Config
 from zarr_manifests.config import ChunkManifests, ManifestSet, Rule, Snapshots, Split
-from zarr_manifests.config.path_regex import PathSet, matches_path
+from zarr_manifests.config.manifest_sets import PathSet, matches_path
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -64,8 +64,8 @@ def test_a_rule_sends_an_array_to_its_set_where_all_its_conditions_hold() -> Non
         (("/c", 10**9, 0), "any"),
     ):
         assert planned.set_for(*array)[0].name == due
-    with pytest.raises(InvalidArgumentError, match="not valid Unicode"):
-        ChunkManifests().set_for("\ud800", 1, 1)
+    with pytest.raises(InvalidArgumentError, match="no valid Unicode"):
+        planned.set_for("\ud800", 1, 1)
 
 
 def test_rules_that_are_too_many_for_one_automaton_match_what_they_match_alone() -> None:

@@ -43,15 +43,15 @@ FAULTS = [
     ),
     Fault(
         "paths-match-in-part",
-        "config/path_regex.py",
-        "compiled.fullmatch(path)",
-        "compiled.search(path)",
+        "config/manifest_sets.py",
+        "_compiled(regex).fullmatch(path)",
+        "_compiled(regex).search(path)",
     ),
     Fault(
         "sections-replaced-as-a-whole",
         "config/sections.py",
-        "faults, getattr(below, self.field))",
-        "faults)",
+        "self.kind.read(value, faults, before)",
+        "self.kind.read(value, faults)",
     ),
     Fault(
         "rules-outlive-their-sets",
