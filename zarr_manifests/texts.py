@@ -1,7 +1,8 @@
-"""Counts, bytes, times and sums as the command line and the pages show them; and near names."""
+"""Counts, bytes, times, sums and values as messages, the command line and pages show them."""
 
 from __future__ import annotations
 
+import reprlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -9,7 +10,18 @@ from difflib import get_close_matches
 from heapq import nlargest, nsmallest
 from typing import Final
 
-__all__ = ["bytes_text", "count_text", "near_names", "time_text", "totals_text", "written_text"]
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "hyphened",
+    "known_as",
+    "near_names",
+    "shown",
+    "spelled",
+    "time_text",
+    "totals_text",
+    "written_text",
+]
 
 _CANDIDATES: Final = 100
 _COMPARED: Final = 25_000
@@ -46,6 +58,39 @@ def _ends_alike(name: str, other: str) -> int:
     most = range(1, min(len(name), len(other)) + 1)
     begin = bisect_left(most, True, key=lambda n: name[:n] != other[:n])
     return begin + bisect_left(most, True, key=lambda n: name[-n:] != other[-n:])
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: never longer than a line."""
+    try:
+        return reprlib.repr(value)[:80]
+    except ValueError:  # Python prints no number with thousands of digits
+        return "a number that is too large"
+
+
+def spelled(key: object) -> str:
+    """A key as it stands in a place: never longer than a name."""
+    return key[:64] if isinstance(key, str) else shown(key)[:64]
+
+
+def hyphened(key: object) -> str:
+    """The name of an option that a key with hyphens or underscores means."""
+    return spelled(key).replace("_", "-")
+
+
+def known_as(name: object, known: Iterable[str]) -> str:
+    """Advice for an unknown name: the known name that is close to it, or all known names.
+
+    Examples
+    --------
+    >>> known_as("mod", ["mode", "attempts"]), known_as("colour", ["mode", "attempts"])
+    ('did you mean mode?', 'known are attempts, mode')
+    """
+    names = list(known)
+    close = near_names(spelled(name), names)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known are {', '.join(sorted(names)[:40])}" if names else "there are none"
 
 
 def count_text(count: int, noun: str) -> str:

@@ -144,7 +144,7 @@ def _put(given: dict[str, Any], option: str) -> None:
             raise InvalidArgumentError(f"{place}: {section} is given as a value and as a section")
     if name in inside:
         raise InvalidArgumentError(f"{place} is given twice")
-    inside[name] = load_yaml(text)
+    inside[name] = load_yaml(text)[0]
 
 
 def _parsed(entries: list[str]) -> dict[str, Any]:

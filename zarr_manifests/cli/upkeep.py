@@ -193,7 +193,7 @@ def run_check(url: Url, *, as_json: Json = False, option: Options = None) -> Non
 
 
 def _duration(text: str) -> timedelta:
-    from zarr_manifests.config.snapshots import duration_of
+    from zarr_manifests.config.repository_config import duration_of
 
     try:
         found = timedelta(0) if text.strip() == "0" else duration_of(text)

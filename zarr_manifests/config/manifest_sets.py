@@ -11,48 +11,168 @@ there; every regular expression compiles, to an automaton whose time is linear i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
-from zarr_manifests.config.kinds import (
-    MAX_REFS,
-    OVERFLOW,
-    REF_NAME,
-    SET_NAME,
-    Along,
-    AlongKind,
-    Entry,
+import re2
+
+from zarr_manifests.config.sections import (
+    ANY_NAME,
+    Faults,
     Kind,
     ListOf,
-    Whole,
-    known_as,
-    shown,
+    Nested,
+    Pairs,
+    Scalar,
+    Section,
+    matches,
+    plain_values,
+    read_options,
+    text,
+    whole,
 )
-from zarr_manifests.config.path_regex import PathSet, Regex, matches_path
-from zarr_manifests.config.sections import Nested, check_options, plain_values, saved_values
-from zarr_manifests.error_cases import ConfigError
-
-__all__ = [
-    "DEFAULT_SET_NAME",
-    "ChunkManifests",
-    "Interval",
-    "ManifestSet",
-    "NamedSet",
-    "Preload",
-    "Rule",
-    "Split",
-    "manifest_set",
-]
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.runtime import fork_awaited_lock
+from zarr_manifests.texts import known_as, shown, spelled
 
 DEFAULT_SET_NAME: Final = "default"
-_DEFAULT_SET_REFS: Final = 1_000_000
+_COORDINATES: Final = "coordinates"
+MAX_REFS: Final = 1_000_000_000_000
+_MAX_AXES: Final = 32
 _MAX_SETS: Final = 64
 _MAX_RULES: Final = 256
-_MAX_REFS_TO_LOAD: Final = 256
-_MAX_PATHS: Final = 64
-_REMEMBERED: Final = 16_384
+_SET_NAME: Final = text(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
+    "a name of at most 64 letters, digits and _ . - that begins with no . or -",
+)
+_REF_NAME: Final = text(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
+_MAX_REGEX_CHARS: Final = 1_000
+_REGEX_MEMORY_BYTES: Final = 512 * 1024
+_SET_MEMORY_BYTES: Final = 16 * 1024 * 1024
+_LOCK: Final = fork_awaited_lock()
+
+
+@lru_cache(maxsize=1024)
+def _compiled(regex: str) -> Any:
+    return re2.compile(regex, _re2_options(_REGEX_MEMORY_BYTES))
+
+
+def _re2_options(memory_bytes: int) -> Any:
+    options = re2.Options()
+    options.max_mem = memory_bytes
+    options.log_errors = False
+    options.dot_nl = True  # a path may hold anything, and `.*` is any path
+    return options
+
+
+@contextmanager
+def _matching(path: str) -> Iterator[None]:
+    """RE2 holds locks of its own while it matches, and a child forked meanwhile waits for ever.
+
+    So forks wait for our lock.
+    """
+    try:
+        with _LOCK:
+            yield
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{path!a} is not a path: it is no valid Unicode text"
+        ) from error
+
+
+def matches_path(regex: str, path: str) -> bool:
+    """Whether the regex matches the whole absolute path, in time linear to its length."""
+    with _matching(path):
+        return _compiled(regex).fullmatch(path) is not None
+
+
+class PathSet:
+    """Regular expressions that are matched all at once.
+
+    One automaton finds all matches in one pass over the path. If it needs more memory than it
+    may have, the expressions are matched one by one.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.manifest_sets import PathSet
+    >>> PathSet([".*/lat", "/a/.*", ".*/lon"]).matching("/a/lat")
+    [0, 1]
+    """
+
+    def __init__(self, regexes: Sequence[str], memory_bytes: int = _SET_MEMORY_BYTES) -> None:
+        self._regexes = tuple(regexes)
+        # There are thousands of arrays, and each is asked about several times.
+        self.matching = lru_cache(maxsize=16_384)(self._matching)
+        self._together: Any = re2.Set.FullMatchSet(_re2_options(memory_bytes))
+        try:
+            for regex in (*self._regexes, ".*"):
+                self._together.Add(regex)
+            self._together.Compile()
+        except re2.error:  # too large together; each alone is within its bounds
+            self._together = None
+
+    def __reduce__(self) -> tuple[type[PathSet], tuple[Sequence[str]]]:
+        return PathSet, (self._regexes,)
+
+    def _matching(self, path: str) -> list[int]:
+        """Positions of those that match the whole absolute path, ascending."""
+        with _matching(path):
+            found = [] if self._together is None else sorted(self._together.Match(path))
+        # The last one matches any path, so no match at all means that memory ran out.
+        if found:
+            return found[:-1]
+        return [i for i, regex in enumerate(self._regexes) if matches_path(regex, path)]
+
+
+class Regex(Kind):
+    """A regular expression for absolute paths, in the syntax of RE2."""
+
+    schema: Mapping[str, Any] = {"type": "string", "maxLength": _MAX_REGEX_CHARS}
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, str):
+            faults(f"expected a regular expression, got {shown(given)}; quote it")
+        elif len(given) > _MAX_REGEX_CHARS:
+            faults(
+                f"the regular expression has {len(given)} characters, {_MAX_REGEX_CHARS} are "
+                "allowed; use several rules"
+            )
+        else:
+            try:
+                _compiled(given)
+            except (re2.error, UnicodeEncodeError) as error:
+                reason = error.args[0] if isinstance(error, re2.error) else "not Unicode"
+                text = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+                faults(
+                    f"{shown(given)} is not a regular expression ({text}); the syntax is RE2's, "
+                    "without lookaround and backreferences"
+                )
+        return given
+
+
+class PathEntry(Regex):
+    """A regular expression that YAML writes as a map, such as `path: .*/time`."""
+
+    schema: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"path": Regex.schema},
+        "required": ["path"],
+        "additionalProperties": False,
+    }
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, Mapping):
+            return super().read(given, faults)
+        if [*given] != ["path"]:
+            faults(f"expected path: and a regular expression, got {shown(given)}")
+            return given
+        return super().read(given["path"], faults.at("path"))
+
+    def write(self, value: Any) -> Any:
+        return {"path": value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +198,20 @@ class ManifestSet:
         If a value is out of range, both limits are given, or `default` is limited in number.
     """
 
-    name: Annotated[str, SET_NAME, "what rules and other sets call it"]
-    max_manifest_size: Annotated[
-        int | None,
-        Whole(1, MAX_REFS, "unlimited"),
-        "chunk refs per manifest; `null` without `arrays-per-manifest` means no limit",
-        ("max-size",),
-    ] = None
-    arrays_per_manifest: Annotated[
-        int | None,
-        Whole(1, 1_000_000, "not packed by number"),
-        "arrays per manifest, the biggest with the smallest; instead of `max-manifest-size`",
-        ("max-arrays-per-manifest",),
-    ] = None
-    overflow_to: Annotated[
-        str | None, OVERFLOW, "the set that gets an array for which there is no room"
-    ] = DEFAULT_SET_NAME
-    cardinality: Annotated[
-        int | None, Whole(1, 1_000_000, "unlimited"), "manifests in the set; `null` for any number"
-    ] = 1
+    name: Annotated[str, _SET_NAME]
+    max_manifest_size: Annotated[int | None, whole(1, MAX_REFS)] = None
+    arrays_per_manifest: Annotated[int | None, whole(1, 1_000_000)] = None
+    overflow_to: Annotated[str | None, _SET_NAME] = DEFAULT_SET_NAME
+    cardinality: Annotated[int | None, whole(1, 1_000_000)] = 1
 
     misplaced: ClassVar = {"name": "unknown option; the name stands before the colon"}
+    other_names: ClassVar = {
+        "max-size": "max-manifest-size",
+        "max-arrays-per-manifest": "arrays-per-manifest",
+    }
 
     def __post_init__(self) -> None:
-        check_options(self, self._faults_between)
+        read_options(self, self._faults_between())
 
     def _faults_between(self) -> Iterator[str]:
         if self.max_manifest_size is not None and self.arrays_per_manifest is not None:
@@ -121,28 +231,26 @@ class ManifestSet:
             yield "cardinality: the set default has any number of manifests; remove it, or use null"
 
 
-def manifest_set(values: Mapping[str, Any]) -> ManifestSet:
-    """The set with these values by field; `default` has other defaults than the others."""
-    if values["name"] == DEFAULT_SET_NAME:
-        values = {"overflow_to": None, "cardinality": None, **values}
-        if values.get("arrays_per_manifest") is None:
-            values = {"max_manifest_size": _DEFAULT_SET_REFS, **values}
-    return ManifestSet(**values)
-
-
-class NamedSet(Nested):
+class _NamedSet(Nested):
     """A set as YAML has it: its name, with the options below it."""
 
-    def __init__(self) -> None:
-        super().__init__(ManifestSet)
+    def read(self, given: Any, faults: Faults, *_: Any) -> Any:
+        entry = {given: None} if isinstance(given, str) else given
+        if isinstance(given, ManifestSet):
+            return given
+        if not isinstance(entry, Mapping) or len(entry) != 1:
+            got = shown(list(entry)[:4] if isinstance(entry, Mapping) else entry)
+            faults(f"expected one name and, further to the right, its options; got {got}")
+            return given
+        ((name, body),) = entry.items()
+        return super().read(body, faults.at(spelled(name)), known={"name": name})
 
-    def read(self, plain: Any) -> Any:
-        if not isinstance(plain, Mapping) or len(plain) != 1:
-            return plain
-        ((name, body),) = plain.items()
-        if not isinstance(body, Mapping):
-            return plain
-        return manifest_set(saved_values(ManifestSet, {**body, "name": name}))
+    def rest(self, values: Mapping[str, Any], below: Any) -> dict[str, Any]:
+        if values["name"] != DEFAULT_SET_NAME:
+            return {}
+        by_number = values.get("arrays_per_manifest") is not None
+        most = None if by_number else _DEFAULT_SET.max_manifest_size
+        return {"overflow_to": None, "cardinality": None, "max_manifest_size": most}
 
     def write(self, value: Any) -> Any:
         body = plain_values(value)
@@ -150,73 +258,59 @@ class NamedSet(Nested):
         del body["name"], body[limits[value.arrays_per_manifest is None]]
         return {value.name: body}
 
+    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
+        one = {"minProperties": 1, "maxProperties": 1}
+        named = {"type": "object", "propertyNames": _SET_NAME.schema} | one
+        body = {"anyOf": [super().json_schema(sections), {"type": "null"}]}
+        return {"anyOf": [_SET_NAME.schema, named | {"additionalProperties": body}]}
 
-_DEFAULT_SET: Final = manifest_set({"name": DEFAULT_SET_NAME})
+
+class _Sets(ListOf):
+    """The sets: a list, or a map by name."""
+
+    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
+        listed, null = super().json_schema(sections)["anyOf"]
+        by_name = listed["items"]["anyOf"][1] | {"minProperties": 0, "maxProperties": self.most}
+        return {"anyOf": [listed, null, by_name]}
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A closed interval of whole numbers; None is an open end.
+_DEFAULT_SET: Final = ManifestSet(DEFAULT_SET_NAME, 1_000_000, overflow_to=None, cardinality=None)
 
-    Raises
-    ------
-    ConfigError
-        Unless `0 <= low <= high`.
 
-    Examples
-    --------
-    >>> 500 in Interval(0, 500), 501 in Interval(0, 500), 10**9 in Interval(501)
-    (True, False, True)
-    """
-
-    low: int | None = None
-    high: int | None = None
-
-    def __post_init__(self) -> None:
-        problems = [
-            f"expected a number from 0 to {MAX_REFS} or null, got {shown(end)}"
-            for end in (self.low, self.high)
-            if end is not None and (type(end) is not int or not 0 <= end <= MAX_REFS)
-        ]
-        if not problems and self.low is not None and self.high is not None and self.low > self.high:
-            problems = [f"[{self.low}, {self.high}] is empty; give the smaller number first"]
-        if problems:
-            raise ConfigError(problems)
-
-    def __contains__(self, number: int) -> bool:
-        return (self.low is None or self.low <= number) and (
-            self.high is None or number <= self.high
-        )
+type Interval = tuple[int | None, int | None]
 
 
 class _IntervalKind(Kind):
-    """An interval; a list of two in YAML."""
+    """The lowest and the highest of whole numbers, both included; None is an open end."""
 
+    end: ClassVar = whole(0, MAX_REFS)
     schema: Mapping[str, Any] = {
         "type": "array",
-        "items": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_REFS},
+        "items": dict(end.schema) | {"type": ["integer", "null"]},
         "minItems": 2,
         "maxItems": 2,
     }
 
-    def faults(self, value: object) -> Iterator[str]:
-        if not isinstance(value, Interval):
-            yield f": expected [lowest, highest], got {shown(value)}; in Python, an Interval"
-
-    def read(self, plain: Any) -> Any:
-        if not isinstance(plain, list | tuple) or len(plain) != 2:
-            return plain
-        try:
-            return Interval(*plain)
-        except ConfigError as error:
-            raise ConfigError([f": {problem}" for problem in error.problems]) from None
+    def read(self, given: Any, faults: Faults) -> Any:
+        if not isinstance(given, list | tuple) or len(given) != 2:
+            faults(f"expected [lowest, highest], got {shown(given)}")
+            return given
+        ends = [self.end.read(each, faults) for each in given if each is not None]
+        if [*map(type, ends)] == [int, int] and ends[0] > ends[1]:
+            faults(f"{shown(given)} is empty; give the smaller number first")
+        return tuple(given)
 
     def write(self, value: Any) -> Any:
-        return [value.low, value.high]
+        return list(value)
+
+
+def _within(number: int, interval: Interval | None) -> bool:
+    low, high = interval or (None, None)
+    return (low is None or low <= number) and (high is None or number <= high)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Section):
     """Sends the arrays that meet all its conditions to a manifest set.
 
     Parameters
@@ -225,49 +319,28 @@ class Rule:
         The set's name.
     path : str or None
         A regular expression that matches the whole absolute path, such as `/group/array`.
-    metadata_chunks : Interval or None
-        How many chunks the array has by its shape.
-    initialized_chunks : Interval or None
-        How many of them have been written.
+    metadata_chunks : tuple of int or None, optional
+        The lowest and the highest number of chunks that the array has by its shape. Both are
+        included; None is an open end.
+    initialized_chunks : tuple of int or None, optional
+        The same for how many chunks have been written, which is fewer for sparse arrays.
 
     Examples
     --------
-    >>> rule = Rule("coordinates", ".*/(lat|lon)", Interval(0, 500))
-    >>> rule.matches("/winds/lat", 12, 12), rule.matches("/winds/lat/bounds", 12, 12)
+    >>> rule = Rule("coordinates", ".*/(lat|lon)", (0, 500))
+    >>> rule.takes(500, 12), rule.takes(501, 12)
     (True, False)
     """
 
-    target: Annotated[str, SET_NAME, "the name of a set"]
-    path: Annotated[
-        str | None,
-        Regex(),
-        "a regular expression that matches the whole absolute path, such as `/winds/u`",
-    ] = None
-    metadata_chunks: Annotated[
-        Interval | None,
-        _IntervalKind(),
-        "`[lowest, highest]`: how many chunks the array has by its shape. Both ends are "
-        "included, `null` is an open end",
-    ] = None
-    initialized_chunks: Annotated[
-        Interval | None,
-        _IntervalKind(),
-        "the same for how many chunks have been written, which is fewer for sparse arrays",
-    ] = None
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def matches(self, path: str, metadata_chunks: int, initialized_chunks: int) -> bool:
-        """Whether an array with that absolute path and those numbers of chunks meets it."""
-        return self.takes(metadata_chunks, initialized_chunks) and (
-            self.path is None or matches_path(self.path, path)
-        )
+    target: Annotated[str, _SET_NAME]
+    path: Annotated[str | None, Regex()] = None
+    metadata_chunks: Annotated[Interval | None, _IntervalKind()] = None
+    initialized_chunks: Annotated[Interval | None, _IntervalKind()] = None
 
     def takes(self, metadata_chunks: int, initialized_chunks: int) -> bool:
         """Whether an array with those numbers of chunks meets it, if its path does."""
-        return (self.metadata_chunks is None or metadata_chunks in self.metadata_chunks) and (
-            self.initialized_chunks is None or initialized_chunks in self.initialized_chunks
+        return _within(metadata_chunks, self.metadata_chunks) and _within(
+            initialized_chunks, self.initialized_chunks
         )
 
 
@@ -278,8 +351,21 @@ class _RuleKind(Nested):
         return {name: one for name, one in plain_values(value).items() if one is not None}
 
 
+def _is_dimension(value: Any) -> bool:
+    return matches(ANY_NAME, value) or (type(value) is int and 0 <= value < _MAX_AXES)
+
+
+_ALONG: Final = Pairs(
+    Scalar(f"a dimension name, quoted, or an axis below {_MAX_AXES}", {}, _is_dimension),
+    whole(1, MAX_REFS),
+    "dimension names (or axes) and the chunks along them, such as {time: 720}",
+    least=1,
+    most=_MAX_AXES,
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(Section):
     """Splits the arrays of some paths into leaves, which are packed one by one.
 
     Parameters
@@ -290,24 +376,12 @@ class Split:
         Dimension name or axis, and the chunks of a leaf along it.
     """
 
-    path: Annotated[str, Regex(), "matches the whole absolute path (RE2 syntax)"]
-    along: Annotated[Along, AlongKind(), "chunks of a leaf by dimension name or axis"]
-
-    def __post_init__(self) -> None:
-        check_options(self, self._faults_between)
-
-    def _faults_between(self) -> Iterator[str]:
-        names = [axis for axis, _ in self.along]
-        if len(set(names)) < len(names):
-            yield f"along: a dimension is named twice in {shown(names)}"
-
-    def matches(self, path: str) -> bool:
-        """Whether it is about the array with that absolute path."""
-        return matches_path(self.path, path)
+    path: Annotated[str, Regex()]
+    along: Annotated[tuple[tuple[str | int, int], ...], _ALONG]
 
 
 @dataclass(frozen=True, slots=True)
-class Preload:
+class Preload(Section):
     """Which manifests are fetched in the background when a session opens.
 
     Parameters
@@ -323,86 +397,22 @@ class Preload:
         Refs whose manifests are preloaded when the repository is opened.
     """
 
-    max_manifest_size: Annotated[
-        int, Whole(0, MAX_REFS), "manifests with more chunk refs are not preloaded"
-    ] = 50_000
-    max_manifests: Annotated[
-        int, Whole(0, 10_000), "how many are preloaded at most; 0 turns preloading off"
-    ] = 64
-    arrays: Annotated[
-        tuple[str, ...] | None,
-        ListOf(Entry("path", Regex()), _MAX_PATHS),
-        "a list of `path: regular expression`. `null`: every coordinate, that is, a "
-        "one-dimensional array named as its own dimension",
-    ] = None
-    branches: Annotated[
-        tuple[str, ...],
-        ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
-        "branches that are preloaded when the repository is opened, before there is a session",
-    ] = ()
-    tags: Annotated[
-        tuple[str, ...],
-        ListOf(REF_NAME, _MAX_REFS_TO_LOAD),
-        "tags that are preloaded then, too",
-    ] = ()
-
-    def __post_init__(self) -> None:
-        check_options(self)
+    max_manifest_size: Annotated[int, whole(0, MAX_REFS)] = 50_000
+    max_manifests: Annotated[int, whole(0, 10_000)] = 64
+    arrays: Annotated[tuple[str, ...] | None, ListOf(PathEntry(), most=64)] = None
+    branches: Annotated[tuple[str, ...], ListOf(_REF_NAME, most=256)] = ()
+    tags: Annotated[tuple[str, ...], ListOf(_REF_NAME, most=256)] = ()
 
     def matches(self, path: str) -> bool:
         """Whether `arrays` names the array with that absolute path; none if `arrays` is None."""
         return any(matches_path(regex, path) for regex in self.arrays or ())
 
 
-_COORDINATES: Final = "coordinates"
 _DEFAULT_SETS: Final = (ManifestSet(_COORDINATES, 50_000), _DEFAULT_SET)
-_DEFAULT_RULES: Final = (Rule(_COORDINATES, ".*", Interval(0, 5_000)),)
+_DEFAULT_RULES: Final = (Rule(_COORDINATES, ".*", (0, 5_000)),)
 
 
-class _Choice:
-    """What `ChunkManifests` says of an array, found quickly and remembered for a while.
-
-    There may be hundreds of rules and splits, and thousands of arrays that are asked about.
-    """
-
-    def __init__(self, config: ChunkManifests) -> None:
-        rules, splits = config.rules, config.splitting or ()
-        self._rules = rules
-        self._by_name = {one.name: one for one in config.sets}
-        self._with_path = [i for i, rule in enumerate(rules) if rule.path is not None]
-        self._without = [i for i, rule in enumerate(rules) if rule.path is None]
-        self._paths = PathSet([rule.path for rule in rules if rule.path is not None])
-        self._splits, self._split_paths = splits, PathSet([split.path for split in splits])
-        self.set_for = lru_cache(maxsize=_REMEMBERED)(self._set_for)
-        self.split_for = lru_cache(maxsize=_REMEMBERED)(self._split_for)
-
-    def _set_for(
-        self, path: str, metadata_chunks: int, initialized_chunks: int
-    ) -> tuple[ManifestSet, Rule | None]:
-        due = self._without
-        if self._with_path:
-            due = sorted([*due, *(self._with_path[i] for i in self._paths.matching(path))])
-        for i in due:
-            rule = self._rules[i]
-            if rule.takes(metadata_chunks, initialized_chunks):
-                return self._by_name[rule.target], rule
-        return self._by_name[DEFAULT_SET_NAME], None
-
-    def _split_for(self, path: str) -> Split | None:
-        found = self._split_paths.matching(path) if self._splits else []
-        return self._splits[found[0]] if found else None
-
-
-class _Memo:
-    """Holds what was worked out from a `ChunkManifests`; a pickle of it is empty."""
-
-    choice: _Choice | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Memo, ()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is worked out once
 class ChunkManifests:
     """Which arrays' chunk refs are packed together, split, and preloaded.
 
@@ -432,56 +442,31 @@ class ChunkManifests:
     ('coordinates', (ManifestSet(name='default', ...), None))
     """
 
-    sets: Annotated[
-        tuple[ManifestSet, ...],
-        ListOf(NamedSet(), _MAX_SETS),
-        "groups of manifests and their limits; order breaks ties",
-    ] = _DEFAULT_SETS
-    rules: Annotated[
-        tuple[Rule, ...],
-        ListOf(_RuleKind(Rule), _MAX_RULES),
-        "which arrays go to which set; the first that matches wins",
-    ] = _DEFAULT_RULES
+    sets: Annotated[tuple[ManifestSet, ...], _Sets(_NamedSet(ManifestSet), _MAX_SETS)] = (
+        _DEFAULT_SETS
+    )
+    rules: Annotated[tuple[Rule, ...], ListOf(_RuleKind(Rule), _MAX_RULES)] = _DEFAULT_RULES
     splitting: Annotated[
-        tuple[Split, ...] | None,
-        ListOf(Nested(Split), _MAX_RULES, none="none"),
-        "arrays that are split into leaves; none keeps all whole; without it, those are "
-        "split that do not fit into the set default",
+        tuple[Split, ...] | None, ListOf(Nested(Split), _MAX_RULES, none="none")
     ] = ()
-    preload: Annotated[Preload, "what is fetched when a session opens"] = field(default=Preload())
-    _memo: _Memo = field(default_factory=_Memo, init=False, repr=False, compare=False)
+    preload: Preload = field(default=Preload())
 
     def __post_init__(self) -> None:
         sets: Any = self.sets
-        names = {getattr(one, "name", "") for one in (sets if isinstance(sets, tuple) else ())}
-        if isinstance(sets, tuple) and DEFAULT_SET_NAME not in names:
-            object.__setattr__(self, "sets", (*self.sets, _DEFAULT_SET))
-        # By identity: a rule that somebody wrote is never dropped, even if it is the same.
-        if self.rules is _DEFAULT_RULES and _COORDINATES not in names:
-            object.__setattr__(self, "rules", ())
-        check_options(self, self._faults_between)
-
-    def _faults_between(self) -> Iterator[str]:
-        by_name: dict[str, ManifestSet] = {}
-        for i, one in enumerate(self.sets):
-            if one.name in by_name:
-                yield f"sets[{i}].{one.name}: another set has this name; choose a new one"
-            by_name.setdefault(one.name, one)
-        for i, one in enumerate(self.sets):
-            place = f"sets[{i}].{one.name}.overflow-to"
-            if one.overflow_to is not None and one.overflow_to not in by_name:
-                known = known_as(one.overflow_to, by_name)
-                yield f"{place}: there is no set {one.overflow_to!r}; {known}"
-            way = _circle(one, by_name)
-            if way and one.name == min(way, key=list(by_name).index):  # each circle once
-                yield (
-                    f"{place}: the sets overflow in a circle ({' -> '.join([*way, one.name])}); "
-                    "let one overflow to default"
-                )
-        for i, rule in enumerate(self.rules):
-            if rule.target not in by_name:
-                known = known_as(rule.target, by_name)
-                yield f"rules[{i}].target: there is no set {rule.target!r}; {known}"
+        if isinstance(sets, Mapping):
+            sets = [{name: body} for name, body in sets.items()]
+        between: Iterable[str] = ()
+        if isinstance(sets, list | tuple) and len(sets) <= _MAX_SETS:
+            named = [_name_and_target(one) for one in sets]
+            if DEFAULT_SET_NAME not in dict(named):
+                sets = (*sets, _DEFAULT_SET)
+                named.append((DEFAULT_SET_NAME, None))
+            # By identity: a rule that somebody wrote is never dropped, even if it is the same.
+            if self.rules is _DEFAULT_RULES and _COORDINATES not in dict(named):
+                object.__setattr__(self, "rules", ())
+            between = _faults_between(named, self.rules)
+        object.__setattr__(self, "sets", sets)
+        read_options(self, between)
 
     def ordered_sets(self) -> tuple[ManifestSet, ...]:
         """The sets, each after those that overflow to it; ties in the order of `sets`."""
@@ -505,22 +490,69 @@ class ChunkManifests:
         metadata_chunks, initialized_chunks : int
             Chunks it has by its shape, and those that have been written.
         """
-        return self._chosen().set_for(path, metadata_chunks, initialized_chunks)
+        rules = (self.rules[i] for i in self._rule_paths.matching(path))
+        rule = next((r for r in rules if r.takes(metadata_chunks, initialized_chunks)), None)
+        target = DEFAULT_SET_NAME if rule is None else rule.target
+        return next(one for one in self.sets if one.name == target), rule
 
     def split_for(self, path: str) -> Split | None:
         """The first split about the array with that absolute path."""
-        return self._chosen().split_for(path)
+        found = self._split_paths.matching(path)
+        return self.splitting[found[0]] if self.splitting and found else None
 
-    def _chosen(self) -> _Choice:
-        if self._memo.choice is None:
-            self._memo.choice = _Choice(self)
-        return self._memo.choice
+    @cached_property
+    def _rule_paths(self) -> PathSet:
+        return PathSet([".*" if rule.path is None else rule.path for rule in self.rules])
+
+    @cached_property
+    def _split_paths(self) -> PathSet:
+        return PathSet([split.path for split in self.splitting or ()])
 
 
-def _circle(start: ManifestSet, by_name: Mapping[str, ManifestSet]) -> list[str]:
+def _name_and_target(given: Any) -> tuple[str, str | None]:
+    """The name of a set and of the one it overflows to, though it may have faults.
+
+    The name is empty if there is none.
+    """
+    if isinstance(given, ManifestSet):
+        return given.name, given.overflow_to
+    (name, body), *others = given.items() if isinstance(given, Mapping) and given else [(given, {})]
+    if others or not isinstance(name, str):
+        return "", None
+    keys = ("overflow-to", "overflow_to") if isinstance(body, Mapping) else ()
+    target = next((body[key] for key in keys if key in body), DEFAULT_SET_NAME)
+    return name, target if isinstance(target, str) and name != DEFAULT_SET_NAME else None
+
+
+def _faults_between(sets: Sequence[tuple[str, str | None]], rules: Any) -> Iterator[str]:
+    """What is wrong between sets and rules, some of which may have faults of their own."""
+    targets: dict[str, str | None] = {}
+    named = [(f"sets[{i}].{name}", name, target) for i, (name, target) in enumerate(sets) if name]
+    for place, name, target in named:
+        if name in targets:
+            yield f"{place}: another set has this name; choose a new one"
+        targets.setdefault(name, target)
+    for place, name, target in named:
+        if target is not None and target not in targets:
+            near = known_as(target, targets)
+            yield f"{place}.overflow-to: there is no set {shown(target)}; {near}"
+        way = _circle(name, targets)
+        if way and name == min(way, key=[*targets].index):  # each circle once
+            yield (
+                f"{place}.overflow-to: the sets overflow in a circle "
+                f"({' -> '.join([*way, name])}); let one overflow to default"
+            )
+    few = isinstance(rules, list | tuple) and len(rules) <= _MAX_RULES
+    for i, rule in enumerate(rules if few else ()):
+        wanted = rule.get("target") if isinstance(rule, Mapping) else getattr(rule, "target", None)
+        if isinstance(wanted, str) and wanted not in targets:
+            yield f"rules[{i}].target: there is no set {shown(wanted)}; {known_as(wanted, targets)}"
+
+
+def _circle(start: str, targets: Mapping[str, str | None]) -> list[str]:
     """The names on the way from a set back to itself by overflow; empty if there is none."""
-    way, at = [start.name], start.overflow_to
-    while at is not None and at in by_name and at not in way:
+    way, at = [start], targets[start]
+    while at is not None and at in targets and at not in way:
         way.append(at)
-        at = by_name[at].overflow_to
-    return way if at == start.name else []
+        at = targets[at]
+    return way if at == start else []

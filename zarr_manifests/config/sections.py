@@ -1,116 +1,319 @@
-"""Sections of the configuration: frozen dataclasses whose fields say what they are.
+"""Options: the values they may have, how they are read and written, and their JSON Schema.
 
-The fields of a `Section` are annotated with the kind of value and a sentence that says what it is
-for: `Annotated[int, Whole(1, 64), "threads that compact"]`. From these follow the checks when a
-section is built (`check_options`, so none is ever invalid), writing (`plain_values`), reading a
-saved configuration (`saved_values`), and, in `parsing`, the pydantic models that read YAML and the
-JSON Schema.
+A *section* is a frozen dataclass. Its fields are annotated with a kind of value, such as
+`Annotated[int, Whole(1, 64)]`, and its docstring says what each is for. Its `__post_init__` calls
+`read_options`, so none is ever invalid, whether it comes from Python, YAML or a saved root.
+
+A section may have the class attributes `other_names`, which maps names that are read, too, to
+options, and `misplaced`, which maps names that might be taken for options to what to say of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, get_type_hints
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from inspect import cleandoc
+from types import NoneType
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
-from zarr_manifests.config.kinds import Kind, Word, shown, spelled, under
 from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.texts import hyphened, known_as, shown, spelled
 
-__all__ = [
-    "Nested",
-    "Option",
-    "Section",
-    "check_options",
-    "options_of",
-    "plain_values",
-    "saved_values",
-]
-
-_OPTIONS: Final[dict[type, dict[str, Option]]] = {}
-"""The options of each section that was asked for them."""
+# A name that can be written: half of a surrogate pair cannot.
+ANY_NAME: Final = r"[^\ud800-\udfff]{1,255}"
+_MAX_FAULTS: Final = 100
 
 
-class Option(NamedTuple):
-    """What a field of a section is.
+class Faults(NamedTuple):
+    """Collects the faults of the value at a place; a fault is a line `PLACE: PROBLEM`."""
+
+    found: list[str]
+    place: str = ""
+
+    def __call__(self, problem: str) -> None:
+        """Add a problem of the value."""
+        self.found.append(f"{self.place}: {problem}" if self.place else problem)
+
+    def at(self, step: str) -> Faults:
+        """Collects those of a value inside, such as `path` or `[0]`."""
+        dot = "." if self.place and step[:1] != "[" else ""
+        return Faults(self.found, f"{self.place}{dot}{step}")
+
+
+class Kind(ABC):
+    """A kind of value."""
+
+    schema: Mapping[str, Any]
+
+    @abstractmethod
+    def read(self, given: Any, faults: Faults) -> Any:
+        """The value that is given, as such or as YAML has it."""
+
+    def write(self, value: Any) -> Any:
+        """The value as YAML has it."""
+        return value
+
+    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of the value in YAML; those of sections come into `sections`."""
+        return dict(self.schema)
+
+
+@dataclass(frozen=True)
+class Scalar(Kind):
+    """A single value.
 
     Parameters
     ----------
-    kind : Kind
-        The kind of value.
-    about : str
-        What it is for, in a sentence.
-    also : tuple of str
-        Other names under which it is read.
-    field : str
-        The name of its field.
-    default : object
-        Its default; `dataclasses.MISSING` if the option must be given.
+    meaning : str
+        What is expected, for messages.
+    schema : mapping
+        The JSON Schema.
+    sound : callable
+        Whether a value is one.
+    convert : callable, optional
+        The value that something else means; what means none comes back.
+    secret : bool
+        Whether messages leave out what was given.
     """
+
+    meaning: str
+    schema: Mapping[str, Any]
+    sound: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda given: given
+    secret: bool = False
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        value = self.convert(given)
+        if not self.sound(value):
+            got = "" if self.secret else f", got {shown(given)}"
+            faults(f"expected {self.meaning}{got}")
+        return value
+
+
+def whole(low: int, high: int) -> Scalar:
+    """A whole number within these bounds."""
+    meaning = f"a whole number from {low:,} to {high:,}"
+    schema = {"type": "integer", "minimum": low, "maximum": high}
+    return Scalar(meaning, schema, lambda value: type(value) is int and low <= value <= high)
+
+
+def word(*words: str) -> Scalar:
+    """One of some words in lower case, read in any case."""
+    convert = _in_lower_case
+    return Scalar(" or ".join(words), {"enum": [*words]}, lambda value: value in words, convert)
+
+
+def _in_lower_case(given: Any) -> Any:
+    return given.lower() if isinstance(given, str) else given
+
+
+def text(pattern: str, meaning: str, secret: bool = False) -> Scalar:
+    """A text that matches the regular expression as a whole."""
+    schema = {"type": "string", "pattern": f"^{pattern}$"}
+    return Scalar(meaning, schema, lambda value: matches(pattern, value), secret=secret)
+
+
+def matches(pattern: str, value: object) -> bool:
+    """Whether it is a text that matches the regular expression as a whole."""
+    return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
+
+
+YES_NO: Final = Scalar("true or false", {"type": "boolean"}, lambda value: type(value) is bool)
+
+
+class Pairs(Kind):
+    """From `least` to `most` values by name: a tuple of pairs; in YAML a map, without its nulls."""
+
+    def __init__(self, name: Kind, value: Kind, meaning: str, least: int, most: int) -> None:
+        self.name, self.value, self.meaning = name, value, meaning
+        self.least, self.most = least, most
+        bounds = {"minProperties": least, "maxProperties": most}
+        self.schema = {"type": "object", **bounds, "additionalProperties": value.schema}
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        pairs = given
+        if isinstance(given, Mapping):
+            pairs = tuple(pair for pair in given.items() if pair[1] is not None)
+        if not isinstance(pairs, tuple) or {type(each) for each in pairs} - {tuple}:
+            faults(f"expected {self.meaning}, got {shown(given)}")
+        elif not self.least <= len(pairs) <= self.most:
+            faults(f"{len(pairs)} names, from {self.least} to {self.most} are allowed")
+        else:
+            for name, value in pairs:
+                inside = faults.at(spelled(name))
+                self.name.read(name, inside)
+                self.value.read(value, inside)
+                if [other for other, _ in pairs].count(name) > 1:
+                    inside("is there twice")
+        return pairs
+
+    def write(self, value: Any) -> Any:
+        return dict(value)
+
+
+class ListOf(Kind):
+    """A tuple of at most `most` values, a list in YAML; `none` is the word for None."""
+
+    def __init__(self, item: Kind, most: int, none: str = "") -> None:
+        self.item, self.most, self.none = item, most, none
+
+    def read(self, given: Any, faults: Faults) -> Any:
+        if self.none and given in (None, self.none):
+            return None
+        if not isinstance(given, list | tuple):
+            expected = f"{self.none}, or a list" if self.none else "a list"
+            faults(f"expected {expected}, got {shown(given)}; begin each entry with '- '")
+        elif len(given) > self.most:
+            faults(f"{len(given)} entries, at most {self.most} are allowed")
+        else:
+            return tuple(self.item.read(each, faults.at(f"[{i}]")) for i, each in enumerate(given))
+        return given
+
+    def write(self, value: Any) -> Any:
+        return self.none if value is None else [self.item.write(each) for each in value]
+
+    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
+        item = self.item.json_schema(sections)
+        listed = {"type": "array", "items": item, "maxItems": self.most}
+        return {"anyOf": [listed, {"type": "null"}, *([{"const": self.none}] if self.none else [])]}
+
+
+class Nested(Kind):
+    """A section in a section, or in a list: a map in YAML."""
+
+    def __init__(self, section: type[Any]) -> None:
+        self.section = section
+        self.others: Mapping[str, str] = getattr(section, "other_names", {})
+        self.misplaced: Mapping[str, str] = getattr(section, "misplaced", {})
+
+    def read(
+        self, given: Any, faults: Faults, below: Any = None, known: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The section that is given, or of which options are given.
+
+        What they leave out is as in the section `below`. `known` has values by field.
+        """
+        if isinstance(given, self.section):
+            return given
+        if not isinstance(given, Mapping | None):
+            faults(f"expected options and their values, got {shown(given)}")
+            return given if below is None else below
+        options, values = options_of(self.section), dict[str, Any](known or {})
+        for key, value in (given or {}).items():
+            inside = faults.at(spelled(key))
+            option = options.get(self.others.get(hyphened(key), hyphened(key)))
+            if option is None or hyphened(key) in self.misplaced:
+                near = known_as(key, options.keys() - self.misplaced.keys())
+                inside(self.misplaced.get(hyphened(key), f"unknown option; {near}"))
+            elif option.field in values:
+                inside(f"{hyphened(option.field)} is given twice, in two spellings; keep one")
+            else:
+                values[option.field] = option.given(value, inside, below)
+            if len(faults.found) > _MAX_FAULTS:
+                break
+        try:
+            return self.section(**self.rest(values, below) | values)
+        except ConfigError as error:
+            faults.found.extend(faults.at(fault).place for fault in error.problems)
+        return given if below is None else below
+
+    def rest(self, values: Mapping[str, Any], below: Any) -> dict[str, Any]:
+        """What other fields than these have: as below, or `MISSING` if it has no default."""
+        options = options_of(self.section).values()
+        if below is None:
+            return {each.field: MISSING for each in options if each.default is MISSING}
+        rest = {each.field: getattr(below, each.field) for each in options}
+        if "sets" in values:
+            del rest["rules"]  # they are about the sets below
+        return rest
+
+    def write(self, value: Any) -> Any:
+        return plain_values(value)
+
+    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
+        sections.setdefault(self.section.__name__, _schema_of(self.section, sections))
+        found: dict[str, Any] = {"$ref": f"#/$defs/{self.section.__name__}"}
+        needed = any(each.default is MISSING for each in options_of(self.section).values())
+        return found if needed else {"anyOf": [found, {"type": "null"}]}
+
+
+class Option(NamedTuple):
+    """A field of a section: its kind, its name and its default, or `dataclasses.MISSING`."""
 
     kind: Kind
-    about: str
-    also: tuple[str, ...] = ()
-    field: str = ""
-    default: Any = MISSING
+    field: str
+    default: Any
+    nullable: bool
 
-    @property
-    def nullable(self) -> bool:
-        """Whether the value may be None."""
-        return self.default is None or bool(self.kind.null)
-
-
-class Section(Protocol):
-    """A frozen dataclass whose `__post_init__` calls `check_options`.
-
-    It may have a class attribute `misplaced`, which maps names that might be taken for options here
-    to what to say of them.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    def given(self, value: Any, faults: Faults, below: Any) -> Any:
+        """The value that its section gets where a map has this one over the section `below`."""
+        before = getattr(below, self.field, None)
+        if isinstance(self.kind, Nested) and before is not None:
+            return self.kind.read(value, faults, before)
+        if isinstance(self.kind, Pairs) and isinstance(value, Mapping | None):
+            return dict(before or ()) | dict(value or {})
+        is_list = isinstance(self.kind, ListOf) and not self.nullable
+        return () if value is None and is_list else value
 
 
-def options_of(section: type[Section]) -> dict[str, Option]:
+_OPTIONS: Final[dict[type, dict[str, Option]]] = {}
+
+
+def options_of(section: type) -> dict[str, Option]:
     """The options of a section by name, such as `max-manifest-size`."""
-    if section not in _OPTIONS:
-        hints = get_type_hints(section, include_extras=True)
-        _OPTIONS[section] = {
-            f.name.replace("_", "-"): _option(f, hints[f.name]) for f in fields(section) if f.init
-        }
-    return _OPTIONS[section]
+    if section in _OPTIONS:
+        return _OPTIONS[section]
+    hints = get_type_hints(section, include_extras=True)
+    found = _OPTIONS[section] = {}
+    for each in fields(section):
+        of, *kinds = get_args(hints[each.name]) or (hints[each.name],)
+        kind: Kind = kinds[0] if kinds else Nested(of)
+        # A word in YAML may stand for None instead.
+        nullable = NoneType in get_args(of) and not getattr(kind, "none", "")
+        found[hyphened(each.name)] = Option(kind, each.name, each.default, nullable)
+    return found
 
 
-def _option(field: Field[Any], hint: Any) -> Option:
-    kind, *said = hint.__metadata__
-    if isinstance(kind, str):  # nothing but what it is for: a section
-        kind, said = Nested(hint.__origin__), [kind]
-    return Option(kind, *said)._replace(field=field.name, default=field.default)
+def read_options(section: Any, between: Iterable[str] = ()) -> None:
+    """Put each option of a section as its kind reads it.
 
-
-def check_options(section: Section, between: Callable[[], Iterable[str]] = tuple) -> None:
-    """Refuse a section with a faulty value; words are put in lower case.
-
-    `between` says what is wrong between options, each of which is sound.
+    Parameters
+    ----------
+    section : object
+        The section, which has what was given.
+    between : iterable of str
+        What is wrong between the options, which may have faults of their own.
 
     Raises
     ------
     ConfigError
         With all faults.
     """
-    problems = []
+    faults = Faults([])
     for name, option in options_of(type(section)).items():
-        value = getattr(section, option.field)
-        if isinstance(option.kind, Word):
-            value = option.kind.read(value)
-            object.__setattr__(section, option.field, value)
-        if value is not None or not option.nullable:
-            problems += [under(name, fault) for fault in option.kind.faults(value)]
-    problems = problems or list(between())
-    if problems:
-        raise ConfigError(problems)
+        given = getattr(section, option.field)
+        if given is MISSING:
+            faults.at(name)(f"is missing. {_meanings(type(section))[option.field]}")
+        elif given is not None or not option.nullable:
+            object.__setattr__(section, option.field, option.kind.read(given, faults.at(name)))
+    faults.found.extend(between)
+    if faults.found:
+        raise ConfigError(faults.found)
 
 
-def plain_values(section: Section) -> dict[str, Any]:
-    """The options of a section as plain values by name."""
+class Section:
+    """A section between whose options nothing can be wrong."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        read_options(self)
+
+
+def plain_values(section: Any) -> dict[str, Any]:
+    """The options of a section by name, as YAML has them."""
     written = {}
     for name, option in options_of(type(section)).items():
         value = getattr(section, option.field)
@@ -119,40 +322,65 @@ def plain_values(section: Section) -> dict[str, Any]:
     return written
 
 
-def saved_values(section: type[Section], plain: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values by field that `plain_values` wrote, which may lack options.
+def overlaid[S](below: S, options: object, place: str = "") -> S:
+    """The section that results from changing options of another.
+
+    Sections within are gone into; a list replaces the whole list. Of `sets` and `rules`, which
+    belong together, `sets` alone also replaces the rules, by the default.
+
+    Parameters
+    ----------
+    below : Section
+        The section.
+    options : mapping
+        The options that change, named with hyphens or underscores.
+    place : str
+        Where the options stand, for messages.
 
     Raises
     ------
     ConfigError
-        If there is anything else.
+        With all faults, each with its place; at most 100.
     """
-    options = options_of(section)
-    problems = [f"{spelled(key)}: unknown option" for key in plain if key not in options]
-    for name, option in options.items():
-        if option.default is MISSING and name not in plain:
-            problems.append(f"{name}: is missing")
-        elif plain.get(name, option) is None and not option.nullable:
-            problems.append(f"{name}: null is not allowed")
-    if problems:
-        raise ConfigError(problems[:10])
-    return {options[name].field: options[name].kind.read(value) for name, value in plain.items()}
+    faults = Faults([], place)
+    found: S = Nested(type(below)).read(options, faults, below)
+    if len(faults.found) > _MAX_FAULTS:
+        faults.found[_MAX_FAULTS:] = ["there may be more faults; mend these first"]
+    if faults.found:
+        raise ConfigError(faults.found)
+    return found
 
 
-class Nested(Kind):
-    """A section in a section, or in a list."""
+def json_schema(section: type[Any]) -> dict[str, Any]:
+    """The JSON Schema of what `overlaid` reads."""
+    sections: dict[str, Any] = {}
+    found = _schema_of(section, sections)
+    return {"$defs": dict(sorted(sections.items()))} | found
 
-    def __init__(self, section: type[Section]) -> None:
-        self.section = section
 
-    def faults(self, value: object) -> Iterator[str]:
-        if not isinstance(value, self.section):
-            yield f": expected a {self.section.__name__}, got {shown(value)}"
+def _schema_of(section: type[Any], sections: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a section; those within come into `sections`."""
+    properties = {}
+    for name, option in options_of(section).items():
+        if name in getattr(section, "misplaced", {}):
+            continue
+        schema = option.kind.json_schema(sections)
+        if option.nullable:
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        if option.default is not MISSING:
+            null = option.default is None
+            schema["default"] = None if null else option.kind.write(option.default)
+        properties[name] = schema | {"description": _meanings(section)[option.field]}
+    due = [name for name in properties if "default" not in properties[name]]
+    found: dict[str, Any] = {"type": "object", "additionalProperties": False}
+    found |= {"properties": properties} | ({"required": due} if due else {})
+    for other, name in getattr(section, "other_names", {}).items():
+        properties[other] = properties[name]
+    return found
 
-    def read(self, plain: Any) -> Any:
-        if not isinstance(plain, Mapping):
-            return plain
-        return self.section(**saved_values(self.section, plain))
 
-    def write(self, value: Any) -> Any:
-        return plain_values(value)
+def _meanings(section: type[Any]) -> dict[str, str]:
+    """What the docstring of a section says of each field."""
+    doc = cleandoc(section.__doc__ or "")
+    said = re.findall(r"^(\w.*) : .*\n((?:    .*\n?)+)", doc, re.MULTILINE)
+    return {name: " ".join(text.split()) for names, text in said for name in names.split(", ")}

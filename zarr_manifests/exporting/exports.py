@@ -37,7 +37,6 @@ from zarr.core.common import concurrent_foreach
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, ObjectStore
 
-from zarr_manifests.config.kinds import known_as, shown
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.engine.history.refs import Refs
 from zarr_manifests.engine.snapshot.context import Context
@@ -68,6 +67,7 @@ from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.texts import known_as, shown
 from zarr_manifests.virtual.icechunk_files import place_for
 from zarr_manifests.virtual.locations import WEB, VirtualLocation, parse_location
 

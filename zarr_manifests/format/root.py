@@ -19,7 +19,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import Config
-from zarr_manifests.config.repository_config import config_of_root
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -613,7 +612,7 @@ def _as_dict(config: Config) -> dict[str, Any]:
 def _config_of(packed: bytes) -> Config:
     """The saved configuration; cached, since most roots have the same."""
     try:
-        return config_of_root(unpack(packed))
+        return Config.from_dict(unpack(packed))
     except ConfigError as error:
         raise UnsupportedFormatError(
             f"the saved configuration is not understood ({error}); upgrade the package"

@@ -22,7 +22,6 @@ import zarr
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from zarr_manifests.config.kinds import known_as
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute
@@ -37,6 +36,7 @@ from zarr_manifests.spark.lease import keep_readable, renew_lease
 from zarr_manifests.spark.worker import opened
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
+from zarr_manifests.texts import known_as
 
 __all__ = ["driver_table", "metadata_table", "to_arrow"]
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from zarr_manifests.config.saved_containers import SavedContainer
+from zarr_manifests.config import SavedContainer
 from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError, VirtualContainerError
 from zarr_manifests.format.columns import Column

@@ -10,7 +10,7 @@ import pytest
 
 CHILDREN = """
     import os, random, signal, threading
-    from zarr_manifests.config.path_regex import PathSet, matches_path
+    from zarr_manifests.config.manifest_sets import PathSet, matches_path
     path = "/" + "".join(random.Random(5).choices("ab", k=3000))
     hung = 0
     for n in range(20):

@@ -9,8 +9,8 @@ import pytest
 import re2
 
 from zarr_manifests import Config
-from zarr_manifests.config import ChunkManifests, Interval, ManifestSet, Rule, Snapshots, Split
-from zarr_manifests.config.path_regex import PathSet
+from zarr_manifests.config import ChunkManifests, ManifestSet, Rule, Snapshots, Split
+from zarr_manifests.config.manifest_sets import PathSet, matches_path
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -51,15 +51,21 @@ def test_no_secret_is_saved_in_the_url_of_a_container(place: str) -> None:
     assert "geheim" not in str(caught.value)
 
 
-def test_a_rule_matches_where_all_its_conditions_do() -> None:
-    rule = Rule("default", "/a", Interval(5, 9), Interval(0, 3))
-    assert rule.matches("/a", 5, 3)
-    assert rule.matches("/a", 9, 0)
-    for path, metadata, initialized in (("/b", 5, 3), ("/ab", 5, 3), ("/a", 4, 3), ("/a", 5, 4)):
-        assert not rule.matches(path, metadata, initialized)
-    assert Rule("default").matches("/anything", 10**9, 0)
-    with pytest.raises(InvalidArgumentError, match="not valid Unicode"):
-        Split("/a", (("x", 1),)).matches("\ud800")
+def test_a_rule_sends_an_array_to_its_set_where_all_its_conditions_hold() -> None:
+    rules = (Rule("few", "/a", (5, 9), (0, 3)), Rule("any", "/c"))
+    planned = ChunkManifests((ManifestSet("few"), ManifestSet("any")), rules)
+    for array, due in (
+        (("/a", 5, 3), "few"),
+        (("/a", 9, 0), "few"),
+        (("/b", 5, 3), "default"),
+        (("/ab", 5, 3), "default"),
+        (("/a", 4, 3), "default"),
+        (("/a", 5, 4), "default"),
+        (("/c", 10**9, 0), "any"),
+    ):
+        assert planned.set_for(*array)[0].name == due
+    with pytest.raises(InvalidArgumentError, match="no valid Unicode"):
+        planned.set_for("\ud800", 1, 1)
 
 
 def test_rules_that_are_too_many_for_one_automaton_match_what_they_match_alone() -> None:
@@ -76,7 +82,9 @@ def test_rules_that_are_too_many_for_one_automaton_match_what_they_match_alone()
     for path, due in (("/7/a1b2", "s7"), ("/49/ab12cd34ef56", "s49"), ("/49/a1", "default")):
         one, rule = planned.set_for(path, 1, 1)
         assert one.name == due
-        assert rule == next((r for r in rules if r.matches(path, 1, 1)), None)
-        assert planned.split_for(path) == next((s for s in splits if s.matches(path)), None)
+        assert rule == next((r for r in rules if matches_path(r.path or "", path)), None)
+        assert planned.split_for(path) == next(
+            (s for s in splits if matches_path(s.path, path)), None
+        )
     few = PathSet(paths[:3] + paths[50:53], memory_bytes=1)
     assert [few.matching(path) for path in ("/1/a1b2", "/1/a1b2c3", "/9/a1b2")] == [[1], [1, 4], []]

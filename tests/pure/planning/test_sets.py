@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.config import Config
-from zarr_manifests.config.manifest_sets import ChunkManifests, Interval, ManifestSet, Rule, Split
+from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.planning.layout.closure import ArrayChange, close
@@ -57,7 +57,7 @@ def configs(draw: st.DrawFn) -> ChunkManifests:
         last = ManifestSet("default", None, draw(st.none() | st.integers(1, 3)), None, None)
     paths = st.none() | st.sampled_from([".*", "/g/.*", ".*/(lat|time)", "/h/u"])
     ranges = st.none() | st.tuples(st.integers(0, 30), st.integers(0, 90)).map(
-        lambda ends: Interval(ends[0], ends[0] + ends[1])
+        lambda ends: (ends[0], ends[0] + ends[1])
     )
     rules = draw(
         st.lists(
