@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Serve a repository over HTTP: pages to look at it, and any snapshot as plain Zarr."""
     try:
-        from zarr_manifests.serving.server import serve
+        from zarr_manifests.serving.application import serve
     except ImportError as error:
         raise InvalidArgumentError(str(error)) from error
     repo = open_at(url, option, authorize)

@@ -38,40 +38,34 @@ def folder(opened: OpenSnapshot, path: str) -> list[str] | None:
     HTTPException
         If too many chunks may be there.
     """
-    contents, prefix = opened.contents, directory(path)
-    return contents.guarded(lambda: _names(opened, contents, path, prefix))
+    return opened.contents.guarded(lambda: _names(opened, opened.contents, path))
 
 
-def _names(opened: OpenSnapshot, contents: SessionView, path: str, prefix: str) -> list[str] | None:
-    node = contents.node(path)
-    documents = {} if node is None else dict(node.documents)
-    found = {
-        name
-        if name in documents or contents.node(OPAQUE + prefix + name) is not None
-        else f"{name}/"
-        for name in contents.children(prefix, chunks=False)
-    }
+def _names(opened: OpenSnapshot, contents: SessionView, path: str) -> list[str] | None:
+    prefix, node = directory(path), contents.node(path)
+    documents = {} if node is None else node.documents
+    found = set()
+    for name in contents.children(prefix, chunks=False):
+        is_key = name in documents or contents.node(OPAQUE + prefix + name) is not None
+        found.add(name if is_key else f"{name}/")
     root = contents.node("")
     for around in contents.above(prefix) if prefix else filter(None, [root]):
         if around.array is not None:
-            rest = prefix[len(directory(around.path)) :]
-            found |= _chunk_names(opened, around, around.array, rest)
+            at = prefix[len(directory(around.path)) :].split("/")[:-1]
+            found |= _chunk_names(opened, around, around.array, at)
     if V2_GROUP in documents:
         found.add(V2_CONSOLIDATED)
     return sorted(found) if found or node is not None or not path else None
 
 
-def _chunk_names(opened: OpenSnapshot, node: Node, meta: ArrayMeta, rest: str) -> set[str]:
-    """The names in a folder of chunks, which is `rest` below the array's path."""
-    at, ndim, lead = rest.split("/")[:-1], len(meta.shape), meta.chunk_keys.kind == "default"
-    refs = estimate_of(opened.session)[node.path].chunks
-    if not refs:
+def _chunk_names(opened: OpenSnapshot, node: Node, meta: ArrayMeta, at: list[str]) -> set[str]:
+    """The names in a folder of chunks, given by the names of folders below the array's path."""
+    ndim, lead = len(meta.shape), meta.chunk_keys.kind == "default"
+    if not estimate_of(opened.session)[node.path].chunks:
         return set()
     if meta.chunk_keys.separator == "." or not ndim:
-        if at:
-            return set()
-        found = _coords(opened, node, meta.grid, refs)
-        return {meta.chunk_keys.encode(tuple(one)) for one in found.tolist()}
+        coords = [] if at else _coords(opened, node, meta.grid).tolist()
+        return {meta.chunk_keys.encode(tuple(one)) for one in coords}
     if lead and not at:
         return {"c/"}
     if lead and at.pop(0) != "c":
@@ -82,12 +76,12 @@ def _chunk_names(opened: OpenSnapshot, node: Node, meta: ArrayMeta, rest: str) -
     hi = (*(int(one) + 1 for one in at), *meta.grid.hi[len(at) :])
     if any(end > most for end, most in zip(hi, meta.grid.hi, strict=True)):
         return set()
-    numbers = np.unique(_coords(opened, node, Box(lo, hi), refs)[:, len(at)]).tolist()
-    last = len(at) + 1 == ndim
-    return {f"{number}" if last else f"{number}/" for number in numbers}
+    end = "" if len(at) + 1 == ndim else "/"
+    return {f"{n}{end}" for n in np.unique(_coords(opened, node, Box(lo, hi))[:, len(at)])}
 
 
-def _coords(opened: OpenSnapshot, node: Node, box: Box, refs: int) -> IndexArray:
+def _coords(opened: OpenSnapshot, node: Node, box: Box) -> IndexArray:
+    refs = estimate_of(opened.session)[node.path].chunks
     if min(refs, box.size) > _MOST_CHUNKS:
         raise HTTPException(  # a part of the names would be taken for all
             501,

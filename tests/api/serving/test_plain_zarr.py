@@ -24,7 +24,7 @@ from effort import examples
 from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
 from zarr_manifests.repository import resolved
-from zarr_manifests.serving import answers, folder_links, values
+from zarr_manifests.serving import answers, folder_links
 from zarr_manifests.serving.served import Room
 
 IMMUTABLE = "max-age=31536000, immutable"
@@ -169,7 +169,6 @@ def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
 def test_a_large_value_is_checked_before_any_of_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "PIECE_BYTES", 1000)
     monkeypatch.setattr(answers, "PIECE_BYTES", 1000)
     repo = zm.create(tmp_path, OBJECTS)
     data = np.random.default_rng(1).integers(0, 256, 10_500, dtype="u1")
