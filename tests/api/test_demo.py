@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
 import zarr_manifests.serving.application
 import zarr_manifests.spark
 from zarr_manifests.cli import app
-from zarr_manifests.demo import MARKER, CheckFailedError, check_means, claim
+from zarr_manifests.demo import MARKER, CheckFailedError, check_means, claim, open_winds
 from zarr_manifests.errors import AlreadyExistsError, StorageError
 
 
@@ -90,15 +89,16 @@ def test_a_foreign_directory_is_one_line(tmp_path: Path) -> None:
 
 
 def test_means_that_differ_fail_the_demo() -> None:
-    times = pd.date_range("1982-01-16", periods=3)
-    wanted = xr.DataArray([5.0, 6.0, 7.0], {"time": times}, ("time",))
-    same = pd.DataFrame({"time": times, "mean": [5.0, 6.0, 7.0 + 1e-12]})
-    assert 0 < check_means(same, wanted) < 1e-11
+    winds = open_winds().isel(time=slice(0, 3))
+    speed = np.hypot(winds.u.astype("f8"), winds.v.astype("f8"))
+    means = speed.weighted(np.cos(np.deg2rad(winds.lat))).mean(("lat", "lon")).values
+    same = pd.DataFrame({"time": winds.time.values, "mean": means * (1 + 1e-12)})
+    assert 0 < check_means(same, winds) < 1e-10
     for other in (
-        same.assign(mean=[5.0, 6.0, 7.00001]),
-        same.assign(mean=[5.0, 6.0, np.nan]),
-        same.assign(time=times + pd.Timedelta("1h")),
+        same.assign(mean=means * 1.00001),
+        same.assign(mean=[*means[:2], np.nan]),
+        same.assign(time=same.time + pd.Timedelta("1h")),
         same[:2],
     ):
         with pytest.raises(CheckFailedError, match="Spark"):
-            check_means(other, wanted)
+            check_means(other, winds)

@@ -15,19 +15,18 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import xarray as xr
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from zarr_manifests import repositories
 from zarr_manifests.error_cases import JavaNotFoundError
@@ -37,27 +36,19 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.texts import bytes_text, count_text
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from pyspark.sql import SparkSession
-
-    from zarr_manifests.spark.write_plan import WriteReport
+type _Cost = Counter[str]
+"""Requests, bytes read and written, and milliseconds."""
 
 FIRST_TAG: Final = "first-years"
 MARKER: Final = ".made-by-zarr-manifests-demo"
-_WRITTEN: Final = ("winds", "rewritten", "stream", "winds.png")
 _NOTE: Final = (
     "This directory was made by `zarr-manifests demo`. When the demo is run here again it replaces "
     "winds/, rewritten/, stream/ and winds.png, and leaves everything else as it is.\n"
 )
-_STEPS: Final = 7
 _FIRST: Final = 72
 _REWRITE_EVERY: Final = 6
 _STREAMED: Final = 2
 """Months that come in before the restart of the stream, and after it."""
-_STRONG: Final = 15.0
-"""Speed of strong winds, in m s-1."""
 _STREAMING: Final = "Let months come in as a stream, with a restart in the middle"
 _SAME: Final = "every value as in the netCDF file"
 _INK, _BLUE, _RED, _GREY = "#22303c", "#1f77a4", "#d1495b", "#7b828c"
@@ -111,68 +102,49 @@ def claim(directory: Path) -> None:
     StorageError
         If the directory cannot be written.
     """
-    marker = directory / MARKER
+    marker, another = directory / MARKER, "name a new directory: zarr-manifests demo DIRECTORY"
     try:
         owned = marker.is_file() and not marker.is_symlink()
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         if not (owned or empty):
             raise AlreadyExistsError(
                 f"{directory} is there and was not made by the demo, which therefore leaves it "
-                "alone; name a new directory: zarr-manifests demo DIRECTORY"
+                f"alone; {another}"
             )
         directory.mkdir(parents=True, exist_ok=True)
         marker.write_text(_NOTE, encoding="utf-8")
-        for path in (directory / name for name in _WRITTEN):
-            if path.is_dir() or path.is_symlink():
+        (directory / "winds.png").unlink(missing_ok=True)
+        for path in (directory / name for name in ("winds", "rewritten", "stream")):
+            if path.is_symlink() or path.exists():
                 shutil.rmtree(path)  # refuses a symbolic link
-            path.unlink(missing_ok=True)
     except AlreadyExistsError:  # which is an OSError, too
         raise
     except OSError as error:
-        raise StorageError(
-            f"the demo cannot write to {directory} ({error.strerror or error}); name another "
-            "directory: zarr-manifests demo DIRECTORY"
-        ) from error
-
-
-@dataclass(slots=True)
-class _Cost:
-    """Requests, bytes and seconds of what a block does in this process, once it has ended."""
-
-    requests: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        parts = [count_text(self.requests, "request")]
-        parts += [f"read {bytes_text(self.bytes_read)}"] if self.bytes_read else []
-        parts += [f"wrote {bytes_text(self.bytes_written)}"] if self.bytes_written else []
-        return f"{', '.join(parts)} in {_duration(self.seconds)}"
-
-    @property
-    def cells(self) -> list[str]:
-        """What the table of comparisons says of it."""
-        return [str(self.requests), bytes_text(self.bytes_written), f"{self.seconds:.2f}"]
+        why = error.strerror or error
+        raise StorageError(f"the demo cannot write to {directory} ({why}); {another}") from error
 
 
 @contextmanager
 def _measured() -> Iterator[_Cost]:
-    cost = _Cost()
+    """What the block costs in this process, known once it has ended."""
+    cost: _Cost = Counter()
     before, start_s = process_totals(), SYSTEM.monotonic_s()
     yield cost
-    cost.seconds = SYSTEM.monotonic_s() - start_s
+    took_s = SYSTEM.monotonic_s() - start_s
     done = process_totals() - before
-    cost.requests, cost.bytes_read = done.requests, done.bytes_read
-    cost.bytes_written = done.bytes_written
+    cost.update(requests=done.requests, read=done.bytes_read, written=done.bytes_written)
+    cost.update(ms=round(1000 * took_s))
 
 
-def _total(costs: Iterable[_Cost]) -> str:
-    return f"all together: {_Cost(*map(sum, zip(*map(astuple, costs), strict=True)))}"
+def _told(cost: _Cost) -> str:
+    parts = [count_text(cost["requests"], "request")]
+    parts += [f"read {bytes_text(cost['read'])}"] if cost["read"] else []
+    parts += [f"wrote {bytes_text(cost['written'])}"] if cost["written"] else []
+    return f"{', '.join(parts)} in {_duration(cost['ms'])}"
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.995 else f"{seconds:.1f} s"
+def _duration(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms < 995 else f"{ms / 1000:.1f} s"
 
 
 class Demo:
@@ -228,14 +200,14 @@ class Demo:
             return error
         return None
 
-    def _print(self, text: str = "", **how: Any) -> None:
+    def _print(self, text: str, **how: Any) -> None:
         self._out.print(text, soft_wrap=True, **how)
 
     def _start(self, what: str) -> None:
         self._step += 1
-        self._print(f"\n{self._step}/{_STEPS}  {what}", style="bold")
+        self._print(f"\n{self._step}/7  {what}", style="bold")
 
-    def _say(self, text: object) -> None:
+    def _say(self, text: str) -> None:
         self._print(f"     {text}")
 
     def _each(self, items: range | list[int], what: str) -> Iterable[int]:
@@ -245,6 +217,9 @@ class Demo:
     def _label(self, months: int) -> str:
         """The name of the last of that many months."""
         return str(self._winds.time[months - 1].dt.strftime("%B %Y").item())
+
+    def _until(self, months: int) -> xr.Dataset:
+        return self._winds.isel(time=slice(0, months))
 
     def _open(self, name: str, version: str | None = None) -> xr.Dataset:
         """A snapshot, opened without anything cached."""
@@ -258,12 +233,9 @@ class Demo:
         last = self._label(_FIRST)
         self._start(f"Ingest {self._label(1)} to {last} with xarray, as one commit")
         with self._out.status("Ingesting ..."), _measured() as cost:
-            _commit_whole(self._repo, self._first(_FIRST), f"Ingest the months up to {last}")
+            _commit_whole(self._repo, self._until(_FIRST), f"Ingest the months up to {last}")
         self._repo.create_tag(FIRST_TAG)
-        self._say(cost)
-
-    def _first(self, months: int) -> xr.Dataset:
-        return self._winds.isel(time=slice(0, months))
+        self._say(_told(cost))
 
     def _append(self) -> tuple[dict[int, _Cost], list[int]]:
         """Costs by the number of months afterwards, and after which the deltas were compacted."""
@@ -277,30 +249,28 @@ class Demo:
             costs[month] = cost
             if next(self._repo.ancestry()).kind == "rewrite":
                 compacted.append(month)
-        self._say(_total(costs.values()))
-        requests = median(cost.requests for cost in costs.values())
-        written = bytes_text(round(median(cost.bytes_written for cost in costs.values())))
-        seconds = _duration(median(cost.seconds for cost in costs.values()))
-        self._say(f"median month: {requests:.0f} requests, wrote {written} in {seconds}")
+        self._say(f"all together: {_told(sum(costs.values(), Counter()))}")
+        names = ("requests", "written", "ms")
+        requests, written, ms = (median(cost[name] for cost in costs.values()) for name in names)
+        wrote = f"wrote {bytes_text(round(written))} in {_duration(ms)}"
+        self._say(f"median month: {requests:.0f} requests, {wrote}")
         for month in compacted:
-            size = bytes_text(costs[month].bytes_written)
+            size = bytes_text(costs[month]["written"])
             self._say(f"{self._label(month)} also compacted the deltas: wrote {size}")
         return costs, compacted
 
     def _rewrite(self) -> dict[int, _Cost]:
         """Costs of all months so far: same chunks, same disk, into an empty repository."""
-        last = self._winds.sizes["time"]
-        due = {_FIRST + 1, *range(_FIRST + _REWRITE_EVERY, last, _REWRITE_EVERY), last}
-        self._start(
-            f"For comparison, rewrite everything at {len(due)} of these {last - _FIRST} appends"
-        )
-        costs = {}
-        for months in self._each(sorted(due), "rewriting"):
-            repo = repositories.create(self._at / "rewritten")
+        last, place, costs = self._winds.sizes["time"], self._at / "rewritten", {}
+        due = sorted({_FIRST + 1, *range(_FIRST + _REWRITE_EVERY, last, _REWRITE_EVERY), last})
+        appends = f"{len(due)} of these {last - _FIRST} appends"
+        self._start(f"For comparison, rewrite everything at {appends}")
+        for months in self._each(due, "rewriting"):
+            repo = repositories.create(place)
             with _measured() as costs[months]:
-                _commit_whole(repo, self._first(months), "Rewrite everything")
-            shutil.rmtree(self._at / "rewritten")
-        self._say(_total(costs.values()))
+                _commit_whole(repo, self._until(months), "Rewrite everything")
+            shutil.rmtree(place)
+        self._say(f"all together: {_told(sum(costs.values(), Counter()))}")
         return costs
 
     def _read(self) -> None:
@@ -314,30 +284,29 @@ class Demo:
                     last = found.isel(time=slice(-1, None)).load()
                 with _measured() as rest:
                     others = found.isel(time=slice(None, -1)).load()
-                if not xr.concat([others, last], dim="time").identical(self._first(months)):
-                    raise CheckFailedError(
-                        f"snapshot {tag or 'main'} in {self._at / 'winds'} does not hold the "
-                        f"{months} months that were written"
-                    )
+            if not xr.concat([others, last], dim="time").identical(self._until(months)):
+                raise CheckFailedError(
+                    f"{tag or 'main'} in {self._at / 'winds'} does not hold the {months} months "
+                    "that were written"
+                )
             self._say(f"{name}, {months} months, {_SAME}")
-            self._say(f"  open, with coordinates: {opening}")
-            self._say(f"  u and v of one month:   {one}")
-            self._say(f"  all other months:       {rest}")
+            self._say(f"  open, with coordinates: {_told(opening)}")
+            self._say(f"  u and v of one month:   {_told(one)}")
+            self._say(f"  all other months:       {_told(rest)}")
 
-    def _compare(self, commits: dict[int, _Cost], rewrites: dict[int, _Cost]) -> None:
+    def _compare(self, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]) -> None:
         """Print the first, middle and last measured month: the commit beside the full rewrite."""
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        table.add_column("\nto add", overflow="fold")
-        heads = "commit:\nrequests", "\nwritten", "\nseconds", "rewrite:\nrequests"
-        for head in (*heads, "\nwritten ", "\nseconds ", "bytes\nratio"):
-            table.add_column(head, justify="right", no_wrap=True)
+        self._print(
+            "\n               commit:                     rewrite:                    bytes"
+            "\nto add         requests  written  seconds  requests  written  seconds  ratio"
+        )
         months = list(rewrites)
         for month in dict.fromkeys([months[0], months[len(months) // 2], months[-1]]):
-            commit, rewrite = commits[month], rewrites[month]
-            ratio = f"{rewrite.bytes_written / commit.bytes_written:.0f}"
-            table.add_row(self._label(month), *commit.cells, *rewrite.cells, ratio)
-        self._print()
-        self._out.print(table)
+            line = f"{self._label(month):14}"
+            for cost in (commits[month], rewrites[month]):
+                size, seconds = bytes_text(cost["written"]), f"{cost['ms'] / 1000:.2f}"
+                line += f" {cost['requests']:8}  {size:>7}  {seconds:>7} "
+            self._print(f"{line} {rewrites[month]['written'] / commits[month]['written']:5.0f}")
         self._print(
             "Rewriting is measured, not estimated: all months so far, as one commit into an\n"
             "empty repository on the same disk, with the same chunks and the same xarray."
@@ -361,66 +330,75 @@ class Demo:
             finally:
                 spark.stop()
 
-    def _means(self, spark: SparkSession, start_s: float) -> None:
+    def _means(self, spark: Any, start_s: float) -> None:
         """Compute means on Spark, then read the strong westerlies of the second half."""
+        from pyspark.sql import functions as sql
+
         from zarr_manifests.spark import explain_pruning, read
 
-        place, time = self._at / "winds", self._winds.time
+        place, winds = self._at / "winds", self._winds
         with self._out.status("Reading, computing ..."):
-            rows, tasks, table = _spark_means(spark, place)
-            took = _duration(SYSTEM.monotonic_s() - start_s)
-            difference = check_means(table, _xarray_means(self._winds))
+            cells = read(spark, place, ["u", "v"])
+            u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
+            speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
+            mean = (sql.sum(speed * weight) / sql.sum(weight)).alias("mean")
+            by_month = cells.groupBy("time").agg(mean, sql.count("u").alias("rows"))
+            table: Any = by_month.orderBy("time").toPandas()
+            took = _duration(1000 * (SYSTEM.monotonic_s() - start_s))
+            difference = check_means(table, winds)
             repositories.open(place).compute_statistics(["u"])
-            half = time.values[len(time) // 2]
-            where = f"u > {_STRONG} AND time >= '{np.datetime_as_string(half, 'D')}'"
+            half = winds.time.values[len(winds.time) // 2]
+            where = f"u > 15.0 AND time >= '{np.datetime_as_string(half, 'D')}'"
             strong = read(spark, place, "u", where=where).count()
-            if strong != int((self._winds.u.sel(time=slice(half, None)) > _STRONG).sum()):
+            if strong != int((winds.u.sel(time=slice(half, None)) > 15).sum()):
                 raise CheckFailedError(f"Spark finds other cells where {where} than xarray does")
             pruned = explain_pruning(spark, place, "u", where=where)
-        means, left_out = table["mean"].to_numpy(), pruned.left_out
+        means, skipped = table["mean"].to_numpy(), pruned.left_out
         low, high = int(means.argmin()), int(means.argmax())
+        rows, tasks = int(table["rows"].sum()), cells.rdd.getNumPartitions()
         self._say(f"{rows:,} rows in {tasks} tasks, {took} with the start of Spark")
-        self._say(
-            f"{len(means)} means, as xarray computes them (largest difference {difference:.0e} m/s)"
-        )
-        self._say(
-            f"calmest month {self._label(low + 1)} ({means[low]:.2f} m/s), "
-            f"windiest {self._label(high + 1)} ({means[high]:.2f} m/s)"
-        )
+        same = f"as xarray computes them (largest difference {difference:.0e} m/s)"
+        self._say(f"{len(means)} means, {same}")
+        calm = f"calmest month {self._label(low + 1)} ({means[low]:.2f} m/s)"
+        self._say(f"{calm}, windiest {self._label(high + 1)} ({means[high]:.2f} m/s)")
         self._say(f"where {where}: {strong:,} rows")
-        self._say(
-            f"of {pruned.chunks} chunks {left_out['range']} skipped by time, "
-            f"{left_out['statistics']} by statistics"
-        )
+        by = f"{skipped['range']} skipped by time, {skipped['statistics']} by statistics"
+        self._say(f"of {pruned.chunks} chunks {by}")
 
-    def _stream(self, spark: SparkSession) -> None:
+    def _stream(self, spark: Any) -> None:
         """Stream files of months into a repository, with a restart in the middle.
 
         The driver is made to forget its last batch, as if it had died right after the commit. The
         restarted stream brings that batch again.
         """
-        place = self._at / "stream"
+        from zarr_manifests.spark import foreach_batch
+
+        place, months = self._at / "stream", self._until(1 + 2 * _STREAMED)
         (place / "files").mkdir(parents=True)
-        months = self._first(1 + 2 * _STREAMED)
         repo = repositories.create(place / "winds")
-        _commit_whole(repo, self._first(1), "The first month")
-        reports: list[WriteReport] = []
-        start_s = SYSTEM.monotonic_s()
-        with self._out.status("Streaming ..."):
+        _commit_whole(repo, self._until(1), "The first month")
+        reports: list[Any] = []
+        dims = {"dims": ["time", "lat", "lon"], "append_dim": "time"}
+        write: Any = foreach_batch
+        write = write(repo, "/", **dims, on_report=lambda _, report: reports.append(report))
+        schema = "time timestamp, lat double, lon double, u float, v float"
+        rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        stream = rows.parquet(str(place / "files")).writeStream.foreachBatch(write)
+        stream = stream.option("checkpointLocation", str(place / "checkpoint"))
+        with self._out.status("Streaming ..."), _measured() as cost:
             for month in range(1, 1 + 2 * _STREAMED):
-                rows = months.isel(time=[month]).to_dataframe().reset_index()
-                rows["time"] = rows["time"].dt.tz_localize("UTC").astype("datetime64[us, UTC]")
-                rows.to_parquet(place / "files" / f"{month:02}.parquet", index=False)
+                table = months.isel(time=[month]).to_dataframe().reset_index()
+                table["time"] = table["time"].dt.tz_localize("UTC").astype("datetime64[us, UTC]")
+                table.to_parquet(place / "files" / f"{month:02}.parquet", index=False)
+                if month % _STREAMED == 0:  # one commit for each file that has come
+                    stream.trigger(availableNow=True).start().awaitTermination()
                 if month == _STREAMED:
-                    _run_stream(spark, repo, place, reports)
                     _forget_last_batch(place / "checkpoint" / "commits")
-            _run_stream(spark, repo, place, reports)
-            took = _duration(SYSTEM.monotonic_s() - start_s)
-            if not self._open("stream/winds").equals(months):
-                raise CheckFailedError("the stream has not written each month once")
+        if not self._open("stream/winds").equals(months):
+            raise CheckFailedError("the stream has not written each month once")
         shutil.rmtree(place)
         again = count_text(sum(report.replayed for report in reports), "batch")
-        self._say(f"{2 * _STREAMED} files, one commit each, in {took}; {_SAME}")
+        self._say(f"{2 * _STREAMED} files, one commit each, in {_duration(cost['ms'])}; {_SAME}")
         self._say(f"after the restart {again} came again and made no commit")
 
 
@@ -433,68 +411,30 @@ def _commit_whole(repo: Repository, ds: xr.Dataset, message: str) -> None:
         ds.to_zarr(store, encoding=encoding)
 
 
-# --- Spark ---------------------------------------------------------------------------------------
-
-
-def check_means(computed: pd.DataFrame, wanted: xr.DataArray) -> float:
-    """The largest difference between Spark's and xarray's means; only rounding is allowed.
+def check_means(computed: Any, winds: xr.Dataset) -> float:
+    """The largest difference between Spark's and xarray's mean speeds; only rounding is allowed.
 
     Parameters
     ----------
     computed : pandas.DataFrame
         `time` and `mean`, in the order of time.
-    wanted : xarray.DataArray
-        The means over `time`.
+    winds : xarray.Dataset
+        `u` and `v` over the same times.
 
     Raises
     ------
     CheckFailedError
         If the months or the means are not the same.
     """
-    means = computed["mean"].to_numpy()
-    same_months = np.array_equal(computed["time"].to_numpy(), wanted.time.values)
-    if not same_months or not np.allclose(means, wanted.values, rtol=1e-9, atol=0):
+    means, weight = computed["mean"].to_numpy(), np.cos(np.deg2rad(winds.lat))
+    speed = np.hypot(winds.u.astype("f8"), winds.v.astype("f8"))
+    wanted = speed.weighted(weight).mean(("lat", "lon")).values
+    same_months = np.array_equal(computed["time"].to_numpy(), winds.time.values)
+    if not same_months or not np.allclose(means, wanted, rtol=1e-9, atol=0):
         raise CheckFailedError(
             "the monthly mean wind speeds that Spark computed are not those that xarray computes"
         )
-    return float(np.abs(means - wanted.values).max())
-
-
-def _spark_means(spark: SparkSession, repository: Path) -> tuple[int, int, pd.DataFrame]:
-    """The number of cells read, the number of tasks, and the table of means."""
-    from pyspark.sql import functions as sql
-
-    from zarr_manifests.spark import read
-
-    cells = read(spark, repository, ["u", "v"])
-    u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
-    speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
-    mean = (sql.sum(speed * weight) / sql.sum(weight)).alias("mean")
-    table: pd.DataFrame = cells.groupBy("time").agg(mean, sql.count("u")).orderBy("time").toPandas()
-    return int(table["count(u)"].sum()), cells.rdd.getNumPartitions(), table
-
-
-def _xarray_means(winds: xr.Dataset) -> xr.DataArray:
-    u, v = winds.u.astype("float64"), winds.v.astype("float64")
-    speed: xr.DataArray = np.sqrt(u * u + v * v)
-    return speed.weighted(np.cos(np.deg2rad(winds.lat))).mean(("lat", "lon"))
-
-
-def _run_stream(
-    spark: SparkSession, repo: Repository, place: Path, reports: list[WriteReport]
-) -> None:
-    """Write the files that have come since the last run, one in each commit."""
-    from zarr_manifests.spark import foreach_batch
-
-    dims = ["time", "lat", "lon"]
-    write = foreach_batch(
-        repo, "/", dims=dims, append_dim="time", on_report=lambda _, report: reports.append(report)
-    )
-    schema = "time timestamp, lat double, lon double, u float, v float"
-    rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
-    query = rows.parquet(str(place / "files")).writeStream.foreachBatch(write)
-    query = query.option("checkpointLocation", str(place / "checkpoint"))
-    query.trigger(availableNow=True).start().awaitTermination()
+    return float(np.abs(means - wanted).max())
 
 
 def _forget_last_batch(commits: Path) -> None:
@@ -504,75 +444,61 @@ def _forget_last_batch(commits: Path) -> None:
         (commits / name).unlink(missing_ok=True)
 
 
-# --- the picture ---------------------------------------------------------------------------------
-
-
 def _draw(
     path: Path,
     month: xr.Dataset,
-    commits: dict[int, _Cost],
-    compacted: list[int],
-    rewrites: dict[int, _Cost],
+    commits: Mapping[int, _Cost],
+    compacted: Iterable[int],
+    rewrites: Mapping[int, _Cost],
 ) -> None:
     """Save as PNG: the wind of a month on a map, and what commits and rewrites wrote."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     with mpl.rc_context({"axes.titlelocation": "left", "axes.titleweight": "bold"}):
         figure = Figure(figsize=(9.6, 8.8), dpi=150, layout="constrained")
         above, below = figure.subplots(2, 1, height_ratios=(1.6, 1))
         _draw_map(above, month)
-        _draw_costs(below, commits, compacted, rewrites)
+        start: Any = {"transform": below.get_yaxis_transform(), "va": "top", "weight": "bold"}
+        anew = "writing everything anew (measured at the dots)"
+        each = (anew, rewrites, _GREY), ("committing the month", commits, _BLUE)
+        for text, costs, color in each:
+            written = [cost["written"] / 1000 for cost in costs.values()]
+            below.plot(list(costs), written, "o-", color=color, markersize=4)
+            below.text(0.015, written[0] * 0.72, text, color=color, **start)
+        for after in compacted:
+            at, text = (after, commits[after]["written"] / 1000), "also\ncompacted the deltas"
+            below.plot(*at, "o", color=_RED, markersize=6)
+            place: Any = {"xytext": (-10, 18), "textcoords": "offset points", "ha": "right"}
+            line: Any = {"arrowstyle": "-", "color": _RED}
+            below.annotate(f"this commit {text}", at, color=_RED, arrowprops=line, **place)
+        below.set(title="Bytes written to add one month", xlabel="months in the repository")
+        below.set(ylabel="written (kB, log scale)", ylim=(10, 4000), yscale="log")
+        below.yaxis.set_major_formatter(lambda kilobytes, _: f"{kilobytes:,.10g}")
+        below.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
+        below.grid(axis="y", color="#dde2e7")
+        below.spines[["top", "right"]].set_visible(False)
         figure.savefig(path, format="png")
 
 
-def _draw_map(axes: Axes, month: xr.Dataset) -> None:
+def _draw_map(axes: Any, month: xr.Dataset) -> None:
     around = month.pad(lon=(0, 1), mode="wrap")  # the first meridian again, to leave no gap
-    lon, lat = [*month.lon.values, month.lon.values[0] + 360], month.lat.values
-    u, v = around.u.values, around.v.values
-    speed = np.hypot(u, v)
-    top = max(2 * np.ceil(speed.max() / 2), 2.0)
-    filled = axes.contourf(lon, lat, speed, levels=np.linspace(0, top, 25), cmap="YlGnBu")
+    around["lon"] = [*month.lon.values, month.lon.values[0] + 360]
+    speed = np.hypot(around.u, around.v)
+    top = max(2 * np.ceil(speed.max().item() / 2), 2)
+    bar = {"label": "wind speed (m s$^{-1}$)", "fraction": 0.025, "pad": 0.015}
+    filled = speed.plot.contourf(
+        ax=axes, levels=np.linspace(0, top, 25), cmap="YlGnBu", extend="neither",
+        cbar_kwargs={**bar, "ticks": np.arange(0, top + 1, 2)},
+    )  # fmt: skip
     filled.set_edgecolor("face")
-    relief = open_relief().relief
-    axes.contour(relief.lon, relief.lat, relief, levels=[0], colors=_INK, linewidths=0.7)
-    sparse: Any = (slice(1, -1), slice(None, None, 2))
-    look: Any = {"color": _INK, "width": 0.0013, "scale": 300, "alpha": 0.85}
-    arrows = axes.quiver(lon[::2], lat[1:-1], u[sparse], v[sparse], **look)
+    open_relief().relief.plot.contour(ax=axes, levels=[0], colors=_INK, linewidths=0.7)
+    sparse = around.isel(lat=slice(1, -1), lon=slice(None, None, 2))
+    where = sparse.lon, sparse.lat, sparse.u, sparse.v
+    arrows = axes.quiver(*where, color=_INK, width=0.0013, scale=300, alpha=0.85)
     axes.quiverkey(arrows, 0.95, 1.035, 10, "10 m s$^{-1}$", labelpos="W")
-    look = {"fraction": 0.025, "pad": 0.015, "ticks": np.arange(0, top + 1, 2)}
-    axes.figure.colorbar(filled, ax=axes, label="wind speed (m s$^{-1}$)", **look)
     axes.set_title(f"Mean wind, {month.time.dt.strftime('%B %Y').item()}")
     axes.set(xlabel="longitude (degrees east)", ylabel="latitude (degrees north)")
     axes.set(xticks=range(60, 380, 60), yticks=range(-90, 91, 30))
     axes.set(xlim=(20, 380), ylim=(-90, 90), aspect="equal")
-
-
-def _draw_costs(
-    axes: Axes, commits: dict[int, _Cost], compacted: list[int], rewrites: dict[int, _Cost]
-) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for text, costs, color in (
-        ("writing everything anew (measured at the dots)", rewrites, _GREY),
-        ("committing the month", commits, _BLUE),
-    ):
-        written = [cost.bytes_written / 1000 for cost in costs.values()]
-        axes.plot(list(costs), written, "o-", color=color, markersize=4)
-        place: Any = {"transform": axes.get_yaxis_transform(), "va": "top"}
-        axes.text(0.015, written[0] * 0.72, text, color=color, fontweight="bold", **place)
-    for month in compacted:
-        at = month, commits[month].bytes_written / 1000
-        axes.plot(*at, "o", color=_RED, markersize=6)
-        place = {"xytext": (-10, 18), "textcoords": "offset points", "ha": "right"}
-        line = {"arrowstyle": "-", "color": _RED}
-        text = "this commit also\ncompacted the deltas"
-        axes.annotate(text, at, color=_RED, arrowprops=line, **place)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda kilobytes, _: f"{kilobytes:,.10g}")
-    axes.set(title="Bytes written to add one month", xlabel="months in the repository")
-    axes.set(ylabel="written (kB, log scale)", ylim=(10, 4000), axisbelow=True)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
-    axes.margins(x=0.015)
-    axes.grid(axis="y", color="#dde2e7")
-    axes.spines[["top", "right"]].set_visible(False)

@@ -21,7 +21,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
@@ -99,7 +99,6 @@ class Pages:
             "/compare": self._compare,
             "/tree/{version}": self._tree,
             "/array/{version}/{path:path}": self._array,
-            "/chunks/{version}/{path:path}": self._chunks,
             "/diff/{old}/{new}": self._diff,
             "/diff/{old}/{new}/{path:path}": self._array_diff,
         }
@@ -141,16 +140,13 @@ class Pages:
         refs = refs_by_snapshot(self._repo.list_branches(), self._repo.list_tags())
         return {"info": info, "refs": refs.get(info.id, [])[:_LISTED]}
 
-    def _difference(self, old: str, new: str) -> Diff:
-        return self._repo.diff(old, new, symmetric=False)
-
     def _written_by(self, info: SnapshotInfo) -> Diff | None:
         """What a commit changed; None if that is too much, or what came before has expired."""
         changed = info.written.get("refs-set", 0) + info.written.get("refs-unset", 0)
         if info.parent_id is None or changed > _MOST_CHANGED:
             return None
         try:
-            return self._difference(info.parent_id, info.id)
+            return self._repo.diff(info.parent_id, info.id, symmetric=False)
         except SnapshotExpiredError:
             return None
 
@@ -221,32 +217,11 @@ class Pages:
             look=_look(request, {"": array}, array.start(changed, table)),
         )
 
-    def _chunks(self, request: Request) -> Response:
-        """The grid of chunks, and what is stored and changed in each cell of it, as JSON."""
-        (opened,) = self._asked(request, "version")
-        array = _Array.at(opened, request.path_params["path"])
-        changed = array.changed(self._written_by(self._commit(opened)["info"]))
-        found = array.chunk_map()
-        folding = found.folding
-        told = {
-            "path": found.path,
-            "dimensions": found.dimensions,
-            "grid_shape": folding.grid_shape,
-            "axes": folding.axes,
-            "row_edges": folding.row_edges.tolist(),
-            "column_edges": folding.column_edges.tolist(),
-            "whole": folding.whole.tolist(),
-            "chunks": found.chunks.tolist(),
-            "nbytes": found.nbytes.tolist(),
-            "changed": None if changed is None else folding.place(changed).tolist(),
-        }
-        return JSONResponse(told, headers={"Cache-Control": "no-cache"})
-
     # --- differences -------------------------------------------------------------------------
 
     def _diff(self, request: Request) -> Response:
         old, new = self._asked(request, "old", "new")
-        diff = self._difference(old.snapshot_id, new.snapshot_id)
+        diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
         nodes = new.contents.guarded(new.contents.nodes)
         lists = ("New", diff.created), ("New metadata", diff.updated), ("Gone", diff.deleted)
         return self._render(
@@ -264,7 +239,8 @@ class Pages:
     def _array_diff(self, request: Request) -> Response:
         old, new = self._asked(request, "old", "new")
         array = _Array.at(new, request.path_params["path"])
-        changed = array.changed(self._difference(old.snapshot_id, new.snapshot_id))
+        diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
+        changed = array.changed(diff)
         table = _cell_table(array.chunk_map(), changed, array.meta.chunk_shape)
         versions = {"New": array}
         before = old.contents.guarded(partial(old.contents.node, array.node.path))

@@ -24,7 +24,7 @@ from effort import examples
 from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
 from zarr_manifests.repository import resolved
-from zarr_manifests.serving import answers, folder_links
+from zarr_manifests.serving import answers
 from zarr_manifests.serving.served import Room
 
 IMMUTABLE = "max-age=31536000, immutable"
@@ -265,7 +265,7 @@ def test_names_that_lead_elsewhere_are_neither_read_nor_linked(tmp_path: Path, n
 def test_a_folder_of_too_many_chunks_is_not_listed_in_part(
     repo: zm.Repository, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_links, "_MOST_CHUNKS", 2)
+    monkeypatch.setattr(answers, "_MOST_LISTED", 2)
     assert get(url, "/zarr/main/t/c").status == 501
     assert links(get(url, "/zarr/main/t/c/1")) == ["0", "1"]
 

@@ -73,20 +73,20 @@ FAULTS = [
     ),
     Fault(
         "names-in-folders-are-not-escaped",
-        "serving/folder_links.py",
+        "serving/answers.py",
         "{html_text(name)}</a>",
         "{name}</a>",
     ),
     Fault(
         "links-in-folders-lead-elsewhere",
-        "serving/folder_links.py",
+        "serving/answers.py",
         'check_inside(name.removesuffix("/"))',
         "pass",
     ),
     Fault(
         "a-folder-of-too-many-chunks-is-listed",
-        "serving/folder_links.py",
-        "if min(refs, box.size) > _MOST_CHUNKS:",
+        "serving/answers.py",
+        "if min(refs, box.size) > _MOST_LISTED:",
         "if False:",
     ),
     Fault(
