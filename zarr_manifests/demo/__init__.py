@@ -1,4 +1,4 @@
-"""The package's main job on real data: netCDF, commits, xarray, Spark, a stream, a picture.
+"""The package's main job on real data: netCDF, commits, xarray, Spark, a picture.
 
 `open_winds` and `open_relief` return the data by themselves; `Demo.run` is what `zarr-manifests
 demo` does and prints. Each step checks its claims: both snapshots are compared with the sample

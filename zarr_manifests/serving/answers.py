@@ -13,13 +13,11 @@ from urllib.parse import quote
 
 import anyio
 import google_crc32c
-import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from zarr_manifests.engine.edit.bulk_chunks import find_chunks
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
@@ -32,13 +30,12 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED, consolidated
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef
-from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.keys import (
     DOCUMENTS,
     V2_GROUP,
     V3_DOCUMENT,
-    ArrayMeta,
+    ChunkKeys,
     check_inside,
     directory,
     split,
@@ -48,8 +45,6 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.serving.served import OpenSnapshot, Served
 from zarr_manifests.session import estimate_of
-
-__all__ = ["ZarrAnswers", "caching", "etag_of", "failed", "part_of", "status_of"]
 
 PIECE_BYTES: Final = 8 * 1024**2
 """A larger value is read in pieces of this size."""
@@ -70,7 +65,6 @@ _MOST_LISTED: Final = 100_000
 _UNSAFE: Final = re.compile(
     r"""[%"'<>&?#\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"""
 )
-_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 def etag_of(data: bytes) -> str:
@@ -330,55 +324,29 @@ def _folder(opened: OpenSnapshot, path: str) -> list[str] | None:
     HTTPException
         If too many chunks may be there.
     """
-    contents, prefix = opened.contents, directory(path)
-    node = contents.node(path)
+    contents, prefix, usage = opened.contents, directory(path), estimate_of(opened.session)
+    node, root = contents.node(path), contents.node("")
     documents = {} if node is None else node.documents
+    above = contents.above(prefix) if prefix else filter(None, [root])
+    keys = {one.path: one.array.chunk_keys for one in above if one.array is not None}
+    count = sum(usage[each].chunks for each in keys)
+    names = contents.children(prefix, chunks=count <= _MOST_LISTED)
+    if count > _MOST_LISTED:
+        if keys != {path: ChunkKeys("default", "/")}:
+            raise HTTPException(  # a part of the names would be taken for all
+                501,
+                f"there may be {count:,} chunks here, and at most {_MOST_LISTED:,} are listed; "
+                "read the array, whose metadata says which there can be",
+            )
+        names.add("c")
     found = set()
-    for name in contents.children(prefix, chunks=False):
-        is_key = name in documents or contents.node(OPAQUE + prefix + name) is not None
+    for name in names:
+        key = prefix + name
+        is_key = name in documents or contents.node(OPAQUE + key) or contents.chunk_at(key)
         found.add(name if is_key else f"{name}/")
-    root = contents.node("")
-    for around in contents.above(prefix) if prefix else filter(None, [root]):
-        if around.array is not None:
-            at = prefix[len(directory(around.path)) :].split("/")[:-1]
-            found |= _chunk_names(opened, around, around.array, at)
     if V2_GROUP in documents:
         found.add(V2_CONSOLIDATED)
     return sorted(found) if found or node is not None or not path else None
-
-
-def _chunk_names(opened: OpenSnapshot, node: Node, meta: ArrayMeta, at: list[str]) -> set[str]:
-    """The names in a folder of chunks, given by the names of folders below the array's path."""
-    ndim, lead = len(meta.shape), meta.chunk_keys.kind == "default"
-    if not estimate_of(opened.session)[node.path].chunks:
-        return set()
-    if meta.chunk_keys.separator == "." or not ndim:
-        coords = [] if at else _coords(opened, node, meta.grid).tolist()
-        return {meta.chunk_keys.encode(tuple(one)) for one in coords}
-    if lead and not at:
-        return {"c/"}
-    if lead and at.pop(0) != "c":
-        return set()
-    if len(at) >= ndim or not all(map(_NUMBER.fullmatch, at)):
-        return set()
-    lo = (*map(int, at), *meta.grid.lo[len(at) :])
-    hi = (*(int(one) + 1 for one in at), *meta.grid.hi[len(at) :])
-    if any(end > most for end, most in zip(hi, meta.grid.hi, strict=True)):
-        return set()
-    end = "" if len(at) + 1 == ndim else "/"
-    return {f"{n}{end}" for n in np.unique(_coords(opened, node, Box(lo, hi))[:, len(at)])}
-
-
-def _coords(opened: OpenSnapshot, node: Node, box: Box) -> IndexArray:
-    refs = estimate_of(opened.session)[node.path].chunks
-    if min(refs, box.size) > _MOST_LISTED:
-        raise HTTPException(  # a part of the names would be taken for all
-            501,
-            f"there may be {min(refs, box.size):,} chunks in this folder, and at most "
-            f"{_MOST_LISTED:,} are listed; read the array, whose metadata says which there can be",
-        )
-    table = find_chunks(opened.contents, node.path, box, None)[1]
-    return np.empty((0, len(box.lo)), np.int64) if table is None else table.coords()
 
 
 def _folder_page(url: str, names: Sequence[str]) -> str:

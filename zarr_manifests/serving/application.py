@@ -33,8 +33,6 @@ from zarr_manifests.serving.served import Served
 from zarr_manifests.serving.slices import SliceAnswers
 from zarr_manifests.serving.web_pages import Pages
 
-__all__ = ["LOOPBACK", "create_app", "serve"]
-
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _LOOPBACK_ORIGIN: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]*))(?::[0-9]{1,5})?")

@@ -19,8 +19,6 @@ from zarr_manifests.repository import Repository, resolved
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
 
-__all__ = ["OpenSnapshot", "Room", "Served", "version_of"]
-
 _THREADS: Final = 32
 _ROOM_BYTES: Final = 256 * 1024**2
 _FEW_BYTES: Final = 64 * 1024

@@ -40,8 +40,6 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.serving.answers import caching, etag_of
 from zarr_manifests.serving.served import OpenSnapshot, Served
 
-__all__ = ["SliceAnswers", "axes_of", "read_slice"]
-
 MOST_VALUES: Final = 512
 MOST_CHUNKS: Final = 1024
 MOST_CHUNK_BYTES: Final = 128 * 1024**2

@@ -41,8 +41,6 @@ from zarr_manifests.session import chunk_map_of, estimate_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
-__all__ = ["Pages"]
-
 _AT_ONCE: Final = 4
 """Pages made at a time: each may hold the node table of a version, and its changed chunks."""
 _ROWS: Final = 60
@@ -198,7 +196,7 @@ class Pages:
 
     def _array(self, request: Request) -> Response:
         (opened,) = self._asked(request, "version")
-        array, commit = _Array.at(opened, request.path_params["path"]), self._commit(opened)
+        array, commit = _ShownArray.at(opened, request.path_params["path"]), self._commit(opened)
         changed = array.changed(self._written_by(commit["info"]))
         found = array.chunk_map()
         table = _cell_table(found, changed, array.meta.chunk_shape)
@@ -238,7 +236,7 @@ class Pages:
 
     def _array_diff(self, request: Request) -> Response:
         old, new = self._asked(request, "old", "new")
-        array = _Array.at(new, request.path_params["path"])
+        array = _ShownArray.at(new, request.path_params["path"])
         diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
         changed = array.changed(diff)
         table = _cell_table(array.chunk_map(), changed, array.meta.chunk_shape)
@@ -246,7 +244,7 @@ class Pages:
         before = old.contents.guarded(partial(old.contents.node, array.node.path))
         meta = None if before is None else before.array
         if before is not None and meta is not None and len(meta.shape) == len(array.meta.shape):
-            versions = {"Old": _Array(old, before, meta), "New": array}
+            versions = {"Old": _ShownArray(old, before, meta), "New": array}
         return self._render(
             request,
             "array_diff.html",
@@ -286,7 +284,7 @@ def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
+class _ShownArray:
     """An array of a snapshot."""
 
     opened: OpenSnapshot
@@ -294,13 +292,14 @@ class _Array:
     meta: ArrayMeta
 
     @classmethod
-    def at(cls, opened: OpenSnapshot, path: str) -> _Array:
+    def at(cls, opened: OpenSnapshot, path: str) -> _ShownArray:
         node = opened.contents.guarded(partial(opened.contents.array_at, path))
         assert node.array is not None
         return cls(opened, node, node.array)
 
     def chunk_map(self) -> ChunkMap:
-        side = _side_for(self.meta.grid.hi)
+        # A grid that is long in one direction only gets many lines.
+        side = _LONG_SIDE if sum(n > 1 for n in self.meta.grid.hi) <= 1 else _SIDE
         path, session = self.node.path, self.opened.session
         return self.opened.contents.guarded(lambda: chunk_map_of(session, path, side=side))
 
@@ -321,7 +320,7 @@ class _Array:
 
 
 def _look(
-    request: Request, versions: dict[str, _Array], start: Sequence[int]
+    request: Request, versions: dict[str, _ShownArray], start: Sequence[int]
 ) -> dict[str, Any] | None:
     """What the script needs to draw values, and where it begins; None if there are none."""
     shape = [max(sizes) for sizes in zip(*(a.meta.shape for a in versions.values()), strict=True)]
@@ -357,7 +356,7 @@ def _look(
     }
 
 
-def _facts(array: _Array) -> list[tuple[str, str]]:
+def _facts(array: _ShownArray) -> list[tuple[str, str]]:
     """What the metadata of an array says, in words."""
     node = array.node
     (row,) = hierarchy({node.path: node})
@@ -375,7 +374,7 @@ def _facts(array: _Array) -> list[tuple[str, str]]:
     ]
 
 
-def _attributes(array: _Array) -> list[tuple[str, str]]:
+def _attributes(array: _ShownArray) -> list[tuple[str, str]]:
     fields = fields_of(array.node)
     found = fields.get("attributes")
     if not isinstance(found, dict):
@@ -444,11 +443,6 @@ class _Table:
     has_parts: bool
 
 
-def _side_for(grid_shape: Sequence[int]) -> int:
-    """How finely to fold a grid: one that is long in one direction only gets many lines."""
-    return _LONG_SIDE if sum(n > 1 for n in grid_shape) <= 1 else _SIDE
-
-
 def _cell_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -> _Table:
     """The cells of a map of chunks.
 
@@ -465,11 +459,8 @@ def _cell_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords
     height, width = folding.shape
     counts = np.zeros(folding.shape, np.int64) if changed is None else folding.place(changed)
     rows = [
-        [
-            _cell(found, int(counts[row, column]), chunk_shape, row, column)
-            for column in range(width)
-        ]
-        for row in range(height)
+        [_cell(found, new, chunk_shape, (row, column)) for column, new in enumerate(line)]
+        for row, line in enumerate(counts.tolist())
     ]
     names = [_name(found, axis) for axis in folding.axes]
     text = f"chunks along {names[1]}" if width > 1 else "one chunk"
@@ -486,8 +477,8 @@ def _cell_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords
     return _Table(rows, f"chunks{size}", text, parts)
 
 
-def _cell(found: ChunkMap, new: int, chunk_shape: Coords, row: int, column: int) -> _Cell:
-    folding, at = found.folding, (row, column)
+def _cell(found: ChunkMap, new: int, chunk_shape: Coords, at: tuple[int, int]) -> _Cell:
+    folding = found.folding
     there, whole = int(found.chunks[at]), int(folding.whole[at])
     shade = "" if not there else f"stored-{4 if there == whole else 1 + 3 * there // whole}"
     where: list[str] = []

@@ -262,12 +262,14 @@ def test_names_that_lead_elsewhere_are_neither_read_nor_linked(tmp_path: Path, n
             assert get(url, "/tree/main").status == 400
 
 
-def test_a_folder_of_too_many_chunks_is_not_listed_in_part(
-    repo: zm.Repository, url: str, monkeypatch: pytest.MonkeyPatch
+def test_chunks_of_an_array_with_too_many_are_not_listed_in_part(
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "_MOST_LISTED", 2)
-    assert get(url, "/zarr/main/t/c").status == 501
-    assert links(get(url, "/zarr/main/t/c/1")) == ["0", "1"]
+    monkeypatch.setattr(answers, "_MOST_LISTED", 3)
+    assert links(get(url, "/zarr/main/t")) == ["c/", "zarr.json"]
+    for path in ("t/c", "t/c/1"):
+        assert get(url, f"/zarr/main/{path}").status == 501
+    assert links(get(url, "/zarr/main/holes/c")) == ["0"]
 
 
 # --- no path leaves the repository ---------------------------------------------------------------

@@ -86,8 +86,8 @@ FAULTS = [
     Fault(
         "a-folder-of-too-many-chunks-is-listed",
         "serving/answers.py",
-        "if min(refs, box.size) > _MOST_LISTED:",
-        "if False:",
+        "    if count > _MOST_LISTED:",
+        "    if False:",
     ),
     Fault(
         "pages-do-not-escape-what-they-show",
