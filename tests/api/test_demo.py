@@ -10,16 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
-import zarr_manifests.serving.server
+import zarr_manifests.serving.application
 import zarr_manifests.spark
 from zarr_manifests.cli import app
-from zarr_manifests.demo import CheckFailedError, DemoPlace
-from zarr_manifests.demo.place import MARKER
-from zarr_manifests.demo.steps import compare_means
+from zarr_manifests.demo import MARKER, CheckFailedError, check_means, claim, open_winds
 from zarr_manifests.errors import AlreadyExistsError, StorageError
 
 
@@ -28,29 +25,29 @@ def test_what_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "data").write_text("precious")
     with pytest.raises(AlreadyExistsError, match="not made by the demo"):
-        DemoPlace.claim(tmp_path)
+        claim(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["winds"]
     assert (mine / "data").read_text() == "precious"
 
 
 def test_a_second_run_replaces_only_what_a_run_writes(tmp_path: Path) -> None:
-    place = DemoPlace.claim(tmp_path / "demo")
-    for folder in (place.repository, place.scratch, place.stream):
-        (folder / "deep").mkdir(parents=True)
-    place.picture.write_bytes(b"old")
-    (place.directory / "notes.txt").write_text("mine")
-    assert DemoPlace.claim(tmp_path / "demo") == place
-    assert {path.name for path in place.directory.iterdir()} == {MARKER, "notes.txt"}
+    claim(tmp_path / "demo")
+    for folder in ("winds", "rewritten", "stream"):
+        (tmp_path / "demo" / folder / "deep").mkdir(parents=True)
+    for file in ("winds.png", "notes.txt"):
+        (tmp_path / "demo" / file).write_text("mine")
+    claim(tmp_path / "demo")
+    assert {path.name for path in (tmp_path / "demo").iterdir()} == {MARKER, "notes.txt"}
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").write_text("precious")
-    place = DemoPlace.claim(tmp_path / "demo")
-    place.repository.symlink_to(precious)
+    claim(tmp_path / "demo")
+    (tmp_path / "demo" / "winds").symlink_to(precious)
     with pytest.raises(StorageError):
-        DemoPlace.claim(tmp_path / "demo")
+        claim(tmp_path / "demo")
     assert (precious / "data").read_text() == "precious"
 
 
@@ -92,15 +89,16 @@ def test_a_foreign_directory_is_one_line(tmp_path: Path) -> None:
 
 
 def test_means_that_differ_fail_the_demo() -> None:
-    times = pd.date_range("1982-01-16", periods=3)
-    wanted = xr.DataArray([5.0, 6.0, 7.0], {"time": times}, ("time",))
-    same = pd.DataFrame({"time": times, "mean": [5.0, 6.0, 7.0 + 1e-12]})
-    assert 0 < compare_means(same, wanted) < 1e-11
+    winds = open_winds().isel(time=slice(0, 3))
+    speed = np.hypot(winds.u.astype("f8"), winds.v.astype("f8"))
+    means = speed.weighted(np.cos(np.deg2rad(winds.lat))).mean(("lat", "lon")).values
+    same = pd.DataFrame({"time": winds.time.values, "mean": means * (1 + 1e-12)})
+    assert 0 < check_means(same, winds) < 1e-10
     for other in (
-        same.assign(mean=[5.0, 6.0, 7.00001]),
-        same.assign(mean=[5.0, 6.0, np.nan]),
-        same.assign(time=times + pd.Timedelta("1h")),
+        same.assign(mean=means * 1.00001),
+        same.assign(mean=[*means[:2], np.nan]),
+        same.assign(time=same.time + pd.Timedelta("1h")),
         same[:2],
     ):
         with pytest.raises(CheckFailedError, match="Spark"):
-            compare_means(other, wanted)
+            check_means(other, winds)

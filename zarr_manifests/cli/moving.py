@@ -165,7 +165,7 @@ def run_serve(
         given several times.
     """
     try:
-        from zarr_manifests.serving.server import serve
+        from zarr_manifests.serving.application import serve
     except ImportError as error:
         raise InvalidArgumentError(str(error)) from error
     repo = open_at(url, option, authorize)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-for _package in ("starlette", "uvicorn", "jinja2"):
+for _package in ("starlette", "uvicorn", "jinja2", "xarray"):
     if find_spec(_package) is None:
         raise ImportError(
             f"zarr_manifests.serving needs {_package}, which is not installed here; "

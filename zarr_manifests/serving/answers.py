@@ -1,33 +1,75 @@
-"""Answers over HTTP: values in pieces of bounded size, errors with the status that fits them."""
+"""Snapshots as plain Zarr over HTTP: values in pieces of bounded size, and errors with a status."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Final
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from html import escape
+from typing import Any, Final
+from urllib.parse import quote
 
 import anyio
+import google_crc32c
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
+    CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,
     SnapshotExpiredError,
     StorageError,
 )
-from zarr_manifests.serving.http_ranges import RangeError, part_of
-from zarr_manifests.serving.served import Served
-from zarr_manifests.serving.values import PIECE_BYTES, Value
+from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED, consolidated
+from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef
+from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.keys import (
+    DOCUMENTS,
+    V2_GROUP,
+    V3_DOCUMENT,
+    ChunkKeys,
+    check_inside,
+    directory,
+    split,
+)
+from zarr_manifests.plain import plain_text
+from zarr_manifests.plain import plain_text
+from zarr_manifests.runtime import ForkSafeLock
+from zarr_manifests.serving.served import OpenSnapshot, Served
+from zarr_manifests.session import estimate_of
 
-__all__ = ["answer", "caching", "failed", "lasting", "not_modified", "status_of"]
-
+PIECE_BYTES: Final = 8 * 1024**2
+"""A larger value is read in pieces of this size."""
 _SENT_BYTES: Final = 256 * 1024
 _SENDING_S: Final = 120
 """A reader that takes no byte for so long is given up."""
+_MOST_CONSOLIDATED: Final = 64 * 1024**2
+_DOCUMENTS: Final = 4
+_CHECKED: Final = 4096
+_JSON: Final = frozenset([*DOCUMENTS, V2_CONSOLIDATED])
 _FOREVER: Final = "max-age=31536000, immutable"
+_FOLDER_POLICY: Final = "default-src 'none'; base-uri 'self'; frame-ancestors 'none'"
+_RANGE: Final = re.compile(
+    r"bytes[ \t]*=[ \t]*([0-9]{0,18})-([0-9]{0,18})[ \t]*", re.ASCII | re.IGNORECASE
+)
+
+_MOST_LISTED: Final = 100_000
+_UNSAFE: Final = re.compile(
+    r"""[%"'<>&?#\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"""
+)
+
+
+def etag_of(data: bytes) -> str:
+    """The etag of bytes, or of what says which bytes are meant."""
+    return f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
 
 
 def lasting(*, fixed: bool) -> dict[str, str]:
@@ -35,79 +77,53 @@ def lasting(*, fixed: bool) -> dict[str, str]:
     return {"Cache-Control": _FOREVER if fixed else "no-cache"}
 
 
-def caching(etag: str | None, *, fixed: bool) -> dict[str, str]:
-    """The headers of a value that a reader may keep; without an etag, it may change."""
-    return lasting(fixed=False) if etag is None else {**lasting(fixed=fixed), "ETag": etag}
+def caching(
+    request: Request, etag: str | None, *, fixed: bool, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The headers of a value that a reader may keep; without an etag, it may change.
+
+    Raises
+    ------
+    HTTPException
+        If the reader has the value with this etag already; its status is 304.
+    """
+    if etag is None:
+        return lasting(fixed=False)
+    headers = {**(more or {}), **lasting(fixed=fixed), "ETag": etag}
+    known = request.headers.get("if-none-match", "").split(",")
+    if not {"*", etag}.isdisjoint(tag.strip().removeprefix("W/") for tag in known):
+        raise HTTPException(304, headers=headers)
+    return headers
 
 
-def not_modified(request: Request, etag: str | None) -> bool:
-    """Whether the reader has the value with this etag already."""
-    known = request.headers.get("if-none-match")
-    if known is None or etag is None:
-        return False
-    tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
-    return "*" in tags or etag in tags
+def part_of(header: str | None, total: int) -> tuple[int, int] | None:
+    """Start and end of the requested part of `total` bytes, as RFC 9110 has it; None for all.
 
+    All are sent if there is no range, it is malformed or of another unit, or there are several.
 
-def answer(request: Request, served: Served, value: Value, *, fixed: bool) -> Response:
-    """The value, or the part of it that the request is for."""
-    headers = {"Accept-Ranges": "bytes", **caching(value.etag, fixed=fixed)}
-    if not_modified(request, value.etag):
-        return Response(status_code=304, headers=headers)
-    wanted = request.headers.get("range") if request.method == "GET" else None
-    if "if-range" in request.headers and request.headers["if-range"] != value.etag:
-        wanted = None  # the reader has a part of another value
-    try:
-        part = part_of(wanted, value.length)
-    except RangeError:
-        beyond = {"Content-Range": f"bytes */{value.length}", "Cache-Control": "no-cache"}
-        return PlainTextResponse("the range is beyond the end", 416, beyond)
-    if part is not None:
-        headers["Content-Range"] = f"bytes {part[0]}-{part[1] - 1}/{value.length}"
-    return _ValueResponse(served, value, part, headers)
+    Raises
+    ------
+    HTTPException
+        If no byte is in the range; its status is 416.
 
-
-class _ValueResponse(Response):
-    """Sends a value, or a part of it, and holds at most a piece of it at a time."""
-
-    def __init__(
-        self, served: Served, value: Value, part: tuple[int, int] | None, headers: dict[str, str]
-    ) -> None:
-        self._served, self._value = served, value
-        self._start, self._end = part or (0, value.length)
-        headers = {**headers, "Content-Length": str(self._end - self._start)}
-        super().__init__(None, 200 if part is None else 206, headers, value.media_type)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "HEAD":
-            await super().__call__(scope, receive, send)
-            return
-        run, value = self._served.run, self._value
-        is_small = value.length <= PIECE_BYTES
-        is_whole = (self._start, self._end) == (0, value.length)
-        async with self._served.room.hold(min(value.length, PIECE_BYTES)):
-            # What is read in one piece is checked by that. All errors come before the status.
-            if is_small != is_whole:
-                await run(value.check)
-            starts = range(self._start, self._end, PIECE_BYTES)
-            lengths = [min(PIECE_BYTES, self._end - at) for at in starts]
-            data = await run(partial(value.read, starts[0], lengths[0])) if lengths else b""
-            status = {"status": self.status_code, "headers": self.raw_headers}
-            await send({"type": "http.response.start", **status})
-            await _send_all(send, data)
-            for at, length in zip(starts[1:], lengths[1:], strict=True):
-                data = b""  # before the next piece is here
-                data = await run(partial(value.read, at, length))
-                await _send_all(send, data)
-            await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_all(send: Send, data: bytes) -> None:
-    """Send the bytes in parts, each when the reader has taken the one before."""
-    for at in range(0, len(data), _SENT_BYTES):
-        with anyio.fail_after(_SENDING_S):
-            part = data[at : at + _SENT_BYTES]
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+    Examples
+    --------
+    >>> from zarr_manifests.serving.answers import part_of
+    >>> part_of("bytes=2-5", 10), part_of("bytes=8-", 10), part_of("bytes=-3", 10)
+    ((2, 6), (8, 10), (7, 10))
+    >>> part_of("bytes=0-1, 4-5", 10) is None
+    True
+    """
+    found = _RANGE.fullmatch(header or "")
+    first, last = found.groups() if found else ("", "")
+    if not (first or last) or (first and last and int(last) < int(first)):
+        return None
+    start = int(first) if first else max(total - int(last), 0)
+    end = int(last) + 1 if first and last else total
+    if start >= total:
+        beyond = {"Content-Range": f"bytes */{total}", "Cache-Control": "no-cache"}
+        raise HTTPException(416, "the range is beyond the end", beyond)
+    return start, min(end, total)
 
 
 def status_of(error: ManifestsError) -> int:
@@ -128,3 +144,240 @@ async def failed(request: Request, error: Exception) -> Response:
     """The answer to a request that failed: the error as plain text."""
     assert isinstance(error, ManifestsError)
     return PlainTextResponse(f"{error}\n", status_of(error), {"Cache-Control": "no-store"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """The value at a key of a snapshot."""
+
+    key: str
+    contents: SessionView
+    ref: ChunkRef
+
+    @property
+    def length(self) -> int:
+        return self.ref.length
+
+    @property
+    def etag(self) -> str | None:
+        """None if what is stored does not say which bytes they are."""
+        ref = self.ref
+        if isinstance(ref, InlineRef):
+            return etag_of(ref.data)
+        if isinstance(ref, NativeRef):
+            return etag_of(repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode())
+        source = ref.source
+        if not source.is_dated:  # a checksum is of the whole: the file may change unnoticed
+            return None
+        file = source.location, source.etag, source.modified_ms, source.nbytes
+        return etag_of(repr((*file, ref.offset, ref.length, ref.crc32c)).encode())
+
+    def read(self, start: int, length: int) -> bytes:
+        return self.contents.guarded(lambda: self.contents.reader.read(self.ref, start, length))
+
+
+class ZarrAnswers:
+    """Answers with documents and chunks of snapshots, and with folders as pages of links.
+
+    Documents of groups hold the metadata of all below them.
+
+    Parameters
+    ----------
+    served : Served
+        The repository.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._making = ForkSafeLock()
+        self._document = lru_cache(_DOCUMENTS)(_consolidated)
+        self._sound: set[str] = set()
+
+    async def get(self, request: Request) -> Any:
+        """The value at a key, or the links of a folder."""
+        version, key = request.path_params["version"], request.path_params.get("key", "")
+        opened, found = await self._served.run(partial(self._find, version, key))
+        if isinstance(found, _Value):
+            return self._answer(request, found, fixed=opened.fixed)
+        if found is None:
+            text = f"there is nothing at {plain_text(key)!r} in snapshot {opened.snapshot_id}"
+            raise HTTPException(404, text, lasting(fixed=opened.fixed))
+        page = _folder_page(request.scope["raw_path"].decode("latin-1").rstrip("/") + "/", found)
+        policy = {"Content-Security-Policy": _FOLDER_POLICY}
+        etag = etag_of(page.encode())
+        return HTMLResponse(page, headers=caching(request, etag, fixed=opened.fixed, more=policy))
+
+    def _find(self, version: str, key: str) -> tuple[OpenSnapshot, _Value | list[str] | None]:
+        opened = self._served.opened(version)
+        contents = opened.contents
+        ref: ChunkRef | None = None
+        if _is_of_group(contents, key):
+            with self._making:  # once for all who ask for it now
+                ref = self._document(contents, key)
+        if ref is None and key:
+            ref = contents.guarded(lambda: contents.find(key))
+        if ref is not None:
+            return opened, _Value(key, contents, ref)
+        path = key.removesuffix("/")
+        # A chunk that was never written is not a folder, whatever lies below its key.
+        is_chunk = path == key and path and contents.chunk_at(path) is not None
+        return opened, None if is_chunk else contents.guarded(partial(_folder, opened, path))
+
+    def _answer(self, request: Request, value: _Value, *, fixed: bool) -> Any:
+        """The value, or the part of it that the request is for."""
+        etag, headers = value.etag, {"Accept-Ranges": "bytes"}
+        headers |= caching(request, etag, fixed=fixed, more=headers)
+        wanted = request.headers.get("range") if request.method == "GET" else None
+        if "if-range" in request.headers and request.headers["if-range"] != etag:
+            wanted = None  # the reader has a part of another value
+        part = part_of(wanted, value.length)
+        start, end = part or (0, value.length)
+        headers["Content-Length"] = str(end - start)
+        if part is not None:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{value.length}"
+        is_json = split(value.key)[1] in _JSON
+        media = "application/json" if is_json else "application/octet-stream"
+        head = Response(None, 200 if part is None else 206, headers, media)
+        return head if request.method == "HEAD" else partial(self._send, value, start, end, head)
+
+    async def _send(
+        self,
+        value: _Value,
+        start: int,
+        end: int,
+        head: Response,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Send a part of a value, and hold at most a piece of it at a time."""
+        run = self._served.run
+        is_small, is_whole = value.length <= PIECE_BYTES, (start, end) == (0, value.length)
+        async with self._served.room.hold(min(value.length, PIECE_BYTES)):
+            # What is read in one piece is checked by that. All errors come before the status.
+            if is_small != is_whole:
+                await run(partial(self._check, value, value.etag))
+            for at in range(start, end, PIECE_BYTES) or [end]:
+                data = b""  # before the next piece is here
+                if at < end:
+                    data = await run(partial(value.read, at, min(PIECE_BYTES, end - at)))
+                if at == start:
+                    status = {"status": head.status_code, "headers": head.raw_headers}
+                    await send({"type": "http.response.start", **status})
+                for sent in range(0, len(data), _SENT_BYTES):
+                    part = data[sent : sent + _SENT_BYTES]
+                    with anyio.fail_after(_SENDING_S):
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    def _check(self, value: _Value, etag: str | None) -> None:
+        """Read a large value piece by piece, and compare its checksum; once, if it cannot change.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it does not match.
+        """
+        if isinstance(value.ref, InlineRef) or etag in self._sound:
+            return
+        found = 0
+        for start in range(0, value.length, PIECE_BYTES):
+            length = min(PIECE_BYTES, value.length - start)
+            found = google_crc32c.extend(found, value.read(start, length))
+        if value.ref.crc32c is not None and found != value.ref.crc32c:
+            raise CorruptObjectError(f"what is stored for {value.key} does not match its checksum")
+        if etag is not None:
+            if len(self._sound) >= _CHECKED:
+                self._sound.clear()
+            self._sound.add(etag)
+
+
+def _is_of_group(contents: SessionView, key: str) -> bool:
+    """Whether the key is that of a document that holds the metadata of all below a group."""
+    path, name = split(key)
+    if name not in (V3_DOCUMENT, V2_CONSOLIDATED) or key.startswith("/"):
+        return False
+    node = contents.guarded(lambda: contents.node(path))
+    needed = V3_DOCUMENT if name == V3_DOCUMENT else V2_GROUP
+    return node is not None and node.kind is NodeKind.GROUP and needed in node.documents
+
+
+def _consolidated(contents: SessionView, key: str) -> InlineRef | None:
+    """The document of a group; None if it is too large, or has members that are no JSON."""
+    path = split(key)[0]
+    nodes = dict(sorted(contents.guarded(lambda: contents.within(path)).items()))
+    size = sum(len(document) for one in nodes.values() for document in one.documents.values())
+    if size > _MOST_CONSOLIDATED:
+        return None  # readers find the members by the links of folders
+    data = dict(consolidated(nodes, path)).get(key)
+    return None if data is None else InlineRef(data)
+
+
+# --- folders, as pages of links that fsspec and GDAL read -----------------------------------------
+
+
+def _folder(opened: OpenSnapshot, path: str) -> list[str] | None:
+    """The names right below the path, those of folders with a slash; None if there are none.
+
+    Raises
+    ------
+    HTTPException
+        If too many chunks may be there.
+    """
+    contents, prefix, usage = opened.contents, directory(path), estimate_of(opened.session)
+    node, root = contents.node(path), contents.node("")
+    documents = {} if node is None else node.documents
+    above = contents.above(prefix) if prefix else filter(None, [root])
+    keys = {one.path: one.array.chunk_keys for one in above if one.array is not None}
+    count = sum(usage[each].chunks for each in keys)
+    names = contents.children(prefix, chunks=count <= _MOST_LISTED)
+    if count > _MOST_LISTED:
+        if keys != {path: ChunkKeys("default", "/")}:
+            raise HTTPException(  # a part of the names would be taken for all
+                501,
+                f"there may be {count:,} chunks here, and at most {_MOST_LISTED:,} are listed; "
+                "read the array, whose metadata says which there can be",
+            )
+        names.add("c")
+    found = set()
+    for name in names:
+        key = prefix + name
+        is_key = name in documents or contents.node(OPAQUE + key) or contents.chunk_at(key)
+        found.add(name if is_key else f"{name}/")
+    if V2_GROUP in documents:
+        found.add(V2_CONSOLIDATED)
+    return sorted(found) if found or node is not None or not path else None
+
+
+def _folder_page(url: str, names: Sequence[str]) -> str:
+    """The page of links.
+
+    Parameters
+    ----------
+    url : str
+        The folder's URL, with a slash at its end.
+    names : sequence of str
+        The names in it.
+    """
+    # Relative links: fsspec puts them below the URL that it asked for, whatever stands before it.
+    # GDAL takes a page for that of a folder by its title.
+    links = "\n".join(f'<li><a href="{_link(name)}">{_html(name)}</a></li>' for name in names)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        f'<base href="{escape(url)}"><title>Index of {_html(url)}</title></head>\n'
+        f"<body><h1>{_html(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
+    )
+
+
+def _link(name: str) -> str:
+    """The name as a relative link. Only what would not be part of a path is percent-encoded.
+
+    fsspec takes the other characters as they are, and a link that begins like a URL for one.
+    """
+    check_inside(name.removesuffix("/"))
+    text = _UNSAFE.sub(lambda found: quote(found[0], safe=""), name)
+    return f"./{text}" if text.startswith("http") or ":" in text else text
+
+
+def _html(text: str) -> str:
+    return escape(plain_text(text))

@@ -1,4 +1,4 @@
-"""The application: its routes, who may read, and the headers that all answers have."""
+"""The application: its routes, who may read, the headers that all answers have, and its server."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import re
-from collections.abc import Sequence
-from functools import partial
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import anyio
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.repository import Repository, containers_of
-from zarr_manifests.serving import web_pages
-from zarr_manifests.serving.answers import answer, caching, failed, lasting, not_modified
-from zarr_manifests.serving.folder_links import folder, folder_page
-from zarr_manifests.serving.served import OpenSnapshot, Served
-from zarr_manifests.serving.slices import read_slice
-from zarr_manifests.serving.values import ServedValues, Value, etag_of
-
-__all__ = ["LOOPBACK", "create_app"]
+from zarr_manifests.repository import Repository
+from zarr_manifests.serving.answers import ZarrAnswers, failed
+from zarr_manifests.serving.served import Served
+from zarr_manifests.serving.slices import SliceAnswers
+from zarr_manifests.serving.web_pages import Pages
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _LOOPBACK_ORIGIN: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]*))(?::[0-9]{1,5})?")
-_SLICES: Final = 4
+_MOST_CONNECTIONS: Final = 1000
+_END_S: Final = 5
 _HEADERS: Final = {
     b"content-security-policy": (
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -46,8 +46,6 @@ _HEADERS: Final = {
     b"referrer-policy": b"no-referrer",
     b"x-content-type-options": b"nosniff",
 }
-_FOLDER_POLICY: Final = "default-src 'none'; base-uri 'self'; frame-ancestors 'none'"
-_STATIC: Final = Path(__file__).parent / "static"
 
 
 def create_app(
@@ -88,13 +86,13 @@ def create_app(
     if token is not None and not token.strip():
         raise InvalidArgumentError("the token is empty; leave it out to serve without one")
     served = Served(repo)
-    zarr, slices = _Zarr(served), _Slices(served)
+    zarr, slices = ZarrAnswers(served), SliceAnswers(served)
     routes = [
         Route("/zarr/{version}", zarr.get, name="zarr-root"),
         Route("/zarr/{version}/{key:path}", zarr.get, name="zarr"),
         Route("/slice/{version}/{path:path}", slices.get, name="slice"),
-        Mount("/static", StaticFiles(directory=_STATIC), name="static"),
-        *web_pages.routes(served),
+        Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
+        *Pages(served).routes(),
     ]
     middleware = [
         Middleware(
@@ -106,26 +104,20 @@ def create_app(
             expose_headers=["Accept-Ranges", "Content-Length", "Content-Range", "ETag"],
         ),
         Middleware(_Guard, token=token, hosts=hosts),
-        Middleware(_WhileThere),
     ]
     app = Starlette(
-        routes=routes,
-        middleware=middleware,
-        exception_handlers={ManifestsError: failed, Exception: _unexpected},
+        routes=routes, middleware=middleware, exception_handlers={ManifestsError: failed}
     )
     # A path that is not known is 404, and never an address made of what was asked for.
     app.router.redirect_slashes = False
     return app
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """The answer where the program itself is wrong; the server logs the error."""
-    headers = {name.decode(): value.decode() for name, value in _HEADERS.items()}
-    return PlainTextResponse("internal error\n", 500, {**headers, "Cache-Control": "no-store"})
-
-
 class _Guard:
-    """Lets a request in if its host and token are right, and adds headers to every answer."""
+    """Lets a request in if its host and token are right, and adds headers to every answer.
+
+    Cancels a request whose client is gone: one that waits at once, a slice at its next chunk.
+    """
 
     def __init__(self, app: ASGIApp, token: str | None, hosts: Sequence[str] | None) -> None:
         self._app = app
@@ -140,11 +132,21 @@ class _Guard:
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass  # the body, which no request needs
+            group.cancel_scope.cancel()
+
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(HTTPConnection(scope))
-        await (refusal or self._app)(scope, receive, sent)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch)
+                await (self._refusal(HTTPConnection(scope)) or self._app)(scope, receive, sent)
+                group.cancel_scope.cancel()
+        except ExceptionGroup as wrapped:
+            raise wrapped.exceptions[0] from None
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
         found = _HOST.fullmatch(request.headers.get("host", ""))
@@ -155,31 +157,6 @@ class _Guard:
             asked = {"WWW-Authenticate": 'Basic realm="zarr-manifests", charset="UTF-8"'}
             return PlainTextResponse("give the token, as password or bearer token\n", 401, asked)
         return None
-
-
-class _WhileThere:
-    """Cancels a request whose client is gone: one that waits at once, a slice at its next chunk."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            async with anyio.create_task_group() as group:
-
-                async def watch() -> None:
-                    while (await receive())["type"] != "http.disconnect":
-                        pass  # the body, which no request needs
-                    group.cancel_scope.cancel()
-
-                group.start_soon(watch)
-                await self._app(scope, receive, send)
-                group.cancel_scope.cancel()
-        except ExceptionGroup as wrapped:
-            raise wrapped.exceptions[0] from None
 
 
 def _digest(token: bytes) -> bytes:
@@ -200,62 +177,82 @@ def _given(request: HTTPConnection) -> bytes:
     return _digest(data)
 
 
-class _Zarr:
-    """Snapshots as plain Zarr: documents, chunks, and folders as pages of links."""
+def serve(
+    repo: Repository,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    token: str | None = None,
+    origins: Sequence[str] = (),
+    started: Callable[[str], None] | None = None,
+) -> None:
+    """Serve a repository over HTTP, read-only, until the process is interrupted.
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._values = ServedValues()
+    Parameters
+    ----------
+    repo : Repository
+        The repository.
+    host : str
+        Address to listen on. Another than one of this machine needs a token.
+    port : int
+        The port; 0 for any that is free.
+    token, origins
+        As for `create_app`.
+    started : callable, optional
+        Called with the server's URL when it listens.
 
-    async def get(self, request: Request) -> Response:
-        """The value at a key, or the links of a folder."""
-        version, key = request.path_params["version"], request.path_params.get("key", "")
-        opened, found = await self._served.run(partial(self._find, version, key))
-        if isinstance(found, Value):
-            return answer(request, self._served, found, fixed=opened.fixed)
-        if found is None:
-            text = f"there is nothing at {plain_text(key)!r} in snapshot {opened.snapshot_id}\n"
-            return PlainTextResponse(text, 404, lasting(fixed=opened.fixed))
-        page = folder_page(request.scope["raw_path"].decode("latin-1").rstrip("/") + "/", found)
-        etag = etag_of(page.encode())
-        headers = {**caching(etag, fixed=opened.fixed), "Content-Security-Policy": _FOLDER_POLICY}
-        if not_modified(request, etag):
-            return Response(status_code=304, headers=headers)
-        return HTMLResponse(page, headers=headers)
+    Raises
+    ------
+    InvalidArgumentError
+        If the host can be reached from elsewhere and there is no token, or the address cannot be
+        listened on.
 
-    def _find(self, version: str, key: str) -> tuple[OpenSnapshot, Value | list[str] | None]:
-        opened = self._served.opened(version)
-        value = self._values.find(opened, key) if key else None
-        if value is not None:
-            return opened, value
-        path = key.removesuffix("/")
-        # A chunk that was never written is not a folder, whatever lies below its key.
-        is_chunk = path == key and path and opened.contents.chunk_at(path) is not None
-        return opened, None if is_chunk else folder(opened, path)
+    Examples
+    --------
+    Listen for a moment, and stop as Ctrl-C does:
+
+    >>> import zarr_manifests as zm
+    >>> from zarr_manifests.serving.application import serve
+    >>> repo = zm.create("memory://serve-example")
+    >>> def stop(url):
+    ...     print(url[:17])
+    ...     raise KeyboardInterrupt
+    >>> serve(repo, port=0, started=stop)
+    http://127.0.0.1:
+    """
+    local = host == "localhost"
+    with suppress(ValueError):
+        local = local or ipaddress.ip_address(host).is_loopback
+    if not local and token is None:
+        raise InvalidArgumentError(
+            f"host {plain_text(host)} can be reached from elsewhere: give a token, which readers "
+            "must know; or serve on 127.0.0.1, behind a server that decides who may read"
+        )
+    app = create_app(repo, token=token, hosts=(*LOOPBACK, host) if local else None, origins=origins)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_END_S,
+    )
+    with suppress(KeyboardInterrupt), _listening(host, port) as listener:
+        if started is not None:
+            name = f"[{host}]" if ":" in host else host
+            started(f"http://{name}:{listener.getsockname()[1]}")
+        uvicorn.Server(config).run(sockets=[listener])
 
 
-class _Slices:
-    """Slices of arrays."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._few = anyio.CapacityLimiter(_SLICES)
-
-    async def get(self, request: Request) -> Response:
-        """A slice: a header as JSON, then float32."""
-        version, path = request.path_params["version"], request.path_params["path"]
-        index = request.query_params.get("index")
-        opened = await self._served.run(partial(self._served.opened, version))
-        etag: str | None = etag_of(repr((opened.snapshot_id, path, index)).encode())
-        if containers_of(self._served.repo):
-            etag = None  # files elsewhere may change, and not all references say which are meant
-        headers = caching(etag, fixed=opened.fixed)
-        if not_modified(request, etag):
-            return Response(status_code=304, headers=headers)
-
-        def read() -> bytes:
-            return opened.contents.guarded(lambda: read_slice(opened, path, index).encoded())
-
-        async with self._few:
-            data = await self._served.run(read)
-        return Response(data, headers=headers, media_type="application/octet-stream")
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens at the address."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return socket.create_server(found[0][4][:2], family=found[0][0])
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise InvalidArgumentError(
+            f"cannot listen on {plain_text(host)} port {port}: {error}"
+        ) from error

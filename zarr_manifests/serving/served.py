@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import anyio
@@ -15,19 +15,15 @@ import anyio.to_thread
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
 from zarr_manifests.ids import is_snapshot_id
-from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository, resolved
-from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
-
-__all__ = ["Kept", "OpenSnapshot", "Room", "Served", "version_of"]
 
 _THREADS: Final = 32
 _ROOM_BYTES: Final = 256 * 1024**2
 _FEW_BYTES: Final = 64 * 1024
 _OPEN_SNAPSHOTS: Final = 16
-_TIME: Final = re.compile(r"@\{[^{}]*\}")
+_TIME: Final = re.compile(r"(@\{[^{}]*\})")
 
 
 def version_of(text: str) -> str:
@@ -39,9 +35,8 @@ def version_of(text: str) -> str:
     >>> version_of("fix:winds~1"), version_of("main@{2026-11-01T12:00}")
     ('fix/winds~1', 'main@{2026-11-01T12:00}')
     """
-    moment = _TIME.search(text)
-    start, end = moment.span() if moment else (len(text), len(text))
-    return text[:start].replace(":", "/") + text[start:end] + text[end:].replace(":", "/")
+    name, *time = _TIME.split(text, 1)
+    return name.replace(":", "/") + "".join(time[:1]) + "".join(time[1:]).replace(":", "/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +76,14 @@ class Served:
     Attributes
     ----------
     room : Room
-        Room for the bytes of chunks that are being sent.
+        For the bytes of all answers.
     """
 
     def __init__(self, repo: Repository) -> None:
         self.repo = repo
         self.room = Room(_ROOM_BYTES)
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._sessions: Kept[str, Session] = Kept(_OPEN_SNAPSHOTS)
+        self._session = lru_cache(_OPEN_SNAPSHOTS)(repo.readonly_session)
 
     def opened(self, text: str) -> OpenSnapshot:
         """The snapshot that a part of a URL names.
@@ -108,61 +103,9 @@ class Served:
         except NotFoundError as error:  # a branch that was deleted reads as nothing, not as empty
             raise SnapshotExpiredError(str(error)) from error
 
-    def _session(self, snapshot_id: str) -> Session:
-        session = self._sessions.get(snapshot_id)
-        if session is None:
-            session = self.repo.readonly_session(snapshot_id)
-            self._sessions.put(snapshot_id, session)
-        return session
-
     async def run[R](self, call: Callable[[], R]) -> R:
         """The result of a call that blocks, in one of a bounded number of threads."""
         return await anyio.to_thread.run_sync(call, limiter=self._threads)
-
-    def __repr__(self) -> str:
-        return f"<Served {plain_text(self.repo.storage.url)}>"
-
-
-class Kept[K: Hashable, V]:
-    """The values used last, up to a weight. Thread-safe.
-
-    Parameters
-    ----------
-    most : int
-        The weight of all of them.
-
-    Examples
-    --------
-    >>> from zarr_manifests.serving.served import Kept
-    >>> kept = Kept(2)
-    >>> for name in "abc":
-    ...     kept.put(name, name.upper())
-    >>> kept.get("a"), kept.get("c")
-    (None, 'C')
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._weight = most, 0
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._lock = ForkSafeLock()
-
-    def get(self, key: K) -> V | None:
-        """The value, if it is kept."""
-        with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key][0]
-
-    def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Keep the value, instead of those that were not used for longest."""
-        with self._lock:
-            if key in self._values:
-                self._weight -= self._values.pop(key)[1]
-            self._values[key] = value, weight
-            self._weight += weight
-            while self._weight > self._most and self._values:
-                self._weight -= self._values.popitem(last=False)[1][1]
 
 
 class Room:

@@ -6,127 +6,79 @@ time. A slice with more cells is strided; the answer says by how much.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import groupby, product
 from typing import Any, Final
 
+import anyio
 import numpy as np
 import numpy.typing as npt
+import xarray as xr
 import zarr
 from anyio import from_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from xarray.backends.zarr import FillValueCoder
+from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.bounded import index_bytes, unbounded
 from zarr_manifests.decoding import readable
-from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import V2_ARRAY, absolute, directory, split
+from zarr_manifests.keys import absolute, directory, split
 from zarr_manifests.plain import plain_text
-from zarr_manifests.serving.served import OpenSnapshot
-
-__all__ = ["Slice", "SliceAxis", "axes_of", "fill_values", "read_slice"]
+from zarr_manifests.repository import containers_of
+from zarr_manifests.runtime import quiet
+from zarr_manifests.serving.answers import caching, etag_of
+from zarr_manifests.serving.served import OpenSnapshot, Served
 
 MOST_VALUES: Final = 512
 MOST_CHUNKS: Final = 1024
 MOST_CHUNK_BYTES: Final = 128 * 1024**2
+_AT_ONCE: Final = 4
 _PART: Final = re.compile(
-    r"(-?[0-9]{1,18})|(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::([0-9]{1,18}))?", re.ASCII
+    r"(-?[0-9]{1,18})|(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::(0*[1-9][0-9]{0,17}))?", re.ASCII
 )
-_SINCE: Final = re.compile(
-    r"(day|hour|minute|second|millisecond|microsecond)s? since ([0-9].*)", re.ASCII
-)
-_MICROSECONDS: Final = {
-    "day": 86_400_000_000, "hour": 3_600_000_000, "minute": 60_000_000, "second": 1_000_000,
-    "millisecond": 1000, "microsecond": 1,
-}  # fmt: skip
-_CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
-_GREGORIAN: Final = np.datetime64("1582-10-15", "us")
-"""NumPy counts days before it otherwise than the standard calendar, which was Julian then."""
-_MOST_FILLS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class SliceAxis:
-    """The cells of one axis that are read.
+class SliceAnswers:
+    """Answers with slices of arrays, a few at a time.
 
     Parameters
     ----------
-    start, step, count : int
-        Which cells.
-    size : int
-        Cells of the whole axis.
-    single : bool
-        Whether it was given as a number, so that the slice does not have the axis.
+    served : Served
+        The repository.
     """
 
-    start: int
-    step: int
-    count: int
-    size: int
-    single: bool = False
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._few = anyio.CapacityLimiter(_AT_ONCE)
 
-    def within(self, most: int) -> SliceAxis:
-        """The axis with so large a step that it has at most so many cells."""
-        more = -(-self.count // most)
-        return self if more <= 1 else self.by(more)
-
-    def by(self, more: int) -> SliceAxis:
-        """Every so many cells of it."""
-        return SliceAxis(self.start, self.step * more, -(-self.count // more), self.size)
-
-    def chunks(self, chunk: int) -> int:
-        """How many chunks hold its cells."""
-        if not self.count:
-            return 0
-        last = self.start + (self.count - 1) * self.step
-        return min(self.count, last // chunk - self.start // chunk + 1)
-
-    def parts(self, chunk: int) -> Iterator[tuple[slice, slice]]:
-        """For each chunk that holds cells: where they go, and where they are."""
-        at = 0
-        while at < self.count:
-            first = self.start + at * self.step
-            end = (first // chunk + 1) * chunk
-            count = min(-(-(end - first) // self.step), self.count - at)
-            yield (
-                slice(at, at + count),
-                slice(first, first + (count - 1) * self.step + 1, self.step),
-            )
-            at += count
+    async def get(self, request: Request) -> Response:
+        """A slice: a header as JSON, then float32."""
+        version, path = request.path_params["version"], request.path_params["path"]
+        index = request.query_params.get("index")
+        opened = await self._served.run(partial(self._served.opened, version))
+        etag: str | None = etag_of(repr((opened.snapshot_id, path, index)).encode())
+        if containers_of(self._served.repo):
+            etag = None  # files elsewhere may change, and not all references say which are meant
+        headers = caching(request, etag, fixed=opened.fixed)
+        read = partial(opened.contents.guarded, partial(read_slice, opened, path, index))
+        async with self._few:
+            data = await self._served.run(read)
+        return Response(data, headers=headers, media_type="application/octet-stream")
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A slice, ready to be sent.
-
-    Parameters
-    ----------
-    header : mapping
-        What it is: snapshot, path, shape, axes with coordinates, units, bounds of the values.
-    values : float32[h, w]
-        The values; NaN where they are missing.
-    """
-
-    header: Mapping[str, Any]
-    values: npt.NDArray[np.float32]
-
-    def encoded(self) -> bytes:
-        """Four bytes with the header's length, the header as JSON, the values; little endian."""
-        header = json.dumps(self.header, allow_nan=False).encode()
-        header += b" " * (-len(header) % 4)
-        return struct.pack("<I", len(header)) + header + self.values.astype("<f4").tobytes()
-
-
-def axes_of(index: str | None, shape: Sequence[int]) -> list[SliceAxis]:
-    """The cells that an index such as `0,100:200,:` selects, strided so that they are not too many.
+def axes_of(index: str | None, shape: Sequence[int]) -> list[int | range]:
+    """The positions that an index such as `0,100:200,:` selects, with steps that leave at most 512.
 
     Without an index, these are the last two axes at the first position of the others.
 
@@ -134,91 +86,107 @@ def axes_of(index: str | None, shape: Sequence[int]) -> list[SliceAxis]:
     ------
     InvalidArgumentError
         If the index does not fit, or leaves more than two axes.
+
+    Examples
+    --------
+    >>> from zarr_manifests.serving.slices import axes_of
+    >>> axes_of("-1,:,2:8:3", (10, 600, 20))
+    [9, range(0, 600, 2), range(2, 8, 3)]
     """
     if index is None:
-        texts = ["0"] * max(len(shape) - 2, 0) + [":"] * min(len(shape), 2)
-    else:
-        texts = [text.strip() for text in index.split(",")] if index else []
+        index = ",".join(["0"] * max(len(shape) - 2, 0) + [":"] * min(len(shape), 2))
+    texts = [text.strip() for text in index.split(",")] if index else []
     if len(texts) != len(shape):
         raise InvalidArgumentError(
-            f"index={str(index)[:80]!r} has {len(texts)} parts, and the array {len(shape)} axes"
+            f"index={index[:80]!r} has {len(texts)} parts, and the array {len(shape)} axes"
         )
     axes = [_axis(text, size) for text, size in zip(texts, shape, strict=True)]
-    if sum(not axis.single for axis in axes) > 2:
+    if sum(isinstance(axis, range) for axis in axes) > 2:
         raise InvalidArgumentError("a slice has at most two axes: give numbers for the others")
     return axes
 
 
-def _axis(text: str, size: int) -> SliceAxis:
+def _axis(text: str, size: int) -> int | range:
     found = _PART.fullmatch(text)
     if found is None:
         raise InvalidArgumentError(f"{text[:80]!r} is no index: write 3, 10:20 or 10:200:5")
     number, *bounds = (None if one is None else int(one) for one in found.groups())
-    if number is not None:
-        at = number + size if number < 0 else number
-        if not 0 <= at < size:
-            raise InvalidArgumentError(f"position {number} is outside of an axis of {size} cells")
-        return SliceAxis(at, 1, 1, size, single=True)
-    if bounds[2] == 0:
-        raise InvalidArgumentError("a step of 0 leads nowhere")
-    start, stop, step = slice(*bounds).indices(size)
-    return SliceAxis(start, step, len(range(start, stop, step)), size).within(MOST_VALUES)
+    if number is None:
+        axis = range(size)[slice(*bounds)]
+        return axis[:: max(-(-len(axis) // MOST_VALUES), 1)]
+    if not -size <= number < size:
+        raise InvalidArgumentError(f"position {number} is outside of an axis of {size} cells")
+    return range(size)[number]
 
 
-def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> Slice:
-    """A slice of the array at the path, decoded by its CF attributes.
+def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
+    """A slice of the array at the path, as xarray decodes it by its CF attributes.
 
     It is read in a thread of anyio, and ends between two chunks when its caller is cancelled.
+
+    Returns
+    -------
+    bytes
+        Four bytes with the header's length, the header as JSON (snapshot, path, shape, axes with
+        coordinates, units, bounds of the values), then the values as float32, NaN where they are
+        missing; little endian.
 
     Raises
     ------
     NotFoundError
         If there is no such array.
     InvalidArgumentError
-        If the index does not fit it, it holds no numbers, or its chunks are too large.
+        If the index does not fit it, it holds no numbers, its chunks are too large, or its
+        attributes mean nothing to xarray.
     MissingChunkError, CorruptObjectError
         If a chunk is missing or damaged.
     """
     contents = opened.contents
-    node = contents.guarded(lambda: contents.array_at(path))
+    node = contents.array_at(path)
     array = _opened(opened, node)
     if array.dtype.kind not in "biufmM":
         raise InvalidArgumentError(
             f"{absolute(node.path)} holds {array.dtype}, which are no numbers"
         )
-    axes = _sparse(axes_of(index, array.shape), array.chunks)
-    with readable(node.path):
-        stored = _read(array, axes)
-    values = _decoded(stored, node)
+    wanted = axes_of(index, array.shape)
+    axes = [range(axis, axis + 1) if isinstance(axis, int) else axis for axis in wanted]
+    axes = _sparse(axes, array.chunks)
+    found = _decoded(node, array, _read(node, array, axes), decode_times=False)
+    values = found.values
+    if values.dtype.kind in "mM":
+        values = np.where(np.isnat(values), np.nan, values.astype("i8"))
+    with np.errstate(over="ignore"):
+        values = values.astype("<f4")
     names = (node.array and node.array.dimension_names) or (None,) * len(axes)
     told = [
         {
             "axis": at,
-            "name": names[at],
-            "size": axis.size,
+            "name": name,
+            "size": size,
             "start": axis.start,
             "step": axis.step,
-            "count": axis.count,
-            **_coordinate(opened, contents, node, names[at], axis),
+            "count": len(axis),
+            **_coordinate(opened, _beside(contents, node, name), axis, size),
         }
-        for at, axis in enumerate(axes)
+        for at, (name, size, axis) in enumerate(zip(names, array.shape, axes, strict=True))
     ]
+    shown = [one for one, axis in zip(told, wanted, strict=True) if isinstance(axis, range)]
     finite = values[np.isfinite(values)]
-    attributes = _attributes(node)
     header = {
         "snapshot": opened.snapshot_id,
         "path": absolute(node.path),
-        "shape": list(values.shape),
-        "at": [axis.start if axis.single else None for axis in axes],
-        "axes": [one for one, axis in zip(told, axes, strict=True) if not axis.single],
-        "fixed": [one for one, axis in zip(told, axes, strict=True) if axis.single],
+        "shape": [one["count"] for one in shown],
+        "at": [axis if isinstance(axis, int) else None for axis in wanted],
+        "axes": shown,
+        "fixed": [one for one in told if one not in shown],
         "minimum": float(finite.min()) if finite.size else None,
         "maximum": float(finite.max()) if finite.size else None,
-        "missing": int(values.size - finite.size),
-        "units": _text(attributes.get("units")),
-        "long_name": _text(attributes.get("long_name")),
+        "missing": values.size - finite.size,
+        **_texts(found, "units", "long_name"),
     }
-    return Slice(header, values)
+    data = json.dumps(header, allow_nan=False).encode()
+    data += b" " * (-len(data) % 4)
+    return struct.pack("<I", len(data)) + data + values.tobytes()
 
 
 def _opened(opened: OpenSnapshot, node: Node) -> Any:
@@ -244,164 +212,81 @@ def _opened(opened: OpenSnapshot, node: Node) -> Any:
     return array
 
 
-def _sparse(axes: Sequence[SliceAxis], chunks: Sequence[int]) -> list[SliceAxis]:
+def _sparse(axes: list[range], chunks: Sequence[int]) -> list[range]:
     """The axes with so large steps that not too many chunks are read."""
-    axes = list(axes)
     while True:
-        counts = [axis.chunks(chunk) for axis, chunk in zip(axes, chunks, strict=True)]
-        if int(np.prod(counts, dtype=np.float64)) <= MOST_CHUNKS:
+        counts = [len({at // size for at in axis}) for axis, size in zip(axes, chunks, strict=True)]
+        if math.prod(counts) <= MOST_CHUNKS:
             return axes
         widest = counts.index(max(counts))
-        axes[widest] = axes[widest].by(2)
+        axes = [axis[::2] if at == widest else axis for at, axis in enumerate(axes)]
 
 
-def _read(array: Any, axes: Sequence[SliceAxis]) -> npt.NDArray[Any]:
+def _read(node: Node, array: Any, axes: Sequence[range]) -> npt.NDArray[Any]:
     """The stored values, read chunk by chunk."""
-    out = np.empty([axis.count for axis in axes], array.dtype)
-    parts = [axis.parts(chunk) for axis, chunk in zip(axes, array.chunks, strict=True)]
-    for part in product(*parts):
-        from_thread.check_cancelled()  # the client is gone
-        to, where = (tuple(one[side] for one in part) for side in (0, 1))
-        out[to] = array[where]
-    return out.reshape([axis.count for axis in axes if not axis.single])
+    out = np.empty([len(axis) for axis in axes], array.dtype)
+    with readable(node.path):
+        for part in product(*map(_parts, axes, array.chunks)):
+            from_thread.check_cancelled()  # the client is gone
+            out[tuple(to for to, _ in part)] = array[tuple(where for _, where in part)]
+    return out
 
 
-# --- CF attributes -----------------------------------------------------------------------------
+def _parts(axis: range, chunk: int) -> Iterator[tuple[slice, slice]]:
+    """For each chunk that holds cells: where they go, and where they are."""
+    for _, group in groupby(range(len(axis)), lambda at: axis[at] // chunk):
+        at = [*group]
+        yield slice(at[0], at[-1] + 1), slice(axis[at[0]], axis[at[-1]] + 1, axis.step)
 
 
-def _attributes(node: Node) -> Mapping[str, Any]:
-    given = fields_of(node).get("attributes")
-    found: dict[str, Any] = given if isinstance(given, dict) else {}
-    if V2_ARRAY in node.documents:  # there, xarray keeps it beside the attributes
-        found = {"_FillValue": json.loads(node.documents[V2_ARRAY]).get("fill_value"), **found}
-    return found
+def _decoded(node: Node, array: Any, stored: npt.NDArray[Any], **how: Any) -> xr.Variable:
+    """Stored values as xarray decodes them, with the attributes that remain."""
+    attributes = dict(array.attrs)
+    fill = attributes.get("_FillValue")
+    if array.metadata.zarr_format == 2 and array.fill_value is not None:
+        attributes["_FillValue"] = array.fill_value
+    elif isinstance(fill, str):
+        with readable(node.path):
+            attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype)
+    raw = xr.Variable([f"axis {at}" for at in range(stored.ndim)], stored, attributes)
+    with readable(node.path), quiet():
+        return decode_cf_variable(node.path, raw, decode_timedelta=False, **how).load()
 
 
-def _decoded(stored: npt.NDArray[Any], node: Node) -> npt.NDArray[np.float32]:
-    """The values that are stored, unpacked; NaN where they are missing."""
-    values = _unpacked(stored, _attributes(node))
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32)
-
-
-def _unpacked(stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    missing = np.zeros(stored.shape, np.bool_)
-    if stored.dtype.kind in "mM":
-        missing |= np.isnat(stored)
-        stored = stored.astype("i8")
-    fills = [
-        f for name in ("_FillValue", "missing_value") for f in fill_values(attributes.get(name))
-    ]
-    # A fill value is of the stored type, or of the one that `_Unsigned` makes of it.
-    readings = [stored]
-    if stored.dtype.kind in "iu" and attributes.get("_Unsigned") in ("true", "false"):
-        kind = "u" if attributes["_Unsigned"] == "true" else "i"
-        stored = stored.view(f"{stored.dtype.byteorder}{kind}{stored.dtype.itemsize}")
-        readings.append(stored)
-    with np.errstate(all="ignore"):
-        for reading, value in product(readings, fills[:_MOST_FILLS]):
-            missing |= reading == value  # in the type of the array, as 1e20 may have no float32
-        values = stored.astype(np.float64)
-        values *= _number(attributes.get("scale_factor"), 1.0)
-        values += _number(attributes.get("add_offset"), 0.0)
-    values[missing] = np.nan
-    return values
-
-
-def fill_values(value: Any) -> list[int | float]:
-    """Fill values, one or a list; xarray writes those of floats as the base64 of eight bytes.
-
-    Examples
-    --------
-    >>> from zarr_manifests.serving.slices import fill_values
-    >>> fill_values("AAAAAAAA+H8="), fill_values([-999, -1])
-    ([nan], [-999, -1])
-    """
-    if isinstance(value, str):
-        try:
-            return list(struct.unpack("<d", base64.b64decode(value, validate=True)))
-        except (ValueError, struct.error):
-            return []
-    return [one for one in _listed(value) if _is_number(one)]
-
-
-def _number(value: Any, default: float) -> float:
-    """A number, or the only one of a list, as other formats have attributes."""
-    numbers = _listed(value)
-    return float(numbers[0]) if len(numbers) == 1 and _is_number(numbers[0]) else default
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1000
-
-
-def _text(value: Any) -> str | None:
-    return value[:200] if isinstance(value, str) else None
-
-
-def _coordinate(
-    opened: OpenSnapshot, contents: SessionView, node: Node, name: str | None, axis: SliceAxis
-) -> dict[str, Any]:
-    """The values of the coordinate along an axis, as far as it has one."""
-    found = _beside(contents, node, name)
-    if found is None or found.array is None or found.array.shape != (axis.size,):
-        return {"values": None, "units": None}
-    array = _opened(opened, found)
-    if array.dtype.kind not in "iufM":
-        return {"values": None, "units": None}
-    if axis.chunks(array.chunks[0]) > MOST_CHUNKS:
-        return {"values": None, "units": None}
-    whole = SliceAxis(axis.start, axis.step, axis.count, axis.size)
-    with readable(found.path):
-        stored = _read(array, [whole])
-    attributes = _attributes(found)
-    units = attributes.get("units")
-    named = {name: _text(attributes.get(name)) for name in ("long_name", "positive")}
-    times = stored if stored.dtype.kind == "M" else _times(stored, units, attributes)
-    if times is not None:
-        texts = np.datetime_as_string(times.astype("datetime64[s]")).tolist()
-        return {
-            "values": [None if text == "NaT" else text for text in texts],
-            "units": None,
-            **named,
-        }
-    values = _unpacked(stored, attributes).tolist()
-    return {
-        "values": [v if np.isfinite(v) else None for v in values],
-        "units": _text(units),
-        **named,
-    }
+def _texts(variable: xr.Variable, *names: str) -> dict[str, str | None]:
+    found = {name: variable.attrs.get(name) for name in names}
+    return {name: text[:200] if isinstance(text, str) else None for name, text in found.items()}
 
 
 def _beside(contents: SessionView, node: Node, name: str | None) -> Node | None:
     """The array of that name in the group of the node, or in one above."""
-    group = split(node.path)[0]
-    while name:
-        found = contents.node(directory(group) + name)
-        if found is not None or not group:
+    path = node.path
+    while name and path:
+        path = split(path)[0]
+        if (found := contents.node(directory(path) + name)) is not None:
             return found
-        group = split(group)[0]
     return None
 
 
-def _times(
-    stored: npt.NDArray[Any], units: Any, attributes: Mapping[str, Any]
-) -> npt.NDArray[np.datetime64] | None:
-    """CF times of the usual calendar; None if they are none."""
-    found = _SINCE.fullmatch(units) if isinstance(units, str) else None
-    if found is None or attributes.get("calendar", "standard") not in _CALENDARS:
-        return None
-    try:
-        start = np.datetime64(found[2].strip().removesuffix("Z").removesuffix("UTC").strip(), "us")
-    except ValueError:
-        return None
-    if start < _GREGORIAN and attributes.get("calendar") != "proleptic_gregorian":
-        return None
-    offset = _unpacked(stored, attributes) * _MICROSECONDS[found[1]]
-    far = ~(np.abs(offset) < 2.0**62)
-    times = start + np.where(far, 0, offset).astype("timedelta64[us]")
-    return np.where(far, np.datetime64("NaT", "us"), times)
+def _coordinate(opened: OpenSnapshot, node: Node | None, axis: range, size: int) -> dict[str, Any]:
+    """The values of the coordinate along an axis, as far as it has one that can be read."""
+    if node is not None and node.array is not None and node.array.shape == (size,):
+        with suppress(InvalidArgumentError):
+            array = _opened(opened, node)
+            if array.dtype.kind in "iufM":
+                stored = _read(node, array, [axis])
+                try:
+                    found = _decoded(node, array, stored)
+                except InvalidArgumentError:  # times that neither NumPy nor cftime has
+                    found = _decoded(node, array, stored, decode_times=False)
+                values = found.values.astype("M8[s]") if found.dtype.kind == "M" else found.values
+                told = _texts(found, "units", "long_name", "positive")
+                return {"values": [_plain(value) for value in values.tolist()], **told}
+    return {"values": None, "units": None}
+
+
+def _plain(value: Any) -> str | float | None:
+    """A number or a time for JSON; None if it is missing."""
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

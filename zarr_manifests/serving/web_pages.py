@@ -7,7 +7,10 @@ value, and URLs through `quote`. Links name snapshots by id, so that what they s
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -18,28 +21,25 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from xarray.backends.zarr import FillValueCoder
 
 from zarr_manifests.display import fields_of, hierarchy
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import IndexArray
-from zarr_manifests.keys import absolute, check_inside, split
+from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
 from zarr_manifests.picturing.chunk_map import ChunkMap
+from zarr_manifests.picturing.lanes import GraphRow, width_of
 from zarr_manifests.plain import plain_text
-from zarr_manifests.reports import Diff, SnapshotInfo, Usage, moved_tops
-from zarr_manifests.repository import Repository, graph_of
+from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
+from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import status_of
-from zarr_manifests.serving.chunk_cells import cell_table, chunk_json, side_for
-from zarr_manifests.serving.history_graph import HistoryGraph
 from zarr_manifests.serving.served import OpenSnapshot, Served
-from zarr_manifests.serving.slices import fill_values
 from zarr_manifests.session import chunk_map_of, estimate_of
-from zarr_manifests.texts import bytes_text, count_text, time_text, totals_text, written_text
+from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
-
-__all__ = ["Pages", "routes"]
 
 _AT_ONCE: Final = 4
 """Pages made at a time: each may hold the node table of a version, and its changed chunks."""
@@ -48,14 +48,18 @@ _MOST_ROWS: Final = 1000
 _NODES: Final = 1000
 _LISTED: Final = 200
 _VALUE: Final = 2000
-_TIMES: Final = " \N{MULTIPLICATION SIGN} "
 _MOST_CHANGED: Final = 2_000_000
 """Changed chunks of a commit; of more, the page does not say which they are."""
-
-
-def routes(served: Served) -> list[BaseRoute]:
-    """The routes of the pages of a repository."""
-    return Pages(served).routes()
+_TITLES: Final = {404: "Not found", 410: "No longer here", 400: "Not understood"}
+_SIDE: Final = 48
+_LINE: Final = 60
+_LONG_SIDE: Final = 384  # four times as many cells in a row, which fill 26 lines
+_FEW: Final = 24
+_MANY: Final = 64
+_HEIGHT: Final = 56  # of a row of the graph, as in page.css
+_STEP: Final = 18
+_LEFT: Final = 16
+_COLORS: Final = 6
 
 
 class Pages:
@@ -68,7 +72,7 @@ class Pages:
     """
 
     def __init__(self, served: Served) -> None:
-        self._served = served
+        self._served, self._repo = served, served.repo
         self._few = anyio.CapacityLimiter(_AT_ONCE)
         self._templates = Environment(
             loader=PackageLoader("zarr_manifests.serving"),
@@ -82,36 +86,23 @@ class Pages:
             "amount": lambda n: f"{n:,}",
             "bytes": bytes_text,
             "count": count_text,
-            "sums": totals_text,
             "time": time_text,
             "written": written_text,
         }
 
-    @property
-    def _repo(self) -> Repository:
-        return self._served.repo
-
-    def routes(self) -> list[BaseRoute]:
+    def routes(self) -> list[Route]:
         """The routes."""
-        return [
-            Route("/", self._page(self._home)),
-            Route("/compare", self._page(self._compare)),
-            Route("/tree/{version}", self._page(self._tree)),
-            Route("/array/{version}/{path:path}", self._page(self._array)),
-            Route("/diff/{old}/{new}", self._page(self._diff)),
-            Route("/diff/{old}/{new}/{path:path}", self._page(self._array_diff)),
-            Route("/chunks/{version}/{path:path}", self._data(self._chunks)),
-        ]
+        views = {
+            "/": self._home,
+            "/compare": self._compare,
+            "/tree/{version}": self._tree,
+            "/array/{version}/{path:path}": self._array,
+            "/diff/{old}/{new}": self._diff,
+            "/diff/{old}/{new}/{path:path}": self._array_diff,
+        }
+        return [Route(path, self._endpoint(view)) for path, view in views.items()]
 
-    def error(self, request: Request, status: int, text: str) -> Response:
-        """A page that says what is wrong."""
-        title = {404: "Not found", 410: "No longer here", 400: "Not understood"}
-        told = {"title": title.get(status, "Something is wrong"), "text": text}
-        return self._render(request, "error.html", status, **told)
-
-    # --- what all pages share ----------------------------------------------------------------
-
-    def _page(
+    def _endpoint(
         self, view: Callable[[Request], Response]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -119,24 +110,18 @@ class Pages:
                 async with self._few:
                     return await self._served.run(partial(view, request))
             except ManifestsError as error:
-                return self.error(request, status_of(error), str(error))
-
-        return endpoint
-
-    def _data(self, view: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            async with self._few:
-                found = await self._served.run(partial(view, request))
-            return JSONResponse(found, headers={"Cache-Control": "no-cache"})
+                status = status_of(error)
+                told = {"title": _TITLES.get(status, "Something is wrong"), "text": str(error)}
+                return self._render(request, "error.html", status, **told)
 
         return endpoint
 
     def _render(
         self, request: Request, template: str, status: int = 200, **values: Any
     ) -> Response:
-        root, url = request.scope.get("root_path", ""), self._repo.storage.url
+        url = self._repo.storage.url
         text = self._templates.get_template(template).render(
-            link=partial(_link, root),
+            link=partial(_link, request),
             repository=url,
             name=unquote(url.rstrip("/").rpartition("/")[2]) or url,
             host=f"{request.url.scheme}://{request.url.netloc}",
@@ -144,17 +129,14 @@ class Pages:
         )
         return HTMLResponse(text, status, {"Cache-Control": "no-cache"})
 
-    def _info(self, snapshot_id: str) -> SnapshotInfo:
-        return next(self._repo.ancestry(snapshot_id, limit=1))
+    def _asked(self, request: Request, *names: str) -> list[OpenSnapshot]:
+        return [self._served.opened(request.path_params[name]) for name in names]
 
     def _commit(self, opened: OpenSnapshot) -> dict[str, Any]:
         """What the head of a page says of a snapshot."""
-        info = self._info(opened.snapshot_id)
+        info = next(self._repo.ancestry(opened.snapshot_id, limit=1))
         refs = refs_by_snapshot(self._repo.list_branches(), self._repo.list_tags())
         return {"info": info, "refs": refs.get(info.id, [])[:_LISTED]}
-
-    def _difference(self, old: str, new: str) -> Diff:
-        return self._repo.diff(old, new, symmetric=False)
 
     def _written_by(self, info: SnapshotInfo) -> Diff | None:
         """What a commit changed; None if that is too much, or what came before has expired."""
@@ -162,47 +144,37 @@ class Pages:
         if info.parent_id is None or changed > _MOST_CHANGED:
             return None
         try:
-            return self._difference(info.parent_id, info.id)
+            return self._repo.diff(info.parent_id, info.id, symmetric=False)
         except SnapshotExpiredError:
             return None
-
-    def _node(self, opened: OpenSnapshot, path: str) -> Node:
-        contents = opened.contents
-        node = contents.guarded(lambda: contents.node(path))
-        if node is None or node.array is None:
-            raise NotFoundError(
-                f"there is no array {absolute(path)} at snapshot {opened.snapshot_id}"
-            )
-        return node
 
     # --- history -----------------------------------------------------------------------------
 
     def _home(self, request: Request) -> Response:
-        rows = _number(request.query_params.get("rows"), _ROWS, _MOST_ROWS)
-        graph = HistoryGraph.of(graph_of(self._repo, rows=rows, limit=_MOST_ROWS))
+        wanted = _number(request.query_params.get("rows"), _ROWS, _MOST_ROWS)
+        rows = graph_of(self._repo, rows=wanted, limit=_MOST_ROWS)
+        is_cut = rows and (rows[-1].below or any(len(row.commits) > 1 for row in rows))
         return self._render(
             request,
             "home.html",
             branches=list(islice(self._repo.list_branches().items(), _LISTED)),
             tags=list(islice(self._repo.list_tags().items(), _LISTED)),
-            graph=graph,
-            more=min(4 * rows, _MOST_ROWS) if graph.is_cut and rows < _MOST_ROWS else None,
+            graph=_history_graph(rows),
+            rows=rows,
+            more=min(4 * wanted, _MOST_ROWS) if is_cut and wanted < _MOST_ROWS else None,
         )
 
     def _compare(self, request: Request) -> Response:
-        old, new = (
-            self._served.opened(request.query_params.get(name, "main")).snapshot_id
-            for name in ("old", "new")
-        )
-        return RedirectResponse(_link(request.scope.get("root_path", ""), "diff", old, new), 303)
+        names = (request.query_params.get(name, "main") for name in ("old", "new"))
+        ids = [self._served.opened(name).snapshot_id for name in names]
+        return RedirectResponse(_link(request, "diff", *ids), 303)
 
     # --- trees -------------------------------------------------------------------------------
 
     def _tree(self, request: Request) -> Response:
-        opened = self._served.opened(request.path_params["version"])
+        (opened,) = self._asked(request, "version")
         group = request.query_params.get("group", "").strip("/")
-        contents = opened.contents
-        nodes = contents.guarded(contents.nodes)
+        nodes = opened.contents.guarded(opened.contents.nodes)
         if group and group not in nodes:
             raise NotFoundError(f"there is no group {absolute(group)}")
         below = {p: n for p, n in nodes.items() if not group or f"{p}/".startswith(f"{group}/")}
@@ -215,7 +187,7 @@ class Pages:
             group=group,
             rows=rows[:_NODES],
             is_cut=len(rows) > _NODES,
-            sizes=_sizes(usage),
+            sizes={array.path.strip("/"): array for array in usage.arrays},
             most=max((array.total.nbytes or 0 for array in usage.arrays), default=0),
             usage=usage,
         )
@@ -223,135 +195,67 @@ class Pages:
     # --- arrays ------------------------------------------------------------------------------
 
     def _array(self, request: Request) -> Response:
-        opened, path = self._asked(request)
-        node = self._node(opened, path)
-        assert node.array is not None
-        commit = self._commit(opened)
-        diff = self._written_by(commit["info"])
-        changed = None if diff is None else _chunks_of(diff, node)
-        found = _map_of(opened, node)
-        table = cell_table(found, changed, node.array.chunk_shape)
-        start = _start(node, changed, table.lines)
+        (opened,) = self._asked(request, "version")
+        array, commit = _ShownArray.at(opened, request.path_params["path"]), self._commit(opened)
+        changed = array.changed(self._written_by(commit["info"]))
+        found = array.chunk_map()
+        table = _cell_table(found, changed, array.meta.chunk_shape)
         return self._render(
             request,
             "array.html",
             **commit,
-            path=path,
-            facts=_facts(node),
-            attributes=_attributes(node),
-            documents=[(k, _text(v)) for k, v in node.documents.items()],
+            path=array.node.path,
+            facts=_facts(array),
+            attributes=_attributes(array),
+            documents=[(key, _text(value)) for key, value in array.node.documents.items()],
             stored=(int(found.chunks.sum()), int(found.nbytes.sum())),
-            whole=node.array.grid.size,
+            whole=array.meta.grid.size,
             changed=None if changed is None else len(changed),
             table=table,
-            look=self._look(request, path, [("", opened, node)], start),
+            look=_look(request, {"": array}, array.start(changed, table)),
         )
-
-    def _chunks(self, request: Request) -> Any:
-        opened, path = self._asked(request)
-        node = self._node(opened, path)
-        assert node.array is not None
-        diff = self._written_by(self._info(opened.snapshot_id))
-        found = _map_of(opened, node)
-        return chunk_json(found, None if diff is None else _chunks_of(diff, node))
-
-    def _asked(self, request: Request) -> tuple[OpenSnapshot, str]:
-        params = request.path_params
-        return self._served.opened(params["version"]), params["path"].strip("/")
-
-    def _look(
-        self,
-        request: Request,
-        path: str,
-        versions: Sequence[tuple[str, OpenSnapshot, Node]],
-        start: Sequence[int],
-    ) -> dict[str, Any] | None:
-        """What the script needs to draw values, and where it begins; None if there are none."""
-        shapes = [node.array.shape for _, _, node in versions if node.array is not None]
-        shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        if 0 in shape:
-            return None
-        link = partial(_link, request.scope.get("root_path", ""))
-        names = [axis or f"axis {n}" for n, axis in enumerate(_dimensions(versions[-1][2]))]
-        query, last = request.query_params, len(shape) - 1
-        down, across = (
-            _number(query.get(name), axis, last, least=0)
-            for name, axis in (("vertical", last - 1), ("horizontal", last))
-        )
-        if down == across:
-            down, across = last - 1, last
-        told = {
-            "shape": shape,
-            "name": split(path)[1],
-            "versions": [
-                {"name": name, "slice": link("slice", opened.snapshot_id, path), "shape": own}
-                for (name, opened, _), own in zip(versions, shapes, strict=True)
-            ],
-        }
-        return {
-            "json": json.dumps(told),
-            "axes": names,
-            "shape": shape,
-            "vertical": down if last > 0 else None,
-            "horizontal": across if last >= 0 else None,
-            "at": [
-                _number(query.get(f"at{axis}"), min(start[axis], size - 1), size - 1, least=0)
-                for axis, size in enumerate(shape)
-            ],
-        }
 
     # --- differences -------------------------------------------------------------------------
 
     def _diff(self, request: Request) -> Response:
-        old, new = (self._served.opened(request.path_params[name]) for name in ("old", "new"))
-        diff = self._difference(old.snapshot_id, new.snapshot_id)
-        contents = new.contents
-        arrays = {absolute(p) for p, n in contents.guarded(contents.nodes).items() if n.array}
+        old, new = self._asked(request, "old", "new")
+        diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
+        nodes = new.contents.guarded(new.contents.nodes)
+        lists = ("New", diff.created), ("New metadata", diff.updated), ("Gone", diff.deleted)
         return self._render(
             request,
             "diff.html",
             old=self._commit(old),
             new=self._commit(new),
-            lists=[
-                (what, paths[:_LISTED], len(paths))
-                for what, paths in (
-                    ("New", diff.created),
-                    ("New metadata", diff.updated),
-                    ("Gone", diff.deleted),
-                )
-                if paths
-            ],
+            lists=[(what, paths[:_LISTED], len(paths)) for what, paths in lists if paths],
             moved=list(islice(moved_tops(diff.moved).items(), _LISTED)),
-            chunks=[(p, len(at)) for p, at in islice(diff.chunks.items(), _LISTED)],
+            chunks=[(path, len(at)) for path, at in islice(diff.chunks.items(), _LISTED)],
             truncated=list(islice(diff.truncated.items(), _LISTED)),
-            arrays=arrays,
+            arrays={absolute(path) for path, node in nodes.items() if node.array},
         )
 
     def _array_diff(self, request: Request) -> Response:
-        old, new = (self._served.opened(request.path_params[name]) for name in ("old", "new"))
-        path = request.path_params["path"].strip("/")
-        node = self._node(new, path)
-        assert node.array is not None
-        diff = self._difference(old.snapshot_id, new.snapshot_id)
-        changed = _chunks_of(diff, node)
-        found = _map_of(new, node)
-        table = cell_table(found, changed, node.array.chunk_shape)
-        before = old.contents.guarded(lambda: old.contents.node(path))
-        versions = [("New", new, node)]
-        if before is not None and before.array is not None and _rank(before) == _rank(node):
-            versions.insert(0, ("Old", old, before))
-        start = _start(node, changed, table.lines)
+        old, new = self._asked(request, "old", "new")
+        array = _ShownArray.at(new, request.path_params["path"])
+        diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
+        changed = array.changed(diff)
+        table = _cell_table(array.chunk_map(), changed, array.meta.chunk_shape)
+        versions = {"New": array}
+        before = old.contents.guarded(partial(old.contents.node, array.node.path))
+        meta = None if before is None else before.array
+        if before is not None and meta is not None and len(meta.shape) == len(array.meta.shape):
+            versions = {"Old": _ShownArray(old, before, meta), "New": array}
         return self._render(
             request,
             "array_diff.html",
             old=self._commit(old),
             new=self._commit(new),
-            path=path,
+            path=array.node.path,
             is_new=len(versions) == 1,
-            changed=len(changed),
-            whole=node.array.grid.size,
+            changed=0 if changed is None else len(changed),
+            whole=array.meta.grid.size,
             table=table,
-            look=self._look(request, path, versions, start),
+            look=_look(request, versions, array.start(changed, table)),
         )
 
 
@@ -362,10 +266,11 @@ def _shown(value: object) -> object:
     return plain_text(value, lines=True)
 
 
-def _link(root: str, *parts: object) -> str:
+def _link(request: Request, *parts: object) -> str:
     """A path on this server; names of arrays keep their slashes."""
     names = [str(part) for part in parts]  # escaped dots would climb, too
-    return root + "/" + "/".join(quote(name and check_inside(name), safe="/~") for name in names)
+    path = "/".join(quote(name and check_inside(name), safe="/~") for name in names)
+    return f"{request.scope.get('root_path', '')}/{path}"
 
 
 def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:
@@ -375,94 +280,254 @@ def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:
     return min(max(int(text), least), most)
 
 
-def _sizes(usage: Usage) -> dict[str, Any]:
-    return {array.path.strip("/"): array for array in usage.arrays}
+# --- an array ------------------------------------------------------------------------------------
 
 
-def _rank(node: Node) -> int:
-    return len(_dimensions(node))
+@dataclass(frozen=True, slots=True)
+class _ShownArray:
+    """An array of a snapshot."""
+
+    opened: OpenSnapshot
+    node: Node
+    meta: ArrayMeta
+
+    @classmethod
+    def at(cls, opened: OpenSnapshot, path: str) -> _ShownArray:
+        node = opened.contents.guarded(partial(opened.contents.array_at, path))
+        assert node.array is not None
+        return cls(opened, node, node.array)
+
+    def chunk_map(self) -> ChunkMap:
+        # A grid that is long in one direction only gets many lines.
+        side = _LONG_SIDE if sum(n > 1 for n in self.meta.grid.hi) <= 1 else _SIDE
+        path, session = self.node.path, self.opened.session
+        return self.opened.contents.guarded(lambda: chunk_map_of(session, path, side=side))
+
+    def changed(self, diff: Diff | None) -> IndexArray | None:
+        """The coordinates of its changed chunks, without those beyond its grid."""
+        if diff is None:
+            return None
+        hi = np.asarray(self.meta.grid.hi, np.int64)
+        found = diff.chunks.get(absolute(self.node.path), np.empty((0, len(hi)), np.int64))
+        return found[(found < hi).all(axis=1)]
+
+    def start(self, changed: IndexArray | None, table: _Table) -> list[int]:
+        """Where the quick look begins: at the last chunk that changed, else the last one there."""
+        if changed is not None and len(changed):
+            return [int(at) for at in changed[-1] * self.meta.chunk_shape]
+        there = [cell.first for line in table.lines for cell in line if cell.name]
+        return [at or 0 for at in there[-1]] if there else [0] * len(self.meta.shape)
 
 
-def _dimensions(node: Node) -> tuple[str | None, ...]:
-    assert node.array is not None
-    return node.array.dimension_names or (None,) * len(node.array.shape)
+def _look(
+    request: Request, versions: dict[str, _ShownArray], start: Sequence[int]
+) -> dict[str, Any] | None:
+    """What the script needs to draw values, and where it begins; None if there are none."""
+    shape = [max(sizes) for sizes in zip(*(a.meta.shape for a in versions.values()), strict=True)]
+    if 0 in shape:
+        return None
+    array, query, last = versions.get("New") or versions[""], request.query_params, len(shape) - 1
+    down, across = (
+        _number(query.get(name), axis, last, least=0)
+        for name, axis in (("vertical", last - 1), ("horizontal", last))
+    )
+    if down == across:
+        down, across = last - 1, last
+    path = array.node.path
+    slices = [
+        {
+            "name": name,
+            "slice": _link(request, "slice", one.opened.snapshot_id, path),
+            "shape": one.meta.shape,
+        }
+        for name, one in versions.items()
+    ]
+    names = array.meta.dimension_names or (None,) * len(shape)
+    return {
+        "json": json.dumps({"shape": shape, "name": split(path)[1], "versions": slices}),
+        "axes": [name or f"axis {axis}" for axis, name in enumerate(names)],
+        "shape": shape,
+        "vertical": down if last > 0 else None,
+        "horizontal": across if last >= 0 else None,
+        "at": [
+            _number(query.get(f"at{axis}"), min(start[axis], size - 1), size - 1, least=0)
+            for axis, size in enumerate(shape)
+        ],
+    }
 
 
-def _chunks_of(diff: Diff, node: Node) -> IndexArray:
-    """The coordinates of an array's changed chunks, without those beyond its grid."""
-    assert node.array is not None
-    hi = np.asarray(node.array.grid.hi, np.int64)
-    found = diff.chunks.get(absolute(node.path))
-    if found is None:
-        return np.empty((0, len(hi)), np.int64)
-    return found[(found < hi).all(axis=1)]
-
-
-def _map_of(opened: OpenSnapshot, node: Node) -> ChunkMap:
-    assert node.array is not None
-    side = side_for(node.array.grid.hi)
-    return opened.contents.guarded(lambda: chunk_map_of(opened.session, node.path, side=side))
-
-
-def _start(node: Node, changed: IndexArray | None, lines: Iterable[Sequence[Any]]) -> list[int]:
-    """Where the quick look begins: at the last chunk that has changed, else the last one there."""
-    assert node.array is not None
-    if changed is not None and len(changed):
-        places = zip(changed[-1].tolist(), node.array.chunk_shape, strict=True)
-        return [at * size for at, size in places]
-    there = [cell for line in lines for cell in line if cell.name]
-    return [at or 0 for at in there[-1].first] if there else [0] * len(node.array.shape)
-
-
-def _facts(node: Node) -> list[tuple[str, str]]:
+def _facts(array: _ShownArray) -> list[tuple[str, str]]:
     """What the metadata of an array says, in words."""
-    array = node.array
-    assert array is not None
+    node = array.node
+    (row,) = hierarchy({node.path: node})
     document = json.loads(next(iter(node.documents.values())))
-    sizes = [
-        str(size) if name is None else f"{name}: {size:,}"
-        for name, size in zip(_dimensions(node), array.shape, strict=True)
+    codecs = [*(document.get("filters") or []), document.get("compressor")]
+    codecs = [c for c in document.get("codecs") or codecs if isinstance(c, dict)]
+    return [
+        ("Shape", row.dimensions),
+        ("Type", row.type),
+        ("Chunks", row.chunk.replace(" x ", " \N{MULTIPLICATION SIGN} ")),
+        ("Grid", " \N{MULTIPLICATION SIGN} ".join(map(str, array.meta.grid.hi)) or "one chunk"),
+        ("Codecs", ", ".join(str(c.get("name", c.get("id", ""))) for c in codecs) or "none"),
+        ("Fill value", _value(document.get("fill_value"))),
+        ("Format", f"Zarr v{document.get('zarr_format')}"),
     ]
-    kind = fields_of(node).get("data_type", "")
-    found = [
-        ("Shape", f"({', '.join(sizes)})"),
-        ("Type", str(kind.get("name", "") if isinstance(kind, dict) else kind)),
-        ("Chunks", _TIMES.join(f"{n:,}" for n in array.chunk_shape) or "scalar"),
-        ("Grid", _TIMES.join(f"{n:,}" for n in array.grid.hi) or "one chunk"),
-    ]
-    codecs = document.get("codecs") or [
-        *(document.get("filters") or []),
-        document.get("compressor"),
-    ]
-    names = [str(c.get("name", c.get("id", ""))) for c in codecs if isinstance(c, dict)]
-    found.append(("Codecs", ", ".join(names) or "none"))
-    found.append(("Fill value", _value(document.get("fill_value"))))
-    found.append(("Format", f"Zarr v{document.get('zarr_format')}"))
-    return found
 
 
-def _value(value: object) -> str:
+def _attributes(array: _ShownArray) -> list[tuple[str, str]]:
+    fields = fields_of(array.node)
+    found = fields.get("attributes")
+    if not isinstance(found, dict):
+        return []
+    with suppress(KeyError, TypeError, ValueError, OverflowError, struct.error):
+        fill = FillValueCoder.decode(found["_FillValue"], fields["data_type"])
+        found = {**found, "_FillValue": fill}
+    return [(str(key), _value(value)) for key, value in found.items()]
+
+
+def _value(value: object, most: int = _VALUE, indent: int | None = None) -> str:
     """A value of a document as text, cut where it is long."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _VALUE else f"{text[:_VALUE]}… ({len(text):,} characters)"
+    is_text = isinstance(value, str)
+    text = str(value) if is_text else json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def _text(document: bytes) -> str:
     try:
-        text = json.dumps(json.loads(document), indent=2, ensure_ascii=False)
+        return _value(json.loads(document), 10 * _VALUE, 2)
     except (ValueError, RecursionError):
-        text = document.decode("utf-8", "replace")
-    return (
-        text if len(text) <= 10 * _VALUE else f"{text[: 10 * _VALUE]}… ({len(text):,} characters)"
-    )
+        return _value(document.decode("utf-8", "replace"), 10 * _VALUE)
 
 
-def _attributes(node: Node) -> list[tuple[str, str]]:
-    fields = fields_of(node)
-    found = fields.get("attributes")
-    if not isinstance(found, dict):
-        return []
-    fill = found.get("_FillValue")
-    if isinstance(fill, str) and str(fields.get("data_type")).startswith("float"):
-        found = {**found, "_FillValue": next(iter(fill_values(fill)), fill)}
-    return [(str(k), _value(v)) for k, v in found.items()]
+# --- what the pages draw -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One cell of the table.
+
+    Parameters
+    ----------
+    name : str
+        The classes of its style.
+    text : str
+        What there is to say of its chunks.
+    first : list of (int or None)
+        The position of the first of its chunks along the axes of the table; None along others.
+    """
+
+    name: str
+    text: str
+    first: list[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The chunks of an array as a table.
+
+    Parameters
+    ----------
+    lines : sequence of (sequence of _Cell)
+        The cells.
+    name : str
+        The classes of its style.
+    text : str
+        Which chunks its rows and columns are.
+    has_parts : bool
+        Whether any cell holds some of its chunks, but not all.
+    """
+
+    lines: Sequence[Sequence[_Cell]]
+    name: str
+    text: str
+    has_parts: bool
+
+
+def _cell_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -> _Table:
+    """The cells of a map of chunks.
+
+    Parameters
+    ----------
+    found : ChunkMap
+        What exists.
+    changed : int64[n, ndim], optional
+        Coordinates of chunks that were written or removed; None if that is not known.
+    chunk_shape : tuple of int
+        In elements.
+    """
+    folding = found.folding
+    height, width = folding.shape
+    counts = np.zeros(folding.shape, np.int64) if changed is None else folding.place(changed)
+    rows = [
+        [_cell(found, new, chunk_shape, (row, column)) for column, new in enumerate(line)]
+        for row, line in enumerate(counts.tolist())
+    ]
+    names = [_name(found, axis) for axis in folding.axes]
+    text = f"chunks along {names[1]}" if width > 1 else "one chunk"
+    if height > 1:
+        text = f"rows are {names[0]}, columns are {names[1]}"
+    elif width > _LINE:
+        rows = [rows[0][at : at + _LINE] for at in range(0, width, _LINE)]
+        text += ", line by line"
+    if folding.is_folded:
+        text += f"; each cell stands for up to {count_text(int(folding.whole.max()), 'chunk')}"
+    widest = max(map(len, rows), default=0)
+    size = " few" if max(widest, len(rows)) <= _FEW else " many" if widest > _MANY else ""
+    parts = bool(((found.chunks > 0) & (found.chunks < folding.whole)).any())
+    return _Table(rows, f"chunks{size}", text, parts)
+
+
+def _cell(found: ChunkMap, new: int, chunk_shape: Coords, at: tuple[int, int]) -> _Cell:
+    folding = found.folding
+    there, whole = int(found.chunks[at]), int(folding.whole[at])
+    shade = "" if not there else f"stored-{4 if there == whole else 1 + 3 * there // whole}"
+    where: list[str] = []
+    first: list[int | None] = [None] * len(folding.grid_shape)
+    edges = (folding.row_edges, folding.column_edges)
+    for axis, places, place in zip(folding.axes, edges, at, strict=True):
+        if axis is not None:
+            lo, hi = int(places[place]), int(places[place + 1]) - 1
+            first[axis] = lo * chunk_shape[axis]
+            if folding.grid_shape[axis] > 1:
+                where.append(f"{_name(found, axis)} {lo}" + (f" to {hi}" if hi > lo else ""))
+    size = bytes_text(int(found.nbytes[at]))
+    if whole == 1:
+        told = (f"there, {size}" if there else "not there") + ("; changed" if new else "")
+    else:
+        told = f"{there:,} of {whole:,} there, {size}" + (f"; {new:,} changed" if new else "")
+    if found.changed_ms[at]:
+        moment = np.datetime64(int(found.changed_ms[at]), "ms").astype("datetime64[m]")
+        told += f"; written {str(moment).replace('T', ' ')} UTC"
+    name = ("changed" if there else "gone") if new else shade
+    return _Cell(name, f"{'chunk ' + ', '.join(where) if where else 'the chunk'}: {told}", first)
+
+
+def _name(found: ChunkMap, axis: int | None) -> str:
+    return "" if axis is None else found.dimensions[axis] or f"axis {axis}"
+
+
+def _history_graph(rows: Sequence[GraphRow[Any]]) -> dict[str, Any]:
+    """What the template draws of these rows, newest first.
+
+    Returns
+    -------
+    dict
+        `width` and `height` of the whole graph; `edges`, pieces of lines as a path and the number
+        of a color; `dots`, as x, y, the number of a color and whether there are several commits.
+    """
+    edges, dots = [], []
+    for at, row in enumerate(rows):
+        top, middle, bottom = _HEIGHT * at, _HEIGHT * at + _HEIGHT // 2, _HEIGHT * (at + 1)
+        for pieces, start, end in ((row.above, top, middle), (row.below, middle, bottom)):
+            half = (start + end) // 2
+            for lanes in pieces:
+                a, b = map(_x, lanes)
+                path = f"M{a} {start}C{a} {half} {b} {half} {b} {end}"
+                edges.append((path, max(lanes) % _COLORS))  # of the line that leaves or joins
+        dots.append((_x(row.lane), middle, row.lane % _COLORS, len(row.commits) > 1))
+    width = _x(width_of(rows) - 1) + _LEFT
+    return {"width": width, "height": _HEIGHT * len(rows), "edges": edges, "dots": dots}
+
+
+def _x(lane: int) -> int:
+    return _LEFT + _STEP * lane

@@ -17,7 +17,7 @@ from served import get, running, serving
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.serving import create_app
-from zarr_manifests.serving.server import serve
+from zarr_manifests.serving.application import serve
 
 TOKEN = "a-secret: été"
 

@@ -24,7 +24,7 @@ from effort import examples
 from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
 from zarr_manifests.repository import resolved
-from zarr_manifests.serving import answers, folder_links, values
+from zarr_manifests.serving import answers
 from zarr_manifests.serving.served import Room
 
 IMMUTABLE = "max-age=31536000, immutable"
@@ -169,7 +169,6 @@ def test_what_may_change_elsewhere_is_never_kept(tmp_path: Path) -> None:
 def test_a_large_value_is_checked_before_any_of_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "PIECE_BYTES", 1000)
     monkeypatch.setattr(answers, "PIECE_BYTES", 1000)
     repo = zm.create(tmp_path, OBJECTS)
     data = np.random.default_rng(1).integers(0, 256, 10_500, dtype="u1")
@@ -263,12 +262,14 @@ def test_names_that_lead_elsewhere_are_neither_read_nor_linked(tmp_path: Path, n
             assert get(url, "/tree/main").status == 400
 
 
-def test_a_folder_of_too_many_chunks_is_not_listed_in_part(
-    repo: zm.Repository, url: str, monkeypatch: pytest.MonkeyPatch
+def test_chunks_of_an_array_with_too_many_are_not_listed_in_part(
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_links, "_MOST_CHUNKS", 2)
-    assert get(url, "/zarr/main/t/c").status == 501
-    assert links(get(url, "/zarr/main/t/c/1")) == ["0", "1"]
+    monkeypatch.setattr(answers, "_MOST_LISTED", 3)
+    assert links(get(url, "/zarr/main/t")) == ["c/", "zarr.json"]
+    for path in ("t/c", "t/c/1"):
+        assert get(url, f"/zarr/main/{path}").status == 501
+    assert links(get(url, "/zarr/main/holes/c")) == ["0"]
 
 
 # --- no path leaves the repository ---------------------------------------------------------------

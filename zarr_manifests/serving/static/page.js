@@ -244,7 +244,8 @@
           if (sizer) make(parent, "span", "sizer", label); // gives the column its width
         }
       };
-      const across = x.labels && x.labels.some((label) => label.length > 7) ? 5 : 6;
+      const long = x.labels && x.labels.some((label) => label.length > 7);
+      const across = (long ? 5 : 6) - (this.frame.clientWidth < 300 ? 3 : 0);
       put(this.axisX, ticksOf(x, across), "left", this.turnedX);
       this.nameX.textContent = nameOf(x);
       this.nameY.textContent = y ? nameOf(y) : units ? `${title} (${units})` : "";
