@@ -16,7 +16,6 @@ def test_options_are_arguments_in_any_case() -> None:
         "variables": '["wind, eastward", "v"]',
         "branch": "main",
         "where": "depth > 4000",
-        "ranges": '{"lat": [-30, null], "lon": [[1, 2], 4], "t": "2024"}',
         "decode-times": "False",
         "nan": "DROP",
         "target-rows": "1000",
@@ -28,7 +27,6 @@ def test_options_are_arguments_in_any_case() -> None:
         "variables": ["wind, eastward", "v"],
         "version": "main",
         "where": "depth > 4000",
-        "ranges": {"lat": (-30, None), "lon": [(1, 2), 4], "t": ["2024"]},
         "decode_times": False,
         "nan": "drop",
         "target_rows": 1000,
@@ -38,6 +36,9 @@ def test_options_are_arguments_in_any_case() -> None:
     }
     assert read_options(given) == ("winds", due)
     assert read_options({name.upper(): text for name, text in given.items()}) == ("winds", due)
+    labels = '{"lat": [-30, null], "lon": [[1, 2], 4], "t": "2024", "u": [">", 5]}'
+    due = {"lat": (-30, None), "lon": [[1, 2], 4], "t": "2024", "u": (">", 5)}
+    assert read_options({"path": "w", "where": labels}) == ("w", {"where": due})
     stream = {"max-commits-per-trigger": "5", "streaming-overwrite-mode": "Skip", "keep-for": "36h"}
     due = {"max_commits": 5, "overwrite_mode": "skip", "keep_for": timedelta(hours=36)}
     assert read_options({"path": "w", **stream}) == ("w", due)
@@ -50,7 +51,7 @@ def test_options_are_arguments_in_any_case() -> None:
     [
         ("nan", "zero", "expected null, keep or drop"),
         ("max-tasks", "9" * 5000, "whole number from 1 on"),
-        ("ranges", "[" * 100_000, "not JSON"),
+        ("where", "{" * 100_000, "not JSON"),
         ("variables", "u,,v", "it is empty"),
         ("decode-times", "no", "expected true or false"),
     ],

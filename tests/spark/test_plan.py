@@ -50,6 +50,14 @@ def test_planning_takes_memory_and_steps_by_axis_and_not_by_cell(tmp_path: Path)
     assert steps < 200_000  # calls and returns of functions, a fraction of the 10^6 positions
 
 
+def test_sixteen_million_rows_are_several_tasks(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path / "repo")
+    with repo.transaction(message="an array of 64 chunks") as store:
+        how = {"shape": (64, 250_000), "chunks": (1, 250_000), "dtype": "f4"}
+        zarr.create_array(store, name="t", dimension_names=["y", "x"], **how)
+    assert 4 < plan_read(repo, ReadOptions(), SparkFacts()).tasks < 20
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Variables of other dimensions, of names that differ in case, and of odd dimensions."""

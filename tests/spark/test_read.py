@@ -141,7 +141,7 @@ def test_monthly_mean_speed_in_sql_is_xarrays(spark: SparkSession, repo: Reposit
 def test_ranges_select_what_xarray_selects(
     spark: SparkSession, repo: Repository, ranges: dict[str, Any], selection: dict[str, Any]
 ) -> None:
-    same(read(spark, repo, ranges=ranges), opened(repo).sel(selection))
+    same(read(spark, repo, where=ranges), opened(repo).sel(selection))
 
 
 def test_what_becomes_of_nan(spark: SparkSession, repo: Repository) -> None:
@@ -186,12 +186,12 @@ def test_scalars_coordinates_empty_arrays_and_positions(
     )
     repo = write(tmp_path / "repo", ds, {"bare": {"chunks": (1, 2)}})
     assert read(spark, repo, "scalar").collect() == [(7,)]
-    lats = read(spark, repo, "y2", nan="drop", ranges={"y2": (25, None)})
+    lats = read(spark, repo, "y2", nan="drop", where={"y2": (25, None)})
     assert sorted(map(tuple, lats.collect())) == [(30.0,), (40.0,)]
-    empty = read(spark, repo, "none", ranges={"x": (1, 2)})
+    empty = read(spark, repo, "none", where={"x": (1, 2)})
     assert empty.columns == ["x", "y", "none"]
     assert empty.collect() == []
-    bare = read(spark, repo, "bare", ranges={"x2": (1, 2), "y": (-5, 1)})
+    bare = read(spark, repo, "bare", where={"x2": (1, 2), "y": (-5, 1)})
     assert sorted(map(tuple, bare.collect())) == [(1, 0, 3), (1, 1, 4), (2, 0, 6), (2, 1, 7)]
     assert dict(bare.dtypes)["x2"] == "bigint"
     assert "no coordinate" in bare.schema["x2"].metadata["values"]
@@ -208,7 +208,7 @@ def test_times_that_cannot_be_decoded_are_read_as_numbers(
     repo = write(tmp_path / "repo", raw)
     with pytest.raises(InvalidArgumentError, match="With decode_times=False, times stay numbers"):
         read(spark, repo)
-    frame = read(spark, repo, decode_times=False, ranges={"TIME": (1000, None)})
+    frame = read(spark, repo, decode_times=False, where={"TIME": (1000, None)})
     assert [tuple(row) for row in frame.collect()] == [(1096.485, 21.5)]
     assert frame.schema["TIME"].metadata["units"] == "hour since 0000-01-01 00:00:00"
 
@@ -228,7 +228,7 @@ def test_variables_of_fewer_dimensions_are_repeated(spark: SparkSession, tmp_pat
     repo = write(tmp_path / "repo", ds, encoding)
     names = ["month", "turned", "u", "one"]
     ranges = {"lat": (-20, 60), "lon": [5, (100, 200)]}
-    frame = read(spark, repo, names, broadcast=True, ranges=ranges, target_rows=500)
+    frame = read(spark, repo, names, broadcast=True, where=ranges, target_rows=500)
     assert frame.columns == ["time", "lat", "lon", *names]
     lons = ds.lon.values
     some = ds.isel(lon=(lons == 5) | ((lons >= 100) & (lons <= 200))).sel(lat=slice(60, -20))
@@ -240,7 +240,7 @@ def test_variables_of_fewer_dimensions_are_repeated(spark: SparkSession, tmp_pat
 
 def test_a_row_for_each_chunk(spark: SparkSession, repo: Repository) -> None:
     ranges = {"lon": [(0, 10), (300, 355)], "lat": (0, 90)}
-    found = read(spark, repo, layout="chunk", ranges=ranges, where="time < '2000-01-01'")
+    found = read(spark, repo, layout="chunk", where=[ranges, "time < '2000-01-01'"])
     assert found.columns == ["time", "lat", "lon", "shape", "u", "v"]
     ds = opened(repo).sel(time=slice("1999"), lat=slice(90, 0)).load()
     rows = found.collect()
@@ -314,7 +314,7 @@ def test_dates_no_timestamp_can_hold_are_text(spark: SparkSession, tmp_path: Pat
     assert [row.time for row in frame.orderBy("t").collect()] == [
         f"2000-02-{day}T00:00:00" for day in (27, 28, 29, 30)
     ]
-    some = read(spark, repo, ranges={"time": ("2000-02-28", "2000-02-29")})
+    some = read(spark, repo, where={"time": ("2000-02-28", "2000-02-29")})
     assert sorted(row.t for row in some.collect()) == [1, 2]
     text = Column("when", None, pa.string(), {})  # type: ignore[arg-type]
     assert to_arrow(when, text).to_pylist() == ["0001-03-01T06:00:00", None]
@@ -359,7 +359,7 @@ def test_ranges_are_of_the_sessions_zone(spark: SparkSession, tmp_path: Path) ->
         found = [
             sorted(row.t for row in frame.collect())
             for frame in (
-                read(spark, repo, ranges={"time": ("2000-01-02", "2000-01-02")}),
+                read(spark, repo, where={"time": ("2000-01-02", "2000-01-02")}),
                 read(spark, repo, where=day),
                 read(spark, repo).where(day),
             )

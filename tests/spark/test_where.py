@@ -1,9 +1,9 @@
-"""Reads with `where` and `ranges`, against reading everything and filtering then."""
+"""Reads with `where`, against reading everything and filtering then."""
 
 from __future__ import annotations
 
 import shutil
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,11 +20,12 @@ from pyspark.sql import SparkSession
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository
-from zarr_manifests.spark import explain_pruning
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.spark import explain_pruning, read
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.worker import partition_batches
+from zoned import OPS
 
 FACTS = SparkFacts(parallelism=2)
 SHAPE = (6, 8, 10)
@@ -98,6 +99,9 @@ _LITERALS: dict[str, list[Any]] = {
 }
 
 
+_SECOND_DAY = [("time", ">=", "2000-01-02"), ("time", "<", "2000-01-03")]
+
+
 @st.composite
 def wheres(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     comparisons = []
@@ -116,27 +120,59 @@ def wheres(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     return comparisons
 
 
+# Ranges of labels, and the same in comparisons.
 _RANGES = st.sampled_from(
-    [{}, {"y": (-20, 40)}, {"x": [1, (3, 9)]}, {"time": ("2000-01-02", None)}]
+    [
+        ([], []),
+        ([{"y": (-20, 40)}], [("y", ">=", -20), ("y", "<=", 40)]),
+        ([{"x": slice(3, 9)}], [("x", "between", [3, 9])]),
+        ([{"x": [1, (0.1, 0.1)]}], [("x", "in", [1, 0.1])]),
+        ([{"odd": (3, 50)}], [("odd", "between", [3, 50])]),
+        ([{"count": (None, 6.5)}], [("count", "<=", 6.5)]),
+        ([{"time": ("2000-01-02", "2000-01-02")}], _SECOND_DAY),
+    ]
 )
 
 
-def due(everything: pa.Table, job: Job, zone: tzinfo = UTC) -> list[tuple[Any, ...]]:
-    """The rows that the job's where leaves of all."""
-    assert job.where is not None
-    return sorted_rows(kept(everything, job.where, zone))
+def due(
+    everything: pa.Table, where: list[tuple[Any, ...]], zone: tzinfo = UTC
+) -> list[tuple[Any, ...]]:
+    """The rows of all that a where leaves, comparing value by value."""
+    found = everything.to_pylist()
+    for column, op, *literals in where:
+        found = [row for row in found if holds(op, row[column], literals, zone)]
+    return sorted(tuple(map(str, row.values())) for row in found)
+
+
+def holds(op: str, value: Any, literals: list[Any], zone: tzinfo) -> bool:
+    """Whether a comparison holds for a value, as it does in Spark."""
+    if op in ("is null", "is not null") or value is None:
+        return op == ("is null" if value is None else "is not null")
+    if value != value:  # greater than every number
+        return op in (">", ">=", "!=")
+    given = literals[0] if isinstance(literals[0], list) else literals
+    if isinstance(value, datetime):
+        times = map(pd.Timestamp, given)
+        given = [time if time.tzinfo else time.tz_localize(zone) for time in times]
+    match op:
+        case "in":
+            return value in given
+        case "between":
+            return bool(given[0] <= value <= given[1])
+    return bool(OPS[op](value, given[0]))
 
 
 @given(wheres(), _RANGES, st.sampled_from(["null", "keep", "drop"]), st.integers(1, 300))
 @settings(max_examples=examples(50), deadline=None)
 def test_rows_are_those_that_are_left_of_all(
-    repo: Repository, where: Any, ranges: dict[str, Any], nan: str, target_rows: int
+    repo: Repository, where: Any, ranges: Any, nan: str, target_rows: int
 ) -> None:
     facts = SparkFacts(parallelism=2, time_zone="GMT+9")
-    everything = rows(plan_read(repo, ReadOptions(ranges=ranges, nan=nan), facts))
-    options = ReadOptions(ranges=ranges, nan=nan, where=where, target_rows=target_rows)
+    given, same = ranges
+    everything = rows(plan_read(repo, ReadOptions(nan=nan), facts))
+    options = ReadOptions(nan=nan, where=[*given, *where], target_rows=target_rows)
     job = plan_read(repo, options, facts)
-    assert sorted_rows(rows(job)) == due(everything, job, timezone(timedelta(hours=9)))
+    assert sorted_rows(rows(job)) == due(everything, [*same, *where], timezone(timedelta(hours=9)))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
@@ -154,10 +190,16 @@ def test_damaged_statistics_leave_out_nothing(
             continue
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    for text in ("odd > 3 AND count < 3", "odd IS NULL", "unwritten = 4", "packed < 0"):
+    wheres: list[list[tuple[Any, ...]]] = [
+        [("odd", ">", 3), ("count", "<", 3)],
+        [("odd", "is null")],
+        [("unwritten", "=", 4)],
+        [("packed", "<", 0)],
+    ]
+    for where in wheres:
         whole = rows(plan_read(repo, ReadOptions(), FACTS))
-        job = plan_read(place, ReadOptions(where=text), FACTS)
-        assert sorted_rows(rows(job)) == due(whole, job)
+        job = plan_read(place, ReadOptions(where=where), FACTS)
+        assert sorted_rows(rows(job)) == due(whole, where)
 
 
 def test_positions_are_compared_without_being_listed(tmp_path: Path) -> None:
@@ -165,18 +207,19 @@ def test_positions_are_compared_without_being_listed(tmp_path: Path) -> None:
     ds = xr.Dataset({"a": ("i", np.arange(40.0))})
     zm.write(ds, repo, message="a", encoding={"a": {"chunks": 4}})
     everything = rows(plan_read(repo, ReadOptions(), FACTS))
-    for text in (
-        "i > 5.5 AND i <= 20",
-        "i != 7",
-        "i IN (3, 4, 39, 40, -1)",
-        "i BETWEEN 10 AND 9",
-        "i IS NULL",
-        "i = 38.5",
-        "i < 1e30",
-    ):
-        job = plan_read(repo, ReadOptions(where=text), FACTS)
-        assert sorted_rows(rows(job)) == due(everything, job)
-        assert job.scan.rows == len(due(everything, job))
+    wheres: list[list[tuple[Any, ...]]] = [
+        [("i", ">", 5.5), ("i", "<=", 20)],
+        [("i", "!=", 7)],
+        [("i", "in", [3, 4, 39, 40, -1])],
+        [("i", "between", [10, 9])],
+        [("i", "is null")],
+        [("i", "=", 38.5)],
+        [("i", "<", 1e30)],
+    ]
+    for where in wheres:
+        job = plan_read(repo, ReadOptions(where=where), FACTS)
+        assert sorted_rows(rows(job)) == due(everything, where)
+        assert job.scan.rows == len(due(everything, where))
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +238,20 @@ def ridges(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return repo
 
 
-def test_what_is_left_out_is_explained(spark: SparkSession, ridges: Repository) -> None:
-    found = explain_pruning(spark, ridges, "depth", where="depth >= 700 AND x < 20 AND y >= 30")
+def test_what_is_left_out_is_explained(
+    spark: SparkSession, ridges: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = "depth >= 700 AND x < 20 AND y >= 30"
+    read(spark, ridges, "depth", where=where).explain()
+    shown = capsys.readouterr().out
+    for part in (
+        ridges.storage.url,
+        ridges.readonly_session().snapshot_id,
+        where,
+        "2 of 48 chunks",
+    ):
+        assert part in shown
+    found = explain_pruning(spark, ridges, "depth", where=where)
     assert (found.chunks, found.selected) == (48, 2)
     assert found.left_out == {"range": 48 - 10, "statistics": 6, "absence": 2}
     refs = ridges.readonly_session().chunk_refs("depth")
@@ -204,5 +259,13 @@ def test_what_is_left_out_is_explained(spark: SparkSession, ridges: Repository) 
     assert (found.bytes, found.selected_bytes) == (sum(sizes.values()), sizes[7, 0] + sizes[7, 1])
     assert "2 of 48 chunks may match" in str(found)
     assert found.picture().splitlines()[-1] == "██····"
-    both = explain_pruning(spark, ridges, ranges={"y": (70, None)})
+    both = explain_pruning(spark, ridges, where={"y": (70, None)})
     assert (both.chunk_shape, both.selected, both.left_out["range"]) == ((20, 30), 2, 6)
+
+
+def test_what_cannot_match_can_be_an_error_that_says_what_there_is(ridges: Repository) -> None:
+    where = [{"y": (500, None)}, "depth > 5"]
+    assert plan_read(ridges, ReadOptions(variables="depth", where=where), FACTS).tasks == 0
+    options = ReadOptions(variables="depth", where=where, on_empty="error")
+    with pytest.raises(InvalidArgumentError, match=r"of 'y', 80 values run from 0\.0 to 79\.0"):
+        plan_read(ridges, options, FACTS)

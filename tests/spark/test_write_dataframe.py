@@ -47,7 +47,7 @@ def opened(url: str, group: str | None = None) -> xr.Dataset:
 
 def later(spark: SparkSession, url: str) -> DataFrame:
     """Half a year after the first, in random order."""
-    rows = read(spark, url, ranges={"time": ("2024-01", "2024-06")})
+    rows = read(spark, url, where={"time": ("2024-01", "2024-06")})
     return rows.withColumn("time", f.add_months("time", 6).cast("timestamp")).orderBy(f.rand(3))
 
 
@@ -169,7 +169,7 @@ def test_dates_and_times_without_zone_are_of_the_session(spark: SparkSession, ur
 
 
 def test_a_region_is_of_the_sessions_zone(spark: SparkSession, url: str) -> None:
-    changed = read(spark, url, ["u", "v"], ranges={"time": ("2024-02", "2024-02")})
+    changed = read(spark, url, ["u", "v"], where={"time": ("2024-02", "2024-02")})
     changed = changed.withColumn("u", f.col("u") + 1000)
     how = {"dims": DIMS, "mode": "overwrite-region", "missing": "error"}
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")

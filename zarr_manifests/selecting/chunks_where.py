@@ -94,7 +94,7 @@ def chunks_where(
     plan = plan_chunks(axes, region, verdicts, out)
     target = stored.get(array.node.node_id)
     if target is None:
-        target = StoredChunks.of(array.chunks(array.node, region), region)
+        target = StoredChunks.of(array.chunks(array.node, region), region, 0)
     sizes = target.sizes(array, region, plan.chosen)
     return ChunkSelection(
         path=f"/{array.node.path}",

@@ -21,11 +21,11 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.tables.merge import rows_at
-from zarr_manifests.planning.zones.skipping import Ranges
+from zarr_manifests.planning.zones.skipping import Ranges, comparable
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["WhereArray", "attributes_of", "comparable", "meta_of"]
+__all__ = ["WhereArray", "attributes_of", "meta_of"]
 
 type _Mask = npt.NDArray[np.bool_]
 type _Values = npt.NDArray[Any]
@@ -197,26 +197,3 @@ def _dims(node: Node) -> tuple[str | None, ...]:
         given = attributes_of(node).get("_ARRAY_DIMENSIONS")
         names = tuple(given) if isinstance(given, list) else ()
     return names if len(names) == len(meta.shape) else (None,) * len(meta.shape)
-
-
-def comparable(values: _Values) -> tuple[_Values, _Mask]:
-    """Values of a type that can be compared, and which of them are missing.
-
-    Dates of other calendars become ISO text.
-    """
-    kind = values.dtype.kind
-    if kind in "mM":
-        return values, np.isnat(values)
-    if kind == "f":
-        return values, np.isnan(values)
-    if kind == "T":
-        values = values.astype(object)
-    elif kind != "O":
-        return values, np.zeros(len(values), np.bool_)
-    listed = [_text(value) for value in values.tolist()]
-    texts = np.array([text or "" for text in listed], object)
-    return texts, np.array([text is None for text in listed], np.bool_)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else getattr(value, "isoformat", lambda: None)()

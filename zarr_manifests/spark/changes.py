@@ -48,11 +48,10 @@ def changes(
     *,
     cells: Literal["added", "all"] = "added",
     group: str = "/",
-    ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     nan: Literal["null", "keep", "drop"] = "null",
     decode_times: bool = True,
-    target_rows: int = 4 * 1024**2,
+    target_rows: int = 2 * 1024**2,
     max_tasks: int = 10_000,
     lease: timedelta | None = timedelta(hours=1),
     storage_options: Mapping[str, object] | None = None,
@@ -78,7 +77,7 @@ def changes(
         `end` are added.
     end : str, default "main"
         Likewise; `start` must be in its history.
-    variables, group, ranges, where, nan, decode_times, target_rows, max_tasks, lease
+    variables, group, where, nan, decode_times, target_rows, max_tasks, lease
         As for `read`.
     cells : "added" or "all", default "added"
         With `all` there is one more column, `_change`. It is `added`; `overwritten`, where a chunk
@@ -117,7 +116,6 @@ def changes(
     options = ReadOptions(
         variables=variables,
         group=group,
-        ranges=ranges,
         where=where,
         nan=nan,
         decode_times=decode_times,
@@ -240,8 +238,8 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
         ) from error
     dims = tuple(column.name for column in whole.dimensions)
     for column in whole.variables:
-        was = _dimensions(old, column.name)
-        if was is not None and was != dims:
+        was = tuple(map(str, old.encoded(column.name).dims)) if old.has(column.name) else dims
+        if was != dims:
             raise InvalidArgumentError(
                 f"{column.name} has the dimensions {', '.join(dims)} now, and had "
                 f"{', '.join(was)} at snapshot {first}, so its rows cannot be compared"
@@ -257,20 +255,10 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
             )
 
 
-def _dimensions(source: Source, name: str) -> tuple[str, ...] | None:
-    """The dimensions of a variable; None if there is none of that name."""
-    try:
-        return tuple(map(str, source.encoded(name).dims))
-    except NotFoundError:
-        return None
-
-
 def _first_difference(before: Any, after: Any) -> int | None:
     """The first position at which the values differ; a value in place of a missing one does not."""
-    if before is None and after is None:
-        return None
     if before is None or after is None:
-        return 0
+        return None if before is after else 0
     size = min(len(before), len(after))
     was, now = pd.Series(before[:size]), pd.Series(after[:size])
     differ = np.flatnonzero(((was != now) & was.notna()).to_numpy(bool))

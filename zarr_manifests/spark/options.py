@@ -64,17 +64,21 @@ def _json(value: str) -> Any:
 
 
 def _ranges(value: str) -> dict[str, Any]:
-    """By dimension, `[lo, hi]`, or a list of such ranges and of values."""
+    """By column, a value, `[lo, hi]`, or a list of such ranges and of values."""
     given = _object('{"lat": [-30, 30]}')(value)
     return {dimension: _range(range_) for dimension, range_ in given.items()}
 
 
 def _range(given: Any) -> Any:
-    if not isinstance(given, list):
-        return [given]
-    if len(given) == 2 and not any(isinstance(end, list) for end in given):
+    """A list of two, which JSON has no other name for, is a pair."""
+    if isinstance(given, list) and len(given) == 2 and not any(isinstance(g, list) for g in given):
         return tuple(given)
-    return [tuple(each) if isinstance(each, list) else each for each in given]
+    return given
+
+
+def _where(value: str) -> Any:
+    """Comparisons as text, or a JSON object of ranges by column."""
+    return _ranges(value) if value.lstrip().startswith("{") else _text(value)
 
 
 def _object(example: str) -> Callable[[str], dict[str, Any]]:
@@ -152,8 +156,7 @@ OPTIONS: Final[Mapping[str, SourceOption]] = {
     "branch": SourceOption("branch", _text),
     "start-snapshot-id": SourceOption("start", _text),
     "end-snapshot-id": SourceOption("end", _text),
-    "where": SourceOption("where", _text),
-    "ranges": SourceOption("ranges", _ranges),
+    "where": SourceOption("where", _where),
     "on-empty": SourceOption("on_empty", _one_of("empty", "error")),
     "decode-times": SourceOption("decode_times", _flag),
     "broadcast": SourceOption("broadcast", _flag),

@@ -8,39 +8,58 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.zones.skipping import (
+    boxes_of,
+    comparable,
+    matching_cells,
+    matching_runs,
+)
 from zarr_manifests.planning.zones.time_zone import zone_of
-from zarr_manifests.planning.zones.where import parse_where
+from zarr_manifests.planning.zones.where import Comparison, Moment, Where, parse_where
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session, initialized_chunks
 from zarr_manifests.spark.checks import check_counts, check_shared, check_words
 from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.prune import axis_where, boxes_where, common, empty_rows
-from zarr_manifests.spark.ranges import runs_in_range
-from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import Column, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
-__all__ = ["PlannedRead", "ReadOptions", "SparkFacts", "plan", "plan_read", "restrict", "spelled"]
+__all__ = [
+    "PlannedRead",
+    "ReadOptions",
+    "SparkFacts",
+    "plan",
+    "plan_read",
+    "restrict",
+    "span_of",
+    "spelled",
+]
 
 _LAYOUTS: Final = ("long", "chunk")
 _NAN: Final = ("null", "keep", "drop")
 _ON_EMPTY: Final = ("empty", "error")
 # As many tasks as a small cluster runs at once, where Spark does not tell.
 _CONNECT_PARALLELISM: Final = 32
+_MOST_CHUNKS: Final = 2**22
+"""Most chunks that are listed to align boxes."""
+_MOST_POSITIONS: Final = 2**24
+"""Longest coordinate that is compared again, so that fewer statistics are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +75,13 @@ class ReadOptions:
     variables: str | Sequence[str] | None = None
     group: str = "/"
     version: str | None = None
-    ranges: Mapping[str, Any] | None = None
     where: Any = None
     on_empty: str = "empty"
     layout: str = "long"
     nan: str = "null"
     decode_times: bool = True
     broadcast: bool = False
-    target_rows: int = 4 * 1024**2
+    target_rows: int = 2 * 1024**2
     max_tasks: int = 10_000
 
     def __post_init__(self) -> None:
@@ -183,25 +201,14 @@ def plan(
     names = _variables(source, options.variables)
     dims = _shared_dimensions(source, names, options.broadcast)
     dimensions, columns = _columns(source, names, dims)
-    where = None if options.where is None else parse_where(options.where)
-    zone = zone_of(facts.time_zone)
-    if where is not None:
-        known = [column.name for column in (*dimensions, *columns)]
-        where = where.named(spelled(where.columns, known, facts))
-        # Names what cannot be compared.
-        kept(empty_rows((*dimensions, *columns)), where, zone)
-    axes = _axes(source, names, dims, options, facts)
-    if where is not None:
-        nan_is_null = options.nan != "keep"
-        axes = [
-            axis_where(axis, source, column, where, zone, nan_is_null=nan_is_null)
-            for axis, column in zip(axes, dimensions, strict=True)
-        ]
+    where = None
+    if options.where is not None:
+        where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
+    axes = _axes(source, names, dims, where, options, facts)
     rows = math.prod(axis.size for axis in axes)
     # A larger box takes no more memory.
     target = max(options.target_rows, rows // options.max_tasks)
     scan = plan_scan(axes, target_rows=target, min_tasks=facts.parallelism)
-    numbers = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
     job = Job(
         storage=repository.storage,
         containers=tuple(sorted(containers_of(repository).items())),
@@ -209,23 +216,32 @@ def plan(
         group=source.group,
         dimensions=dimensions,
         variables=columns,
+        shape=tuple(_size(source, names, dim) for dim in dims),
         scan=scan,
-        tasks=min(len(scan) if numbers is None else len(numbers), options.max_tasks),
+        tasks=min(len(scan), options.max_tasks),
         nan=options.nan,
         layout=options.layout,
-        numbers=numbers,
         decode_times=options.decode_times,
         where=where,
         time_zone=facts.time_zone,
     )
     _check_columns(job.columns, facts.case_sensitive)
+    boxes = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
+    if boxes is not None:
+        job = restrict(job, boxes, options, facts)
     selections: list[ChunkSelection] = []
     if where is not None and job.tasks:
-        boxes, selections = boxes_where(session, source, job, where)
-        if boxes is not None:
-            job = restrict(job, boxes, options, facts)
+        for selection, boxes in _selections(session, source, job, where):
+            selections.append(selection)
+            if selection.selected < selection.chunks:
+                job = restrict(job, boxes, options, facts)
     if where is not None and not job.tasks and options.on_empty == "error":
-        raise InvalidArgumentError(f"no cell can match {where.sql!r}, and on_empty is 'error'")
+        spans = [
+            f"; of {dim!r}, {span_of(source.coordinate(dim), size)}"
+            for dim, size in zip(dims, job.shape, strict=True)
+            if dim in where.columns
+        ]
+        raise InvalidArgumentError(f"no cell can match {where.sql}{''.join(spans)}")
     return PlannedRead(job, session, source, tuple(selections))
 
 
@@ -242,7 +258,7 @@ def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFact
         As for `plan_read`.
     """
     if job.parts is not None:
-        boxes = common(boxes, job.parts)
+        boxes = _common(boxes, job.parts)
     rows = int(job.scan.cells(boxes).sum())
     target = min(options.target_rows, rows // facts.parallelism)
     scan = plan_scan(job.scan.axes, target_rows=max(target, rows // options.max_tasks, 1))
@@ -254,7 +270,7 @@ def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFact
     shares = np.arange(1, tasks) * (rows / max(tasks, 1))
     cuts = np.searchsorted(middles, shares)
     starts = np.unique(np.concatenate([[0], cuts, [len(parts)]])).astype(np.int64)
-    return replace(job, scan=scan, tasks=len(starts) - 1, numbers=None, parts=parts, starts=starts)
+    return replace(job, scan=scan, tasks=len(starts) - 1, parts=parts, starts=starts)
 
 
 def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -323,7 +339,7 @@ def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
 def _boxes_with_rows(
     session: Session, source: Source, columns: Sequence[Column], scan: Scan
 ) -> IndexArray | None:
-    """Numbers of the boxes that can have rows if cells without values have none; None for all.
+    """The boxes of a scan that can have rows if cells without values have none; None for all.
 
     Cells of chunks that were never written have no value if the fill value stands for none.
     """
@@ -337,41 +353,155 @@ def _boxes_with_rows(
         path = f"{source.group.rstrip('/')}/{column.name}"
         chunks = initialized_chunks(session, path)
         found.append(scan.holding(source.stored_chunk_shape(column.name), chunks))
-    return np.unique(np.concatenate(found))
+    numbers = np.unique(np.concatenate(found)).tolist()
+    boxes = [(box.lo, box.hi) for box in map(scan.__getitem__, numbers)]
+    return np.array(boxes, np.int64).reshape(len(boxes), 2, len(scan.axes))
+
+
+def _size(source: Source, names: Sequence[str], dim: str) -> int:
+    having = (source.encoded(name) for name in names)
+    return int(next(each.sizes[dim] for each in having if dim in each.dims))
 
 
 def _axes(
     source: Source,
     names: Sequence[str],
     dims: Sequence[str],
+    where: Where | None,
     options: ReadOptions,
     facts: SparkFacts,
 ) -> list[Axis]:
     """What to read along each dimension, in chunks that are whole for all the variables."""
-    given = options.ranges or {}
-    spelling = spelled(given, dims, facts)
-    ranges = {spelling[name]: value for name, value in given.items()}
-    zone = zone_of(facts.time_zone)
-    unknown = sorted(ranges.keys() - set(dims))
-    if unknown:
-        raise InvalidArgumentError(
-            f"ranges: there is no dimension {', '.join(map(repr, unknown))}; "
-            f"{', '.join(map(repr, names))} has: {', '.join(dims) or 'none'}"
-        )
+    how: Any = {"zone": zone_of(facts.time_zone), "nan_is_null": options.nan != "keep"}
     axes = []
     for dim in dims:
         having = {name: source.encoded(name) for name in names if dim in source.encoded(name).dims}
-        size = next(iter(having.values())).sizes[dim]
+        size = _size(source, names, dim)
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
         chunk = max(
             source.reading_shape(name, in_shards=options.layout == "long")[each.dims.index(dim)]
             for name, each in having.items()
         )
-        if dim in ranges:
-            coordinate = source.coordinate(dim)
-            how: Any = {"on_empty": options.on_empty, "zone": zone}
-            runs = runs_in_range(dim, coordinate, size, ranges[dim], **how)
+        mine = [each for each in where.comparisons if each.column == dim] if where else []
+        if mine and size:
+            runs = matching_runs(mine, source.coordinate(dim), size, **how)
         else:
             runs = np.array([[0, size]] if size else [], np.int64).reshape(-1, 2)
         axes.append(Axis(max(chunk, 1), runs))
     return axes
+
+
+def _checked(where: Where, source: Source, columns: Sequence[Column], facts: SparkFacts) -> Where:
+    """The where with the columns' own names, and times as Spark has them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such column, or it cannot be compared so.
+    """
+    known = {column.name: column for column in columns}
+    where = where.named(spelled(where.columns, known, facts))
+    found = []
+    for each in where.comparisons:
+        column = known.get(each.column)
+        if column is None:
+            raise InvalidArgumentError(
+                f"there is no column {each.column!r} to compare in {each.sql!r}; "
+                f"there are: {', '.join(known)}"
+            )
+        if pa.types.is_timestamp(column.arrow) and each.op != "within":
+            each = replace(each, values=tuple(map(_in_microseconds, each.values)))
+        if source.has(each.column):
+            text = pa.types.is_string(column.arrow)
+            none = np.empty(0, object if text else source.decoded_dtype(each.column))
+            matching_cells(each, none, zone=zone_of(facts.time_zone))
+        found.append(each)
+    return Where(tuple(found))
+
+
+def _in_microseconds(value: Any) -> Any:
+    """A time without the digits that Spark cuts off."""
+    if isinstance(value, Moment):
+        return Moment(_in_microseconds(value.text))
+    return re.sub(r"(\.\d{6})\d+", r"\1", value) if isinstance(value, str) else value
+
+
+def span_of(coordinate: npt.NDArray[Any] | None, size: int) -> str:
+    """What labels there are along a dimension, in words."""
+    if coordinate is None:
+        return f"positions run from 0 to {size - 1}"
+    values, missing = comparable(coordinate)
+    values = values[~missing]
+    if not values.size:
+        return f"all {size} values are missing"
+    if values.dtype.kind not in "mM":
+        values = values.astype(object)
+    low, high = (
+        np.datetime_as_string(end, unit="auto")
+        if isinstance(end, np.datetime64)
+        else end.isoformat()
+        if hasattr(end, "isoformat")
+        else str(end)
+        for end in (values.min(), values.max())
+    )
+    return f"{size} values run from {low} to {high}"
+
+
+# --- boxes of chunks that statistics leave -------------------------------------------------------
+
+
+def _selections(
+    session: Session, source: Source, job: Job, where: Where
+) -> Iterator[tuple[ChunkSelection, IndexArray]]:
+    """What statistics leave: the selection, and its boxes of cells (int64[n, 2, ndim]).
+
+    They are whole chunks of the job's scan. Variables with the same chunks are looked at together.
+    """
+    names = {column.name for column in job.variables}
+    dims = [column.name for column in job.dimensions]
+    alike: dict[tuple[Any, ...], list[Comparison]] = {}
+    for comparison in where.comparisons:
+        if comparison.column in names:
+            variable = source.encoded(comparison.column)
+            chunk_shape = source.stored_chunk_shape(comparison.column)
+            alike.setdefault((variable.dims, variable.shape, chunk_shape), []).append(comparison)
+    for (own_dims, own_shape, chunk_shape), comparisons in alike.items():
+        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
+        along = [each for each in where.comparisons if each.column in small]
+        selection = session.chunks_where(
+            f"{source.group.rstrip('/')}/{comparisons[0].column}",
+            Where((*comparisons, *along)),
+            nan_matches=job.nan == "keep",
+            time_zone=job.time_zone,
+            decode_times=job.decode_times,
+        )
+        boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
+        boxes[:, 1] = job.shape
+        for number, (dim, chunk) in enumerate(zip(own_dims, chunk_shape, strict=True)):
+            boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
+        yield selection, _aligned(boxes, [axis.chunk for axis in job.scan.axes])
+
+
+def _aligned(boxes: IndexArray, chunk_shape: Sequence[int]) -> IndexArray:
+    """Disjoint boxes of whole chunks around some boxes; the same if there are too many chunks."""
+    lo, hi = boxes[:, 0] // chunk_shape, -(-boxes[:, 1] // chunk_shape)
+    edges = np.stack([lo, hi], axis=1)
+    if not len(boxes) or np.array_equal(edges * chunk_shape, boxes):
+        return boxes
+    if int((hi - lo).prod(axis=1).sum()) > _MOST_CHUNKS:
+        return boxes
+    region = Box.around_coords(np.concatenate([lo, hi - 1]))
+    each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
+    numbers = [box.carried(np.arange(box.size), region) for box in each]
+    found = boxes_of(np.unique(np.concatenate(numbers)), region)
+    return np.asarray(found * np.array(chunk_shape), np.int64)
+
+
+def _common(some: IndexArray, others: IndexArray) -> IndexArray:
+    """The boxes of what is in both of two lists of disjoint boxes."""
+    few, many = sorted((some, others), key=len)
+    found = [np.empty((0, *many.shape[1:]), np.int64)]
+    for lo, hi in few:
+        both = np.stack([np.maximum(many[:, 0], lo), np.minimum(many[:, 1], hi)], axis=1)
+        found.append(both[(both[:, 0] < both[:, 1]).all(axis=1)])
+    return np.concatenate(found)

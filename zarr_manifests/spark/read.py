@@ -37,14 +37,13 @@ def read(
     *,
     group: str = "/",
     version: str | None = None,
-    ranges: Mapping[str, Any] | None = None,
     where: Any = None,
     on_empty: Literal["empty", "error"] = "empty",
     layout: Literal["long", "chunk"] = "long",
     nan: Literal["keep", "null", "drop"] = "null",
     decode_times: bool = True,
     broadcast: bool = False,
-    target_rows: int = 4 * 1024**2,
+    target_rows: int = 2 * 1024**2,
     max_tasks: int = 10_000,
     engine: Literal["arrow", "pandas"] = "arrow",
     lease: timedelta | None = timedelta(hours=1),
@@ -73,25 +72,24 @@ def read(
         The group of the variables.
     version : str, optional
         As for `Repository.readonly_session`; by default the head of `main` is read.
-    ranges : mapping of str to (lo, hi), slice or list, optional
-        By dimension, the closed range of coordinate values to read, with None for an open end.
-        `lo <= hi` even if the coordinate descends. ISO text stands for the whole period it names:
-        `("2000-01", "2000-02")` includes the 29th of February. A list of ranges and single values
-        selects all that any of them does. Times without a zone are in the session's, except those
-        of NumPy, which are in UTC. Dimensions without a coordinate have ranges of positions.
     where : str, mapping or list, optional
-        Which rows to read: comparisons of columns with literals, joined by AND, such as
-        `"depth > 6000 AND lat BETWEEN -30 AND 30"`; or the same as a mapping or a list of
-        comparisons. Rows are the same as with Spark's own filter. Chunks that cannot have any are
-        not read: by the coordinates, and by the bounds of the chunks' values where the repository
-        has statistics. Times without a zone are in the session's.
+        Which rows to read. Text has comparisons of columns with literals, joined by AND, such as
+        `"depth > 6000 AND lat BETWEEN -30 AND 30"`; rows are the same as with Spark's own filter.
+        A mapping has values by column: in `{"lat": (-30, 30), "time": ("2000-01", "2000-02")}`
+        these are closed ranges of labels, with None for an open end, `lo <= hi` even if a
+        coordinate descends. ISO text stands for the whole period it names, so that February is
+        included. `[(1, 2), 5]` means any of these, `[1, 2, 5]` one of them, `(">", 6000)` a
+        comparison, and None a missing value. A list joins any of these. Chunks that cannot have a
+        row are not read: by the coordinates, and by the bounds of the chunks' values where the
+        repository has statistics. Times without a zone are in the session's; in ranges, those of
+        NumPy are in UTC. Dimensions without a coordinate have positions.
     on_empty : "empty" or "error", default "empty"
-        What to do if a range selects nothing: return no rows, or raise.
+        What to do if no cell can match: return no rows, or raise.
     layout : "long" or "chunk", default "long"
         One row per cell or per chunk. The row of a chunk has its coordinates as arrays, its
         `shape`, and for each variable the `dtype` and the decoded values (`data`, in C order). Of
-        a chunk, only the cells are in it that `ranges` and comparisons of dimensions select. By
-        comparisons of variables, chunks are left out that cannot match, and no cells of others.
+        a chunk, only the cells are in it that comparisons of dimensions select. By comparisons of
+        variables, chunks are left out that cannot match, and no cells of others.
     nan : "null", "keep" or "drop", default "null"
         How to treat NaN. `null` replaces it by null. `keep` keeps it: in Spark, NaN is larger than
         all numbers, and makes averages NaN. `drop` is `null` without the rows in which no variable
@@ -103,7 +101,7 @@ def read(
     broadcast : bool, default False
         Whether variables may lack some of the dimensions that another one has. Their values are
         then repeated.
-    target_rows : int, default 4,194,304
+    target_rows : int, default 2,097,152
         The target number of cells per task. Tasks read whole chunks, and there are at least as many
         tasks as Spark runs at once, if there are as many chunks.
     max_tasks : int, default 10,000
@@ -131,7 +129,7 @@ def read(
         If the branch, tag, snapshot, group or a variable does not exist.
     InvalidArgumentError
         If an option is unknown, variables have different dimensions or values without a Spark type,
-        a range selects nothing and `on_empty` is "error", or a column cannot be compared so.
+        a column cannot be compared so, or no cell can match and `on_empty` is "error".
     WhereError
         If the text of `where` cannot be read.
     UnsupportedStorageError
@@ -141,7 +139,7 @@ def read(
     --------
     >>> from zarr_manifests.spark import read, session
     >>> spark = session(master="local[2]")  # doctest: +SKIP
-    >>> df = read(spark, "winds", ["u", "v"], ranges={"lat": (-30, 30)})  # doctest: +SKIP
+    >>> df = read(spark, "winds", ["u", "v"], where={"lat": (-30, 30)})  # doctest: +SKIP
     >>> df.groupBy("time").agg({"u": "avg"}).orderBy("time").show()  # doctest: +SKIP
     """
     if engine not in _ENGINES:
@@ -151,7 +149,6 @@ def read(
         variables=variables,
         group=group,
         version=version,
-        ranges=ranges,
         where=where,
         on_empty=on_empty,
         layout=layout,
@@ -178,6 +175,7 @@ def rows(spark: SparkSession, job: Job, engine: str = "arrow") -> DataFrame:
     with warnings.catch_warnings():
         # A warning about features of pandas that are not used here.
         warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        if engine == "arrow":
-            return tasks.mapInArrow(partial(run_arrow, job), job.schema)
-        return tasks.mapInPandas(partial(run, job), job.schema)
+        task: Any = partial(run_arrow if engine == "arrow" else run, job)
+        task.__name__ = job.name  # which the plan shows
+        give = tasks.mapInArrow if engine == "arrow" else tasks.mapInPandas
+        return give(task, job.schema)

@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -41,11 +41,10 @@ from pyspark.sql.types import StructType
 
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, StorageError
-from zarr_manifests.grid import IndexArray
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
 from zarr_manifests.spark.changes import plan_changes
-from zarr_manifests.spark.job import Job
+from zarr_manifests.spark.job import Job, chunks_in
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.versions import HEADS, MAIN
@@ -98,23 +97,15 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """A commit that the stream may deliver; its parent is the snapshot that it goes on from."""
+    """A commit that the stream may deliver, with the snapshot that it goes on from."""
 
-    snapshot_id: str
+    info: SnapshotInfo
     parent_id: str | None
     changes_data: bool
-    message: str
-    chunk_bytes: int
 
-    @classmethod
-    def of(cls, info: SnapshotInfo) -> _Commit:
-        return cls(
-            info.snapshot_id,
-            info.parent_id,
-            info.kind != _REWRITE,
-            info.message,
-            info.written.get("chunk-bytes", 0),
-        )
+    @property
+    def snapshot_id(self) -> str:
+        return self.info.snapshot_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +138,7 @@ class Offset:
 
     def pack(self) -> dict[str, Any]:
         """As Spark stores it."""
-        first: dict[str, Any] = {"first": True} if self.first else {}
-        return first | {
-            "repository": self.repository,
-            "stream": self.stream,
-            "snapshot": self.snapshot or "",
-            "begun": self.begun or "",
-        }
+        return asdict(self)
 
     @classmethod
     def parse(cls, packed: dict[str, Any]) -> Offset:
@@ -164,19 +149,13 @@ class Offset:
         InvalidArgumentError
             If it was made by another source.
         """
-        match packed:
-            case {
-                "repository": str(repository),
-                "stream": str(stream),
-                "snapshot": str(snapshot),
-                "begun": str(begun),
-            }:
-                first = packed.get("first") is True
-                return cls(repository, stream, snapshot or None, begun or None, first)
-        raise InvalidArgumentError(
-            f"the checkpoint has an offset of another source: {str(packed)[:200]}; start the "
-            "stream with another checkpoint"
-        )
+        try:
+            return cls(**packed)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"the checkpoint has an offset of another source: {str(packed)[:200]}; start the "
+                "stream with another checkpoint"
+            ) from error
 
 
 class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -275,7 +254,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         due = due[: self._stream.max_commits]
         most, nbytes = self._stream.max_bytes, 0
         for number, one in enumerate(due):
-            nbytes += one.chunk_bytes
+            nbytes += one.info.written.get("chunk-bytes", 0)
             if most is not None and nbytes > most:
                 return due[: max(number, 1)]
         return due
@@ -312,7 +291,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found.clear()
             if info.snapshot_id == snapshot_id:
                 break
-            found.append(_Commit.of(info))
+            found.append(_Commit(info, info.parent_id, info.kind != _REWRITE))
         else:
             self._check_kept(snapshot_id, info)
             found[-1] = replace(found[-1], parent_id=snapshot_id, changes_data=True)
@@ -416,13 +395,13 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cells = changed_cells(self._repository, paths, one.parent_id, one.snapshot_id)
         if not cells.only_added and self._stream.overwrite_mode == "fail":
             what = " and ".join(
-                f"{word} {_count(boxes):,} cells"
+                f"{word} {chunks_in(boxes):,} cells"
                 for word, boxes in (("overwrote", cells.overwritten), ("removed", cells.removed))
                 if len(boxes)
             )
             raise InvalidArgumentError(
-                f"commit {one.snapshot_id} ({one.message!r}) {what} of {', '.join(paths)}, and "
-                "a stream delivers only added cells. The option streaming-overwrite-mode=skip "
+                f"commit {one.snapshot_id} ({one.info.message!r}) {what} of {', '.join(paths)}, "
+                "and a stream delivers only added cells. The option streaming-overwrite-mode=skip "
                 "skips such commits, and added-only delivers the cells that they added"
             )
         return cells.only_added
@@ -490,7 +469,3 @@ def _tasks(job: Job) -> Iterator[Job]:
         first, stop = job.starts[number : number + 2]
         starts = np.array([0, stop - first], np.int64)
         yield replace(job, parts=job.parts[first:stop], starts=starts, tasks=1)
-
-
-def _count(boxes: IndexArray) -> int:
-    return int((boxes[:, 1] - boxes[:, 0]).prod(axis=1).sum())

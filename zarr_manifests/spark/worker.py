@@ -30,11 +30,11 @@ import pyarrow as pa
 from zarr_manifests import repositories
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
+from zarr_manifests.planning.zones.skipping import matching_cells
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
 from zarr_manifests.spark.lease import renew_lease
-from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
@@ -336,12 +336,16 @@ def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> p
     ]
     names = [column.name for column in (*job.dimensions, *job.variables)]
     table = pa.Table.from_arrays([*along, *cells], names)
+    due = np.ones(len(table), np.bool_)
     if job.nan == "drop" and values:
-        present = ~np.logical_and.reduce([pd.isnull(each) for each in values])
-        table = table.filter(pa.array(present))
-    if job.where is not None:
-        table = kept(table, job.where, zone_of(job.time_zone))
-    return table
+        due &= ~np.logical_and.reduce([pd.isnull(each) for each in values])
+    decoded = {column.name: each for column, each in zip(job.variables, values, strict=True)}
+    for comparison in job.where.comparisons if job.where else ():
+        # The others choose positions along dimensions, which are all that is read.
+        if comparison.column in decoded:
+            how: Any = {"zone": zone_of(job.time_zone), "nan_is_null": null}
+            due &= matching_cells(comparison, decoded[comparison.column], **how)
+    return table if due.all() else table.filter(pa.array(due))
 
 
 class _Tiles:

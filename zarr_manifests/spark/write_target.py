@@ -30,10 +30,12 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
 from zarr_manifests.planning.conflict.append_labels import OnExisting
+from zarr_manifests.planning.zones.skipping import matching_runs
 from zarr_manifests.planning.zones.time_zone import zone_of
+from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.session import Session
 from zarr_manifests.spark.cell_values import AlongAxis, Values, encoded, to_numpy
-from zarr_manifests.spark.ranges import runs_in_range
+from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan
 from zarr_manifests.store import workspace_of
@@ -342,8 +344,14 @@ def _region(
     for axis in along:
         first, end = 0, axis.size
         if axis.name in given:
+            (labels,) = parse_where([(axis.name, "within", given[axis.name])]).comparisons
             coordinate = source.coordinate(axis.name)
-            runs = runs_in_range(axis.name, coordinate, axis.size, given[axis.name], zone=zone)
+            runs = matching_runs([labels], coordinate, axis.size, zone=zone)
+            if not len(runs):
+                raise InvalidArgumentError(
+                    f"the range {given[axis.name]!r} of {axis.name!r} selects nothing: its "
+                    f"{span_of(coordinate, axis.size)}"
+                )
             if len(runs) != 1:
                 raise InvalidArgumentError(
                     f"the range {given[axis.name]!r} of {axis.name!r} selects {len(runs)} separate "

@@ -74,6 +74,24 @@ def test_python_values_say_the_same_as_text() -> None:
     assert parse_where(parse_where(text)) == parse_where(text)
     assert parse_where(text).columns == ("depth", "flag", "t", "lat", "name")
     assert parse_where(Comparison("a", "=", (1,))).sql == "a = 1"
+    joined = ["depth > 4000", {"flag": [1, 2]}, parse_where("t IS NULL"), ("a", "=", 1)]
+    assert parse_where(joined) == parse_where(
+        "depth > 4000 AND flag IN (1, 2) AND t IS NULL AND a = 1"
+    )
+
+
+def test_pairs_of_a_mapping_are_ranges_unless_they_begin_with_an_operator() -> None:
+    where = parse_where(
+        {"lat": (-30, 30), "t": slice("2000", None), "x": [1, (2, 3)], "d": (">", 1)}
+    )
+    assert [each.op for each in where.comparisons] == ["within", "within", "within", ">"]
+    assert [each.values for each in where.comparisons[:3]] == [
+        ((-30, 30),),
+        (("2000", None),),
+        ((1, 1), (2, 3)),
+    ]
+    shown = "lat WITHIN (-30, 30) AND t WITHIN ('2000', None) AND x WITHIN (1, 1), (2, 3) AND d > 1"
+    assert where.sql == shown
 
 
 @pytest.mark.parametrize(
@@ -122,6 +140,11 @@ def test_anything_else_shows_the_place_and_the_grammar(text: str, at: str, word:
         [("x", "=", float("nan"))],
         [("x", "=", pd.NaT)],
         [("x", "between", (1, 2, 3))],
+        {"x": (1, 2, 3)},
+        {"x": (1, "a")},
+        {"x": ("=>", "a")},
+        {"x": slice(1, 3, 2)},
+        {"x": (float("nan"), None)},
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ Comparisons have three outcomes, as in SQL: a missing value matches none, only `
 is left out if its bounds exclude a match, or if all its values are missing. The caller decodes the
 bounds as a reader decodes values. Numbers are compared exactly: integers as integers, times at
 their own unit, and floats both as 64-bit floats and in their own type, as readers differ in that.
+For single cells the same comparisons are exact, so that they choose rows, too.
 
 Invariant: whatever is not known may match.
 """
@@ -13,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
+from datetime import UTC, timedelta, tzinfo
 from fractions import Fraction
 from functools import partial, reduce
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -25,9 +26,20 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import runs_of
-from zarr_manifests.planning.zones.where import Comparison, Literal, Moment
+from zarr_manifests.planning.zones.where import MOMENT, Comparison, End, Moment
 
-__all__ = ["Plan", "Ranges", "Verdict", "boxes_of", "counts_hold", "may_match", "plan_chunks"]
+__all__ = [
+    "Plan",
+    "Ranges",
+    "Verdict",
+    "boxes_of",
+    "comparable",
+    "counts_hold",
+    "matching_cells",
+    "matching_runs",
+    "may_match",
+    "plan_chunks",
+]
 
 type _Mask = npt.NDArray[np.bool_]
 
@@ -35,6 +47,9 @@ _DENSE: Final = 1 << 24
 """Most chunks of a region that are looked at one by one though nothing is stored for them."""
 _MOST_RUNS: Final = 1 << 16
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "ps": 10**12, "fs": 10**15}
+_FIELDS: Final = ("year", "month", "day", "hour", "minute", "second", "microsecond")
+_BASES: Final = (13, 32, 24, 60, 62, 10**6)
+"""One more than the greatest month, day and so on of any calendar."""
 _ABOVE_NAN: Final = (">", ">=", "!=")
 """What NaN matches, where it is greater than every number."""
 
@@ -68,7 +83,12 @@ class Ranges:
 
 
 def may_match(
-    comparison: Comparison, ranges: Ranges, *, nan_matches: bool = False, zone: tzinfo = UTC
+    comparison: Comparison,
+    ranges: Ranges,
+    *,
+    nan_matches: bool = False,
+    zone: tzinfo = UTC,
+    as_spark: bool = False,
 ) -> _Mask:
     """Whether each row may have a match; exact for single cells of 64-bit types.
 
@@ -82,6 +102,8 @@ def may_match(
         Missing values are NaN, which is greater than every number, as in Spark.
     zone : tzinfo, default UTC
         The time zone of times without one.
+    as_spark : bool, default False
+        Small floats are compared as 64-bit floats only, so that all single cells are exact.
 
     Raises
     ------
@@ -100,80 +122,229 @@ def may_match(
     >>> may_match(Comparison("depth", "is_null"), cells)
     array([False,  True, False])
     """
-    op, found = comparison.op, ranges.bounded
-    if op == "is_null":
-        found = ranges.nulls
-    elif op != "is_not_null":
-        with np.errstate(invalid="ignore", over="ignore"):
-            within, dtype = _within(comparison, ranges, zone), ranges.low.dtype
-            if dtype.kind == "f" and dtype.itemsize < np.dtype(np.float64).itemsize:
-                # Spark compares 64-bit floats, and numpy compares in the type of the values.
-                within |= _within(comparison, ranges, zone, own=True)
-            found = found & within
+    op, found, low, high = comparison.op, ranges.bounded, ranges.low, ranges.high
+    with np.errstate(invalid="ignore", over="ignore"):
+        if op == "is_null":
+            found = ranges.nulls
+        elif op == "within" and (None, None) in comparison.values:
+            found = np.ones(len(low), np.bool_)
+        elif op != "is_not_null":
+            small = low.dtype.kind == "f" and low.dtype.itemsize < np.dtype(np.float64).itemsize
+            match = np.zeros(len(low), np.bool_)
+            if op == "within" or not (small and as_spark):
+                match = _matching(comparison, low, high, zone)
+            if small and op != "within":  # numpy compares in the type of the values, Spark in this
+                low, high = low.astype(np.float64), high.astype(np.float64)
+                match |= _matching(comparison, low, high, zone)
+            found = found & match
     if nan_matches and op in (*_ABOVE_NAN, "is_not_null"):
         found = found | ranges.nulls
     return found | ~ranges.known
 
 
-def _within(comparison: Comparison, ranges: Ranges, zone: tzinfo, *, own: bool = False) -> _Mask:
-    def low(value: Literal) -> tuple[_Mask, _Mask]:
-        return _against(comparison, ranges.low, value, zone, own=own)
-
-    def high(value: Literal) -> tuple[_Mask, _Mask]:
-        return _against(comparison, ranges.high, value, zone, own=own)
-
-    def between(least: Literal, most: Literal) -> _Mask:
-        less, equal = low(most)
-        return (less | equal) & ~high(least)[0]
-
-    match comparison.op, comparison.values:
-        case "=" | "in", values:
-            return reduce(np.logical_or, [between(value, value) for value in values])
-        case "between", (least, most):
-            return between(least, most)
-        case "!=", (value,):
-            return ~(low(value)[1] & high(value)[1])
-        case "<", (value,):
-            return low(value)[0]
-        case "<=", (value,):
-            less, equal = low(value)
-            return less | equal
-        case ">", (value,):
-            less, equal = high(value)
-            return ~(less | equal)
-        case ">=", (value,):
-            return ~high(value)[0]
-    raise AssertionError(comparison)
+def matching_cells(
+    comparison: Comparison, values: npt.NDArray[Any], *, zone: tzinfo, nan_is_null: bool = True
+) -> _Mask:
+    """Which decoded values match, as rows of Spark do."""
+    values, missing = comparable(values)
+    if values.dtype.kind == "f" and not nan_is_null:
+        missing = np.zeros(len(values), np.bool_)  # NaN compares as in Spark by what is done here
+    if values.dtype.kind == "M":
+        values = values.astype("M8[us]")
+    return may_match(comparison, Ranges.of_cells(values, missing), zone=zone, as_spark=True)
 
 
-def _against(
-    comparison: Comparison, values: npt.NDArray[Any], literal: Literal, zone: tzinfo, *, own: bool
-) -> tuple[_Mask, _Mask]:
-    """Which values are less than the literal, and which are equal to it."""
+def matching_runs(
+    comparisons: Sequence[Comparison],
+    coordinate: npt.NDArray[Any] | None,
+    size: int,
+    *,
+    zone: tzinfo,
+    nan_is_null: bool = True,
+) -> IndexArray:
+    """The half-open runs (int64[n, 2]) of positions along a dimension where comparisons hold.
+
+    A dimension without a coordinate has positions, which are not listed: between two numbers that
+    occur in comparisons, all of them compare alike.
+    """
+    starts = None
+    if coordinate is None:
+        ends = [end for each in comparisons for value in each.values for end in _ends(value)]
+        numbers = [int(min(max(end, -1), size)) for end in ends if isinstance(end, int | float)]
+        edges = {0, *numbers, *(number + 1 for number in numbers)}
+        starts = np.array(sorted(edge for edge in edges if 0 <= edge < size), np.int64)
+    values = coordinate if starts is None else starts
+    assert values is not None
+    masks = [
+        matching_cells(each, values, zone=zone, nan_is_null=nan_is_null) for each in comparisons
+    ]
+    runs = runs_of(np.logical_and.reduce(masks))
+    if starts is None:
+        return runs
+    return np.stack([starts[runs[:, 0]], np.append(starts, size)[runs[:, 1]]], axis=1)
+
+
+def _ends(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def comparable(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], _Mask]:
+    """Values of a type that can be compared, and which of them are missing.
+
+    Objects are text, bytes or dates of `cftime`; another one is in the place of missing ones.
+    """
     kind = values.dtype.kind
+    if kind in "mM":
+        return values, np.isnat(values)
+    if kind == "f":
+        return values, np.isnan(values)
+    if kind not in "TO":
+        return values, np.zeros(len(values), np.bool_)
+    listed = values.tolist()
+    present = np.array([_is_object(value) for value in listed], np.bool_)
+    values = np.array([*listed, None], object)[:-1]  # not an array of arrays
+    if not present.all():
+        values[~present] = values[present][0] if present.any() else ""
+    return values, ~present
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, str | bytes) or hasattr(value, "calendar")
+
+
+def _matching(
+    comparison: Comparison, low: npt.NDArray[Any], high: npt.NDArray[Any], zone: tzinfo
+) -> _Mask:
+    """Which of these bounds may have a match in between."""
+    op, values, labels = comparison.op, comparison.values, comparison.op == "within"
+    kind = _kind(low)
+    if kind == "dates":
+        low = high = np.array([_rank_of(date) if labels else date.isoformat() for date in low])
+        kind = kind if labels else "U"
+    scalar = partial(_scalar, comparison, kind, low.dtype, zone=zone)
+    if op == "!=":
+        value = scalar(values[0])
+        return ~(_against(low, value)[1] & _against(high, value)[1])
+    spans: Sequence[tuple[Any, Any]] = values
+    match op:
+        case "=" | "in":
+            spans = [(value, value) for value in values]
+        case "between":
+            spans = [(values[0], values[1])]
+        case "<" | "<=":
+            spans = [(None, values[0])]
+        case ">" | ">=":
+            spans = [(values[0], None)]
+    found = np.zeros(len(low), np.bool_)
+    for first, last in spans:
+        least = None if first is None else scalar(first)
+        most = None if last is None else scalar(last, last=labels)
+        if labels and least is not None and most is not None and least > most:
+            raise _wrong(comparison, "the smaller end comes first, also where labels descend")
+        inside = np.ones(len(low), np.bool_)
+        if least is not None:
+            less, equal = _against(high, least)
+            inside = ~(less | equal) if op == ">" else ~less
+        if most is not None:
+            less, equal = _against(low, most)
+            inside &= less if op == "<" else less | equal
+        found |= inside
+    return found & ~np.isnan(low) if labels and kind == "f" else found
+
+
+def _rank_of(date: Any) -> int:
+    return _rank([getattr(date, name) for name in _FIELDS])
+
+
+def _kind(values: npt.NDArray[Any]) -> str:
+    """The kind of a type; of objects, what they are."""
+    first = values[0] if values.dtype.kind == "O" and len(values) else None
+    if isinstance(first, bytes):
+        return "S"
+    return "dates" if hasattr(first, "calendar") else values.dtype.kind
+
+
+def _scalar(
+    comparison: Comparison,
+    kind: str,
+    dtype: np.dtype[Any],
+    literal: End,
+    zone: tzinfo,
+    *,
+    last: bool = False,
+) -> Any:
+    """What such values are compared with; `last` is for the end of the period that times name."""
+    ranges = comparison.op == "within"
     match kind, literal:
         case "b", bool():
-            return _integers(values.astype(np.int8), Fraction(literal))
+            return Fraction(literal)
         case "i" | "u", int() | float() if not isinstance(literal, bool):
-            return _integers(values, Fraction(literal))
+            return Fraction(literal if math.isfinite(literal) else math.copysign(2**65, literal))
         case "f", int() | float() if not isinstance(literal, bool):
-            wide = values if own else values.astype(np.float64, copy=False)
-            number = wide.dtype.type(literal)
-            return wide < number, wide == number
+            return dtype.type(literal)
         case "M", Moment() | str():
             try:
-                moment = literal if isinstance(literal, Moment) else Moment(literal)
+                moment = literal if isinstance(literal, Moment) else Moment(literal.strip())
             except InvalidArgumentError as error:
                 raise _wrong(comparison, f"its values are times, and {error}") from error
-            return _times(values, moment.nanoseconds(zone))
-        case "S", str():
-            found = np.bytes_(literal.encode(errors="surrogatepass"))
-            return values < found, values == found
+            nanoseconds = moment.nanoseconds(zone, last=last)
+            return Fraction(nanoseconds * _PER_SECOND[_unit(dtype)], 10**9)
+        case "m", str() | timedelta() | np.timedelta64() if ranges:
+            return Fraction(_duration(comparison, literal) * _PER_SECOND[_unit(dtype)], 10**9)
+        case "dates", str() | Moment() if ranges:
+            found = MOMENT.fullmatch(str(getattr(literal, "text", literal)).strip())
+            if found is None:
+                raise _wrong(comparison, f"its values are dates, and {literal!r} is none")
+            *given, fraction, _ = found.groups()
+            given.append(fraction and fraction.ljust(6, "0")[:6])
+            return Fraction(_rank([int(part) for part in given if part], last=last))
+        case "S", str() | bytes():
+            if isinstance(literal, str):
+                literal = literal.encode(errors="surrogatepass")
+            return np.bytes_(literal)
         case "U" | "O", str():
-            return np.asarray(values < literal, bool), np.asarray(values == literal, bool)
+            return literal
     names = {"b": "TRUE and FALSE", "M": "times", "m": "durations, which cannot be compared"}
     what = names.get(kind, "numbers" if kind in "iuf" else "text")
     raise _wrong(comparison, f"its values are {what}")
+
+
+def _duration(comparison: Comparison, given: Any) -> int:
+    """Nanoseconds in a duration."""
+    import pandas as pd
+
+    try:
+        return int(pd.Timedelta(given).value)
+    except ValueError as error:
+        raise _wrong(
+            comparison, f"its values are durations, such as '3 days', and {error}"
+        ) from error
+
+
+def _rank(fields: Sequence[int], *, last: bool = False) -> int:
+    """A number that sorts like a date; the last one with these fields, or the first."""
+    rank = fields[0]
+    for base, field in zip_longest(_BASES, fields[1:]):
+        rank = rank * base + (field if field is not None else last * (base - 1))
+    return rank
+
+
+def _against(values: npt.NDArray[Any], scalar: Any) -> tuple[_Mask, _Mask]:
+    """Which values are less than a scalar, and which are equal to it."""
+    if not isinstance(scalar, Fraction):
+        return np.asarray(values < scalar, bool), np.asarray(values == scalar, bool)
+    if values.dtype.kind == "b":
+        values = values.astype(np.int8)
+    elif values.dtype.kind in "mM":
+        unit = f"{values.dtype.kind}8[{_unit(values.dtype)}]"
+        values = values.astype(unit, copy=False).view(np.int64)
+    return _integers(values, scalar)
+
+
+def _unit(dtype: np.dtype[Any]) -> str:
+    """The unit in which times are compared."""
+    unit = np.datetime_data(dtype)[0]
+    return unit if unit in _PER_SECOND else "s"
 
 
 def _wrong(comparison: Comparison, what: str) -> InvalidArgumentError:
@@ -189,14 +360,6 @@ def _integers(values: npt.NDArray[Any], literal: Fraction) -> tuple[_Mask, _Mask
     if literal != least:
         return values <= end, none
     return values < end, values == end
-
-
-def _times(values: npt.NDArray[Any], nanoseconds: int) -> tuple[_Mask, _Mask]:
-    unit = np.datetime_data(values.dtype)
-    if unit[0] not in _PER_SECOND or unit[1] != 1:
-        values = values.astype("M8[s]" if unit[0] not in _PER_SECOND else f"M8[{unit[0]}]")
-    per_second = _PER_SECOND[np.datetime_data(values.dtype)[0]]
-    return _integers(values.view(np.int64), Fraction(nanoseconds * per_second, 10**9))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

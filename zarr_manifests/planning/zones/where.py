@@ -1,10 +1,11 @@
 """A *where*: comparisons of columns with literals, all of which must hold.
 
-`parse_where` reads text, or the same in Python values. `Where.sql` is the canonical text, in the
-SQL of Spark. Numbers in it are decimals where Spark would otherwise round them on the way to a
-comparison, so that Spark compares exactly, as `planning.zones.skipping` does.
+`parse_where` reads text, or Python values, which can also say `within`: closed ranges of labels.
+`Where.sql` is the canonical text, in the SQL of Spark. Numbers in it are decimals where Spark would
+otherwise round them on the way to a comparison, so that Spark compares exactly, as
+`planning.zones.skipping` does.
 
-Invariant: a `Where` always has canonical text, which parses to an equal one.
+Invariant: without `within`, the canonical text of a `Where` parses to an equal one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ import numpy as np
 from zarr_manifests.error_cases import WhereError
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["GRAMMAR", "Comparison", "Literal", "Moment", "Where", "parse_where"]
+__all__ = ["GRAMMAR", "MOMENT", "Comparison", "End", "Literal", "Moment", "Where", "parse_where"]
 
 GRAMMAR: Final = """\
 a where is comparisons, joined by AND:
@@ -37,31 +39,33 @@ Names of columns that are not plain words stand in backticks."""
 _SYMBOLS: Final = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">"}
 _SYMBOLS[">="] = ">="
 _TURNED: Final = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_OPS: Final = (*_TURNED, "in", "between", "is_null", "is_not_null")
+_OPS: Final = (*_TURNED, "in", "between", "within", "is_null", "is_not_null")
 _WORDS: Final = frozenset(
     [
         *("AND", "OR", "NOT", "IN", "IS", "NULL", "BETWEEN", "LIKE", "TRUE", "FALSE"),
-        *("DATE", "TIMESTAMP", "INTERVAL", "CASE", "EXISTS"),
+        *("INTERVAL", "CASE", "EXISTS"),
     ]
 )
-_ALLOWED: Final = frozenset({"DATE", "TIMESTAMP"})
-"""Names of columns, unless text follows."""
 _TOKEN: Final = re.compile(
     r"""\s*(?:
-      (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
+      (?P<time>(?:DATE|TIMESTAMP)\s*'(?:[^'\\]|''|\\['"\\nrt])*')
+    | (?P<truth>(?:TRUE|FALSE)\b)
+    | (?P<number>[+-]?\s*(?:\d+(?:\.\d*)?|\.\d+)(?:E[+-]?\d+)?(?![\w.]))
+    | (?P<text>'(?:[^'\\]|''|\\['"\\nrt])*')
     | (?P<word>[^\W\d]\w*)
     | (?P<quoted>`(?:[^`]|``)+`|"(?:[^"]|"")+")
-    | (?P<text>'(?:[^'\\]|''|\\['"\\nrt])*')
     | (?P<symbol><=>|==|!=|<>|<=|>=|[=<>(),+-])
     )""",
-    re.VERBOSE,
+    re.VERBOSE | re.IGNORECASE,
 )
+_LITERALS: Final = ("time", "truth", "number", "text")
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
-_MOMENT: Final = re.compile(
+MOMENT: Final = re.compile(
     r"([+-]?\d{4,6})(?:-(\d\d)(?:-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?"
     r"\s?(Z|[+-]\d\d:\d\d)?)?)?)?",
     re.ASCII,
 )
+"""Year to second, the fraction of it, and the time zone; of any calendar."""
 _DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DIGITS: Final = 38
@@ -75,8 +79,8 @@ class Moment:
     Parameters
     ----------
     text : str
-        Such as `2000-01-31 12:00:00.5Z`. It may end after any field and stands for the first
-        instant of the period that it names.
+        Such as `2000-01-31 12:00:00.5Z`. It may end after any field and names a whole period, of
+        which the first instant counts in comparisons.
 
     Raises
     ------
@@ -100,9 +104,9 @@ class Moment:
         """Whether it has no time of day."""
         return ":" not in self.text and not re.search(r"[T ]", self.text)
 
-    def _fields(self) -> tuple[list[int], str | None]:
-        """Year to second and nanoseconds; and the time zone."""
-        found = _MOMENT.fullmatch(self.text)
+    def _fields(self) -> tuple[list[int], int, str | None]:
+        """Year to second and nanoseconds; how many of these, and of digits, are given; the zone."""
+        found = MOMENT.fullmatch(self.text)
         if found is None:
             raise InvalidArgumentError(f"{self.text!r} is not a date or time in ISO 8601")
         *parts, fraction, zone = found.groups()
@@ -114,26 +118,40 @@ class Moment:
         sound = 1 <= month <= 12 and 1 <= day <= _DAYS[month - 1] and max(minute, second) < 60
         if not sound or hour > 23 or ((month, day) == (2, 29) and not leap):
             raise InvalidArgumentError(f"{self.text!r} is not a date or time of the calendar")
-        return [year, month, day, hour, minute, second, int((fraction or "").ljust(9, "0"))], zone
+        given = sum(part is not None for part in parts) + len(fraction or "")
+        nanos = int((fraction or "").ljust(9, "0"))
+        return [year, month, day, hour, minute, second, nanos], given, zone
 
-    def nanoseconds(self, zone: tzinfo = UTC) -> int:
-        """Nanoseconds from 1970 in UTC; `zone` is where a moment without a time zone is."""
-        (year, month, day, hour, minute, second, nanos), named = self._fields()
+    def nanoseconds(self, zone: tzinfo = UTC, *, last: bool = False) -> int:
+        """Nanoseconds from 1970 in UTC to the first instant of its period, or to the last.
+
+        `zone` is where a moment without a time zone is.
+        """
+        (year, month, day, hour, minute, second, nanos), given, named = self._fields()
+        if last and given < 3:
+            months = year * 12 + month - 1 + (12 if given == 1 else 1)
+            year, month = months // 12, months % 12 + 1
         cycles = 0
-        if not MINYEAR <= year <= MAXYEAR:  # the calendar repeats itself after 400 years
+        if not MINYEAR <= year < MAXYEAR:  # the calendar repeats itself after 400 years
             cycles, year = divmod(year - 2000, 400)
             year += 2000
         local = datetime(
             year, month, day, hour, minute, second, tzinfo=zone if named is None else UTC
         )
+        if last and given == 3:
+            local += timedelta(days=1)  # by the clock: a day may have 23 hours
         seconds = (local - _EPOCH) // timedelta(seconds=1) + cycles * 146_097 * 86_400
         if named not in (None, "Z"):
             offset = int(named[1:3]) * 3600 + int(named[4:6]) * 60
             seconds -= offset if named[0] == "+" else -offset
-        return seconds * 10**9 + nanos
+        if last and given > 3:
+            nanos += {4: 3600 * 10**9, 5: 60 * 10**9}.get(given, 10 ** (15 - given))
+        return seconds * 10**9 + nanos - last
 
 
 type Literal = bool | int | float | str | Moment
+type End = Literal | bytes | timedelta | np.timedelta64 | None
+"""An end of a range of labels; None for an open one."""
 
 
 def _canonical(value: Any) -> Literal:
@@ -157,6 +175,50 @@ def _canonical(value: Any) -> Literal:
     raise InvalidArgumentError(
         f"{value!r} cannot be compared with a column: give a number, text, bool or time"
     )
+
+
+def _range(column: str, given: Any) -> tuple[End, End]:
+    """The ends of a range, or of a single value."""
+    match given:
+        case slice(start=low, stop=high, step=None):
+            pass
+        case (low, high):
+            pass
+        case slice() | tuple() | list():
+            raise InvalidArgumentError(
+                f"a range of {column!r} must be a pair (lo, hi) or a slice, with None for an open "
+                f"end; got {given!r}"
+            )
+        case _:
+            low = high = given
+    ends = _end(low), _end(high)
+    kinds = {_kind(end) for end in ends if end is not None}
+    if len(kinds) > 1 and not kinds <= {"text", "time", "duration"}:
+        raise InvalidArgumentError(
+            f"the range {given!r} of {column!r} mixes {' and '.join(sorted(kinds))}"
+        )
+    return ends
+
+
+def _end(value: Any) -> End:
+    """The end of a range that stands for a value from Python."""
+    match value:
+        case None | bytes() | timedelta():
+            return value
+        case np.datetime64() if not np.isnat(value):  # in UTC, as NumPy has it
+            nanos = np.datetime_data(value.dtype)[0] == "ns"
+            return Moment(f"{value}Z" if nanos else f"{value.astype('M8[us]')}000Z")
+        case np.timedelta64() if not np.isnat(value):
+            return value
+        case datetime() if value == value:
+            # With all digits it is a point in time, and not the second that it begins.
+            text, zone = _moment(value).text.removesuffix("Z"), "Z" if value.tzinfo else ""
+            return Moment(f"{text[:19]}{text[19:] or '.':0<10}{zone}")
+        case float() | np.floating() if math.isinf(value):
+            return float(value)
+    if hasattr(value, "calendar"):  # a date of cftime
+        return str(value.isoformat(timespec="microseconds"))
+    return _canonical(value)
 
 
 def _moment(value: datetime) -> Moment:
@@ -186,7 +248,7 @@ def _canonical_number(value: Any) -> int | float:
     return float(number)
 
 
-def _literal_sql(value: Literal) -> str:
+def _literal_sql(value: End) -> str:
     match value:
         case bool():
             return str(value).upper()
@@ -198,6 +260,8 @@ def _literal_sql(value: Literal) -> str:
         case str():
             escaped = value.replace("\\", "\\\\").replace("'", "\\'")
             return f"'{escaped}'"
+        case None | bytes() | timedelta() | np.timedelta64():
+            return str(value)
     return f"{'DATE' if value.is_date else 'TIMESTAMP'} '{value.text}'"
 
 
@@ -215,10 +279,12 @@ class Comparison:
     column : str
         Name of the column.
     op : str
-        `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `between`, `is_null` or `is_not_null`.
+        `=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `between`, `within`, `is_null` or `is_not_null`.
     values : tuple
         One literal; two for `between`; any number for `in`; none for `is_null` and `is_not_null`.
-        Numbers, text, bools and times of Python and NumPy become literals.
+        Numbers, text, bools and times of Python and NumPy become literals. For `within`, closed
+        ranges of which one must hold: pairs or slices, with None for an open end, or single values.
+        Text and dates in them name whole periods.
 
     Raises
     ------
@@ -234,22 +300,23 @@ class Comparison:
 
     column: str
     op: str
-    values: tuple[Literal, ...] = ()
+    values: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.column:
             raise InvalidArgumentError(f"{self.column!r} is not the name of a column")
-        op = str(self.op).strip().lower().replace(" ", "_")
-        op = _SYMBOLS.get(op, op)
-        if op not in _OPS:
+        op = _operator(self.op)
+        if op is None:
             raise InvalidArgumentError(f"{self.op!r} is not an operator; known: {', '.join(_OPS)}")
-        values = tuple(map(_canonical, self.values))
+        ranges = op == "within"
+        make: Callable[[Any], Any] = partial(_range, self.column) if ranges else _canonical
+        values = tuple(map(make, self.values))
         count = {"between": 2, "is_null": 0, "is_not_null": 0}.get(op, 1)
-        if len(values) != count and not (op == "in" and values):
+        if len(values) != count and not (op in ("in", "within") and values):
             raise InvalidArgumentError(
                 f"{op} of {self.column!r} does not take {len(values)} values"
             )
-        kinds = {_kind(value) for value in values}
+        kinds = set() if ranges else {_kind(value) for value in values}
         if len(kinds) > 1 and kinds != {"text", "time"}:
             raise InvalidArgumentError(
                 f"{op} of {self.column!r} mixes {' and '.join(sorted(kinds))}"
@@ -259,8 +326,12 @@ class Comparison:
 
     @property
     def sql(self) -> str:
-        """Its canonical text in Spark's SQL."""
-        name, values = _name_sql(self.column), [_literal_sql(value) for value in self.values]
+        """Its canonical text in Spark's SQL, which has no `within`."""
+        name = _name_sql(self.column)
+        if self.op == "within":
+            ranges = [f"({_literal_sql(low)}, {_literal_sql(high)})" for low, high in self.values]
+            return f"{name} WITHIN {', '.join(ranges)}"
+        values = [_literal_sql(value) for value in self.values]
         match self.op:
             case "in":
                 return f"{name} IN ({', '.join(values)})"
@@ -274,10 +345,21 @@ class Comparison:
         return self.sql
 
 
-def _kind(value: Literal) -> str:
+def _operator(op: Any) -> str | None:
+    """The operator that is meant; None if it is none."""
+    name = str(op).strip().lower().replace(" ", "_")
+    name = _SYMBOLS.get(name, name)
+    return name if name in _OPS else None
+
+
+def _kind(value: End) -> str:
     match value:
         case bool():
             return "bool"
+        case bytes():
+            return "bytes"
+        case timedelta() | np.timedelta64():
+            return "duration"
         case str():
             return "text"
         case Moment():
@@ -331,9 +413,11 @@ def parse_where(where: Any) -> Where:
     Parameters
     ----------
     where : str, Where, Comparison, mapping or iterable
-        Text such as `"depth > 4000 AND lat BETWEEN -30 AND 30"`; a list of comparisons, each a
-        `Comparison` or a tuple (column, operator, value); or a mapping from column to value, where
-        a list means `IN`, None means `IS NULL`, and a tuple is (operator, value).
+        Text such as `"depth > 4000 AND lat BETWEEN -30 AND 30"`; a mapping from column to value; or
+        a list of these and of comparisons, each a `Comparison` or a tuple (column, operator,
+        value). In a mapping, a list means `IN`, None means `IS NULL`, a tuple that begins with an
+        operator is (operator, value), and any other pair or slice a closed range of labels. A list
+        of ranges and values means any of them.
 
     Returns
     -------
@@ -356,6 +440,8 @@ def parse_where(where: Any) -> Where:
     "time >= '2000-01' AND t IS NOT NULL"
     >>> parse_where({"flag": [1, 2], "depth": (">", 4000)}).sql
     'flag IN (1, 2) AND depth > 4000'
+    >>> parse_where({"lat": (-30, 30), "time": slice("2000-02", None)}).sql
+    "lat WITHIN (-30, 30) AND time WITHIN ('2000-02', None)"
     """
     match where:
         case Where():
@@ -367,7 +453,7 @@ def parse_where(where: Any) -> Where:
         case Mapping():
             return Where(tuple(_of_item(name, value) for name, value in where.items()))
         case Iterable():
-            return Where(tuple(_of_tuple(each) for each in where))
+            return Where(tuple(one for each in where for one in _of_each(each)))
     raise InvalidArgumentError(f"{where!r} is not a where; {GRAMMAR}")
 
 
@@ -375,19 +461,32 @@ def _of_item(name: str, value: Any) -> Comparison:
     match value:
         case None:
             return Comparison(name, "is_null")
-        case tuple():
+        # Symbols that are no operator are not taken for a label.
+        case (str(first), *_) if isinstance(value, tuple) and (
+            _operator(first) or not re.search(r"\w", first)
+        ):
             return _of_tuple((name, *value))
+        case tuple() | slice():
+            return Comparison(name, "within", (value,))
         case list() | set() | frozenset() | range() | np.ndarray():
-            return Comparison(name, "in", tuple(value))
+            ranges = any(isinstance(each, tuple | list | slice) for each in value)
+            return Comparison(name, "within" if ranges else "in", tuple(value))
     return Comparison(name, "=", (value,))
+
+
+def _of_each(given: Any) -> tuple[Comparison, ...]:
+    if isinstance(given, str | Mapping | Where | Comparison):
+        return parse_where(given).comparisons
+    return (_of_tuple(given),)
 
 
 def _of_tuple(given: Any) -> Comparison:
     match given:
-        case Comparison():
-            return given
         case (name, op, *rest) if len(rest) < 2:
-            several = str(op).lower() in ("in", "between") and rest
+            known = _operator(op)
+            several = rest and (
+                known in ("in", "between") or (known == "within" and isinstance(rest[0], list))
+            )
             return Comparison(name, op, tuple(rest[0]) if several else tuple(rest))
     raise InvalidArgumentError(f"{given!r} is not a comparison: give (column, operator, value)")
 
@@ -402,7 +501,7 @@ class _Parser:
         while text[at:].strip():
             found = _TOKEN.match(text, at)
             if found is None:
-                start = at + len(text[at:]) - len(text[at:].lstrip())
+                start = len(text) - len(text[at:].lstrip())
                 what = "this text has no end" if text[start] == "'" else "this cannot be read"
                 raise WhereError(what, text, start, GRAMMAR)
             kind = str(found.lastgroup)
@@ -413,7 +512,7 @@ class _Parser:
 
     def where(self) -> Where:
         found = [self._comparison()]
-        while self._word("AND"):
+        while self._take("AND"):
             found.append(self._comparison())
         kind, token, _ = self._tokens[self._next]
         if kind != "end":
@@ -425,118 +524,85 @@ class _Parser:
         place = self._tokens[self._next][2] if at is None else at
         return WhereError(what, self._text, place, GRAMMAR)
 
-    def _word(self, word: str) -> bool:
-        """Whether the next token is this word, which is then read."""
+    def _take(self, *due: str) -> str | None:
+        """The next token in upper case, which is then read, if it is one of these."""
         kind, token, _ = self._tokens[self._next]
-        found = kind == "word" and token.upper() == word
-        self._next += found
-        return found
-
-    def _symbol(self, *symbols: str) -> str | None:
-        kind, token, _ = self._tokens[self._next]
-        if kind != "symbol" or token not in symbols:
+        if kind not in ("word", "symbol") or token.upper() not in due:
             return None
         self._next += 1
-        return token
+        return token.upper()
+
+    def _expect(self, token: str, what: str) -> None:
+        if not self._take(token):
+            raise self._error(f"expected {what}")
 
     def _comparison(self) -> Comparison:
-        start = self._tokens[self._next][2]
-        if self._is_literal():
+        kind, _, start = self._tokens[self._next]
+        if kind in _LITERALS:
             value = self._literal()
-            op = self._symbol(*_SYMBOLS)
+            op = self._take(*_SYMBOLS)
             if op is None:
                 raise self._error("expected a comparison of this literal with a column")
-            return self._made(start, self._column, _TURNED[_SYMBOLS[op]], value)
+            return self._made(start, self._column(), _TURNED[_SYMBOLS[op]], value)
         name = self._column()
-        if self._word("IS"):
-            op = "is_not_null" if self._word("NOT") else "is_null"
-            if not self._word("NULL"):
-                raise self._error("expected NULL")
+        if self._take("IS"):
+            op = "is_not_null" if self._take("NOT") else "is_null"
+            self._expect("NULL", "NULL")
             return Comparison(name, op)
-        if self._word("BETWEEN"):
+        if self._take("BETWEEN"):
             low = self._literal()
-            if not self._word("AND"):
-                raise self._error("expected AND, between the bounds of BETWEEN")
-            return self._made(start, lambda: name, "between", low, self._literal())
-        if self._word("IN"):
-            return self._made(start, lambda: name, "in", *self._list())
-        if self._word("NOT"):
-            raise self._error("NOT is not supported; use != or IS NOT NULL")
-        op = self._symbol(*_SYMBOLS)
+            self._expect("AND", "AND, between the bounds of BETWEEN")
+            return self._made(start, name, "between", low, self._literal())
+        if self._take("IN"):
+            self._expect("(", "a list of literals in parentheses")
+            values = [self._literal()]
+            while self._take(","):
+                values.append(self._literal())
+            self._expect(")", ", or )")
+            return self._made(start, name, "in", *values)
+        op = self._take(*_SYMBOLS)
         if op is None:
-            raise self._error("expected an operator: = != < <= > >= IN BETWEEN IS")
-        return self._made(start, lambda: name, _SYMBOLS[op], self._literal())
+            raise self._error("expected an operator: = != < <= > >= IN BETWEEN IS; NOT is not one")
+        return self._made(start, name, _SYMBOLS[op], self._literal())
 
-    def _made(self, start: int, column: Callable[[], str], op: str, *values: Literal) -> Comparison:
-        name = column()
-        if self._tokens[self._next][1] in ("+", "-", "("):
+    def _made(self, start: int, name: str, op: str, *values: Literal) -> Comparison:
+        if self._tokens[self._next][0] in ("symbol", "number"):
             raise self._error("a where cannot have arithmetic or functions")
         try:
             return Comparison(name, op, values)
         except InvalidArgumentError as error:
             raise self._error(str(error), start) from None
 
-    def _list(self) -> list[Literal]:
-        if not self._symbol("("):
-            raise self._error("expected a list of literals in parentheses")
-        values = [self._literal()]
-        while self._symbol(","):
-            values.append(self._literal())
-        if not self._symbol(")"):
-            raise self._error("expected , or )")
-        return values
-
     def _column(self) -> str:
-        kind, token, _ = self._tokens[self._next]
+        kind, token, start = self._tokens[self._next]
         if kind == "quoted":
             self._next += 1
             return token[1:-1].replace(token[0] * 2, token[0])
-        if kind != "word" or token.upper() in _WORDS - _ALLOWED:
-            what = "NOT is not supported; use !=" if token.upper() == "NOT" else None
-            raise self._error(what or "expected the name of a column")
+        if kind != "word" or token.upper() in _WORDS:
+            raise self._error("expected the name of a column")
         self._next += 1
         if self._tokens[self._next][1] == "(":
-            raise self._error("a where cannot have functions", self._tokens[self._next - 1][2])
+            raise self._error("a where cannot have functions", start)
         return token
 
-    def _is_literal(self) -> bool:
-        kind, token, _ = self._tokens[self._next]
-        followed = self._tokens[min(self._next + 1, len(self._tokens) - 1)][0]
-        typed = token.upper() in ("DATE", "TIMESTAMP") and followed == "text"
-        return (
-            kind in ("number", "text")
-            or token in ("+", "-")
-            or (kind == "word" and (token.upper() in ("TRUE", "FALSE") or typed))
-        )
-
     def _literal(self) -> Literal:
-        if not self._is_literal():
-            kind = self._tokens[self._next][0]
-            names = kind in ("word", "quoted") and self._tokens[self._next][1].upper() != "NULL"
-            what = "; text stands in single quotes" if names else "; use IS NULL" * (kind == "word")
-            raise self._error(f"expected a literal{what}")
         kind, token, start = self._tokens[self._next]
+        if kind not in _LITERALS:
+            what = "; text stands in single quotes" if kind in ("word", "quoted") else ""
+            null = token.upper() == "NULL"
+            raise self._error(f"expected a literal{'; use IS NULL' if null else what}")
         self._next += 1
         try:
-            if kind == "text":
-                return _unquoted(token)
-            if token.upper() in ("TRUE", "FALSE"):
-                return token.upper() == "TRUE"
-            if kind == "word":
-                text = self._tokens[self._next][1]
-                self._next += 1
-                return Moment(_unquoted(text))
-            if kind == "symbol":
-                kind, number, _ = self._tokens[self._next]
-                if kind != "number":
-                    raise self._error("expected a number")
-                self._next += 1
-                return _number(token + number)
-            return _number(token)
+            match kind:
+                case "text":
+                    return _unquoted(token)
+                case "truth":
+                    return token.upper() == "TRUE"
+                case "time":
+                    return Moment(_unquoted(token[token.index("'") :]))
+            return _number("".join(token.split()))
         except InvalidArgumentError as error:
-            raise (
-                error if isinstance(error, WhereError) else self._error(str(error), start)
-            ) from None
+            raise self._error(str(error), start) from None
 
 
 def _number(text: str) -> Literal:

@@ -155,7 +155,7 @@ FAULTS = [
     Fault(
         "turned-comparisons-stay",
         "planning/zones/where.py",
-        "return self._made(start, self._column, _TURNED[_SYMBOLS[op]], value)",
-        "return self._made(start, self._column, _SYMBOLS[op], value)",
+        "return self._made(start, self._column(), _TURNED[_SYMBOLS[op]], value)",
+        "return self._made(start, self._column(), _SYMBOLS[op], value)",
     ),
 ]

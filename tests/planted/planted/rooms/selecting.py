@@ -26,14 +26,14 @@ FAULTS = [
     Fault(
         "bounds-count-for-a-chunk-that-was-replaced",
         "selecting/pruning.py",
-        "counts = at >= 0 if number < len(checked) else valid(zones, table)",
-        "counts = at >= 0",
+        "counts = valid(zones, table)",
+        "counts = rows_at(table, zones.coords()) >= 0",
     ),
     Fault(
         "bounds-of-pages-count-for-chunks-that-have-changed",
-        "selecting/pruning.py",
-        "return untouched and overlay.truncated is None",
-        "return True",
+        "engine/snapshot/zones.py",
+        "return near and table is not None and bool(in_box(table, box).any())",
+        "return False",
     ),
     Fault(
         "missing-values-are-counted-as-before-an-array-grew",
@@ -46,6 +46,12 @@ FAULTS = [
         "selecting/pruning.py",
         "if not usable or not note_unchanged(contents, self._node, region):",
         "if not usable:",
+    ),
+    Fault(
+        "a-range-of-times-ends-with-the-first-instant-of-its-last-period",
+        "planning/zones/skipping.py",
+        "most = None if last is None else scalar(last, last=labels)",
+        "most = None if last is None else scalar(last)",
     ),
     Fault(
         "nan-is-equal-to-every-number",
