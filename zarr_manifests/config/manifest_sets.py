@@ -261,8 +261,8 @@ class _NamedSet(Nested):
     def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
         one = {"minProperties": 1, "maxProperties": 1}
         named = {"type": "object", "propertyNames": _SET_NAME.schema} | one
-        body = {"anyOf": [super().json_schema(sections), {"type": "null"}]}
-        return {"anyOf": [_SET_NAME.schema, named | {"additionalProperties": body}]}
+        body = {"additionalProperties": super().json_schema(sections)}
+        return {"anyOf": [_SET_NAME.schema, named | body]}
 
 
 class _Sets(ListOf):

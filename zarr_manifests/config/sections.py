@@ -136,7 +136,9 @@ class Pairs(Kind):
         pairs = given
         if isinstance(given, Mapping):
             pairs = tuple(pair for pair in given.items() if pair[1] is not None)
-        if not isinstance(pairs, tuple) or {type(each) for each in pairs} - {tuple}:
+        if not isinstance(pairs, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in pairs
+        ):
             faults(f"expected {self.meaning}, got {shown(given)}")
         elif not self.least <= len(pairs) <= self.most:
             faults(f"{len(pairs)} names, from {self.least} to {self.most} are allowed")
@@ -233,10 +235,23 @@ class Nested(Kind):
         return plain_values(value)
 
     def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
-        sections.setdefault(self.section.__name__, _schema_of(self.section, sections))
-        found: dict[str, Any] = {"$ref": f"#/$defs/{self.section.__name__}"}
-        needed = any(each.default is MISSING for each in options_of(self.section).values())
-        return found if needed else {"anyOf": [found, {"type": "null"}]}
+        properties: dict[str, Any] = {}
+        for name, option in options_of(self.section).items():
+            if name in self.misplaced:
+                continue
+            schema = option.kind.json_schema(sections)
+            if option.nullable:
+                schema = {"anyOf": [schema, {"type": "null"}]}
+            if option.default is not MISSING:
+                null = option.default is None
+                schema["default"] = None if null else option.kind.write(option.default)
+            properties[name] = schema | {"description": _meaning(self.section, option.field)}
+        due = [name for name in properties if "default" not in properties[name]]
+        properties |= {other: properties[name] for other, name in self.others.items()}
+        found = {"type": "object", "additionalProperties": False, "properties": properties}
+        sections[self.section.__name__] = found | ({"required": due} if due else {})
+        reference = {"$ref": f"#/$defs/{self.section.__name__}"}
+        return reference if due else {"anyOf": [reference, {"type": "null"}]}
 
 
 class Option(NamedTuple):
@@ -295,7 +310,7 @@ def read_options(section: Any, between: Iterable[str] = ()) -> None:
     for name, option in options_of(type(section)).items():
         given = getattr(section, option.field)
         if given is MISSING:
-            faults.at(name)(f"is missing. {_meanings(type(section))[option.field]}")
+            faults.at(name)(f"is missing. {_meaning(type(section), option.field)}")
         elif given is not None or not option.nullable:
             object.__setattr__(section, option.field, option.kind.read(given, faults.at(name)))
     faults.found.extend(between)
@@ -354,33 +369,13 @@ def overlaid[S](below: S, options: object, place: str = "") -> S:
 def json_schema(section: type[Any]) -> dict[str, Any]:
     """The JSON Schema of what `overlaid` reads."""
     sections: dict[str, Any] = {}
-    found = _schema_of(section, sections)
+    Nested(section).json_schema(sections)
+    found: dict[str, Any] = sections.pop(section.__name__)
     return {"$defs": dict(sorted(sections.items()))} | found
 
 
-def _schema_of(section: type[Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of a section; those within come into `sections`."""
-    properties = {}
-    for name, option in options_of(section).items():
-        if name in getattr(section, "misplaced", {}):
-            continue
-        schema = option.kind.json_schema(sections)
-        if option.nullable:
-            schema = {"anyOf": [schema, {"type": "null"}]}
-        if option.default is not MISSING:
-            null = option.default is None
-            schema["default"] = None if null else option.kind.write(option.default)
-        properties[name] = schema | {"description": _meanings(section)[option.field]}
-    due = [name for name in properties if "default" not in properties[name]]
-    found: dict[str, Any] = {"type": "object", "additionalProperties": False}
-    found |= {"properties": properties} | ({"required": due} if due else {})
-    for other, name in getattr(section, "other_names", {}).items():
-        properties[other] = properties[name]
-    return found
-
-
-def _meanings(section: type[Any]) -> dict[str, str]:
-    """What the docstring of a section says of each field."""
-    doc = cleandoc(section.__doc__ or "")
-    said = re.findall(r"^(\w.*) : .*\n((?:    .*\n?)+)", doc, re.MULTILINE)
-    return {name: " ".join(text.split()) for names, text in said for name in names.split(", ")}
+def _meaning(section: type[Any], field: str) -> str:
+    """What the docstring of a section says of a field."""
+    head = rf"^(?:\w+, )*{field}(?:, \w+)* : .*\n"
+    said = re.search(rf"{head}((?:    .*\n?)+)", cleandoc(section.__doc__ or ""), re.MULTILINE)
+    return " ".join(said[1].split()) if said else ""

@@ -43,6 +43,12 @@ def test_an_overlay_is_checked_against_what_is_below() -> None:
         saved.overlaid({"chunk-manifests": {"rules": [{"target": "c"}]}})
 
 
+def test_an_overlay_changes_the_names_in_the_metadata_of_commits_that_it_has() -> None:
+    saved = Config.from_dict({"commits": {"metadata": {"host": "a", "team": "b"}}})
+    changed = saved.overlaid({"commits": {"metadata": {"team": None, "run": 5}}})
+    assert changed.commits.metadata == (("host", "a"), ("run", 5))
+
+
 @pytest.mark.parametrize("place", ["me:geheim@bucket/a", "bucket/a?sig=geheim", "bucket/a#geheim"])
 def test_no_secret_is_saved_in_the_url_of_a_container(place: str) -> None:
     container = {"name": "raw", "url": f"s3://{place}"}
