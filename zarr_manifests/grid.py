@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape", "taken"]
+__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape", "join_along", "taken"]
 
 type Coords = tuple[int, ...]
 type IndexArray = npt.NDArray[np.int64]
@@ -226,3 +226,20 @@ class Box:
         # Axis by axis, which is much faster than one pass over the rows.
         axes = coords.T
         return Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
+
+
+def join_along(lo: IndexArray, hi: IndexArray, axis: int) -> tuple[IndexArray, IndexArray]:
+    """The boxes with neighbours along the axis joined where they are equal on all others."""
+    if len(lo) < 2:
+        return lo, hi
+    others = [a for a in range(lo.shape[1]) if a != axis]
+    keys = [lo[:, axis], *(bounds[:, a] for a in others for bounds in (lo, hi))]
+    order = np.lexsort(keys)
+    lo, hi = lo[order], hi[order]
+    new = (lo[1:, others] != lo[:-1, others]).any(axis=1)
+    new |= (hi[1:, others] != hi[:-1, others]).any(axis=1)
+    new |= lo[1:, axis] != hi[:-1, axis]
+    first = np.flatnonzero(np.append(True, new))
+    joined = hi[first].copy()
+    joined[:, axis] = hi[np.append(first[1:], len(lo)) - 1, axis]
+    return lo[first], joined

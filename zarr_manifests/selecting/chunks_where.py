@@ -104,11 +104,7 @@ def chunks_where(
         dimensions=array.dims,
         boxes=plan.boxes,
         selected=plan.selected,
-        left_out={
-            "range": plan.by_range,
-            "statistics": plan.by_statistics,
-            "absence": plan.by_absence,
-        },
+        left_out=plan.left_out,
         unknown=plan.unknown,
         bytes=sizes[0],
         selected_bytes=sizes[1],

@@ -149,7 +149,8 @@ class WhereArray:
                 f"/{node.path} has CF attributes, which xarray decodes: "
                 "pip install 'zarr-manifests[xarray]'"
             ) from error
-        encoded = xr.Variable(("n",), stored, self._encoded(node).attrs)
+        name = node.path.rpartition("/")[2]
+        encoded = xr.Variable(("n",), stored, self._opened.open_store_variable(name).attrs)
         times: Any = xr.coders.CFDatetimeCoder(time_unit="us") if self._decode_times else False
         spans = xr.coders.CFTimedeltaCoder(
             time_unit="us", decode_via_units=False, decode_via_dtype=True
@@ -165,9 +166,6 @@ class WhereArray:
                     f"/{node.path} cannot be decoded: {error}. With decode_times=False, times "
                     "are compared as the numbers that are stored"
                 ) from error
-
-    def _encoded(self, node: Node) -> Any:
-        return self._opened.open_store_variable(node.path.rpartition("/")[2])
 
     @cached_property
     def _opened(self) -> Any:

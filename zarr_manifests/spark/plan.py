@@ -295,16 +295,17 @@ def _shared_dimensions(source: Source, names: Sequence[str], broadcast: bool) ->
     widest = max(found.values(), key=len)
     if all(dims == widest for dims in found.values()):
         return widest
-    listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
-    if not all(set(dims) <= set(widest) for dims in found.values()):
-        raise InvalidArgumentError(
-            f"variables of one read must have the same dimensions in the same order: {listed}. "
-            "Name those that do with variables=[...], and join the results"
-        )
-    if not broadcast:
-        raise InvalidArgumentError(
-            f"variables of one read must have the same dimensions in the same order: {listed}. "
+    some = all(set(dims) <= set(widest) for dims in found.values())
+    if not (some and broadcast):
+        listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
+        advice = (
             f"With broadcast=True, values are repeated along all of ({', '.join(widest)})"
+            if some
+            else "Name those that do with variables=[...], and join the results"
+        )
+        raise InvalidArgumentError(
+            "variables of one read must have the same dimensions in the same order: "
+            f"{listed}. {advice}"
         )
     return widest
 
@@ -436,15 +437,10 @@ def span_of(coordinate: npt.NDArray[Any] | None, size: int) -> str:
         return f"all {size} values are missing"
     if values.dtype.kind not in "mM":
         values = values.astype(object)
-    low, high = (
-        np.datetime_as_string(end, unit="auto")
-        if isinstance(end, np.datetime64)
-        else end.isoformat()
-        if hasattr(end, "isoformat")
-        else str(end)
-        for end in (values.min(), values.max())
-    )
-    return f"{size} values run from {low} to {high}"
+    ends = np.array([values.min(), values.max()])
+    if ends.dtype.kind == "M":
+        ends = np.datetime_as_string(ends, unit="auto")
+    return f"{size} values run from {ends[0]} to {ends[1]}"
 
 
 # --- boxes of chunks that statistics leave -------------------------------------------------------

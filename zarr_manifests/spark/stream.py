@@ -33,7 +33,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxFiles,
     SupportsTriggerAvailableNow,
 )
@@ -53,7 +52,6 @@ __all__ = ["ChangeStream", "Offset", "StreamOptions", "same_columns"]
 
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(seconds=120)
-_MODES: Final = ("fail", "skip", "added-only")
 _REWRITE: Final = "rewrite"
 
 
@@ -74,11 +72,6 @@ class StreamOptions:
         did, or deliver the cells that they add.
     keep_for : timedelta, optional
         How long the snapshot of the last offset is kept at least after the stream has stopped.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is no such mode.
     """
 
     starting_snapshot: str | None = None
@@ -86,13 +79,6 @@ class StreamOptions:
     max_bytes: int | None = None
     overwrite_mode: str = "fail"
     keep_for: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        if self.overwrite_mode not in _MODES:
-            raise InvalidArgumentError(
-                f"streaming-overwrite-mode cannot be {self.overwrite_mode!r}; known: "
-                f"{', '.join(_MODES)}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +206,9 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(context_of(self._repository).repository_id, stream, start, start, True).pack()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limits of a batch, of which Spark knows one."""
-        if self._stream.max_commits is not None:
-            return ReadMaxFiles(self._stream.max_commits)
-        if self._stream.max_bytes is not None:
-            return ReadMaxBytes(self._stream.max_bytes)
-        return ReadAllAvailable()
+        """That a batch has limits, which `latestOffset` knows."""
+        limit = self._stream.max_commits or self._stream.max_bytes
+        return ReadMaxFiles(limit) if limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """End the stream at what is the head of the branch now."""

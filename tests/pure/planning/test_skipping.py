@@ -177,9 +177,9 @@ def test_every_chunk_is_selected_or_left_out_for_one_reason(made: Any) -> None:
     assert (found == due).all()
     assert plan.boxes[:, 0].tolist() == sorted(plan.boxes[:, 0].tolist())
     assert plan.selected == due.sum()
-    assert plan.by_range == (~in_range).sum()
-    assert plan.by_statistics == (by_statistics & in_range).sum()
-    assert plan.selected + plan.by_range + plan.by_statistics + plan.by_absence == due.size
+    assert plan.left_out["range"] == (~in_range).sum()
+    assert plan.left_out["statistics"] == (by_statistics & in_range).sum()
+    assert plan.selected + sum(plan.left_out.values()) == due.size
     assert plan.unknown <= plan.selected
 
 
@@ -191,6 +191,6 @@ def test_a_huge_grid_with_few_chunks_is_planned_without_looking_at_all_of_it() -
     yes = np.ones(3, bool)
     plan = plan_chunks(axes, region, [Verdict(index, yes, yes, unwritten=False)])
     assert plan.boxes[:, 0].tolist() == [[0, 5], [1, 7], [n - 1, 9]]
-    assert (plan.selected, plan.by_absence) == (3, 10**8 - 3)
+    assert (plan.selected, plan.left_out["absence"]) == (3, 10**8 - 3)
     plan = plan_chunks(axes, region, [Verdict(index, ~yes, yes, unwritten=True)])
     assert plan.selected == 10**8, "what is not stored matches"

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, join_along
 
 __all__ = ["ArrayShape", "CellChanges", "ChangedArray", "classify_cells", "common_shape"]
 
@@ -272,7 +272,7 @@ class _Blocks:
         """The blocks as few boxes (int64[n, 2, ndim]), in C order."""
         lo, hi = self.lo[rows], self.hi[rows]
         for axis in reversed(range(self._ndim)):
-            lo, hi = _joined(lo, hi, axis)
+            lo, hi = join_along(lo, hi, axis)
         order = np.lexsort(lo.T[::-1]) if self._ndim else np.arange(len(lo))
         return np.stack([lo[order], hi[order]], axis=1)
 
@@ -321,20 +321,3 @@ def _spread(first: IndexArray, stop: IndexArray) -> tuple[IndexArray, IndexArray
         owner, places = np.repeat(owner, counts), np.repeat(places, counts, axis=0)
         places = np.column_stack([places, first[owner, axis] + within])
     return owner, places
-
-
-def _joined(lo: IndexArray, hi: IndexArray, axis: int) -> tuple[IndexArray, IndexArray]:
-    """The boxes with neighbours along the axis joined where they are equal on all others."""
-    if len(lo) < 2:
-        return lo, hi
-    others = [a for a in range(lo.shape[1]) if a != axis]
-    keys = [lo[:, axis], *(bounds[:, a] for a in others for bounds in (lo, hi))]
-    order = np.lexsort(keys)
-    lo, hi = lo[order], hi[order]
-    new = (lo[1:, others] != lo[:-1, others]).any(axis=1)
-    new |= (hi[1:, others] != hi[:-1, others]).any(axis=1)
-    new |= lo[1:, axis] != hi[:-1, axis]
-    first = np.flatnonzero(np.append(True, new))
-    joined = hi[first].copy()
-    joined[:, axis] = hi[np.append(first[1:], len(lo)) - 1, axis]
-    return lo[first], joined

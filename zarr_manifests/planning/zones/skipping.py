@@ -12,7 +12,7 @@ Invariant: whatever is not known may match.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, timedelta, tzinfo
 from fractions import Fraction
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, join_along
 from zarr_manifests.planning.scan import runs_of
 from zarr_manifests.planning.zones.where import MOMENT, Comparison, End, Moment
 
@@ -200,16 +200,14 @@ def comparable(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], _Mask]:
         return values, np.isnan(values)
     if kind not in "TO":
         return values, np.zeros(len(values), np.bool_)
-    listed = values.tolist()
-    present = np.array([_is_object(value) for value in listed], np.bool_)
-    values = np.array([*listed, None], object)[:-1]  # not an array of arrays
-    if not present.all():
-        values[~present] = values[present][0] if present.any() else ""
+    values = values.astype(object)
+    kinds = {type(value) for value in values.tolist()}
+    good = {kind for kind in kinds if issubclass(kind, str | bytes) or hasattr(kind, "calendar")}
+    if kinds == good:
+        return values, np.zeros(len(values), np.bool_)
+    present = np.array([type(value) in good for value in values.tolist()], np.bool_)
+    values[~present] = values[present][0] if good else ""
     return values, ~present
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, str | bytes) or hasattr(value, "calendar")
 
 
 def _matching(
@@ -407,9 +405,9 @@ class Plan:
         Half-open boxes of chunks that may match, in C order, disjoint.
     selected : int
         Chunks in them.
-    by_range, by_statistics, by_absence : int
-        Chunks left out: by the values of coordinates; by their bounds; because nothing is stored
-        and the fill value does not match.
+    left_out : mapping of str to int
+        Chunks left out by `range`, the values of coordinates; by `statistics`, their bounds; by
+        `absence`, as nothing is stored and the fill value does not match.
     unknown : int
         Chunks in the boxes that lack statistics.
     chosen : callable
@@ -418,9 +416,7 @@ class Plan:
 
     boxes: IndexArray
     selected: int
-    by_range: int
-    by_statistics: int
-    by_absence: int
+    left_out: Mapping[str, int]
     unknown: int
     chosen: Callable[[IndexArray], _Mask]
 
@@ -453,8 +449,8 @@ def plan_chunks(
     >>> plan = plan_chunks(axes, Box((0, 0), (2, 4)), [verdict])
     >>> plan.boxes.tolist()
     [[[0, 0], [2, 2]]]
-    >>> plan.selected, plan.by_range, plan.by_statistics, plan.by_absence
-    (4, 4, 2, 2)
+    >>> plan.selected, plan.left_out
+    (4, {'range': 4, 'statistics': 2, 'absence': 2})
     """
     chunks = math.prod(len(axis) for axis in axes)
     in_range = math.prod(int(axis.sum()) for axis in axes)
@@ -485,7 +481,8 @@ def plan_chunks(
     if kept is None:
         boxes = _products(axes)
         selected = sum(math.prod(sides) for sides in (boxes[:, 1] - boxes[:, 0]).tolist())
-        return Plan(boxes, selected, chunks - selected, 0, 0, len(missing), in_axes)
+        left_out = {"range": chunks - selected, "statistics": 0, "absence": 0}
+        return Plan(boxes, selected, left_out, len(missing), in_axes)
     for verdict in ruling:
         kept = kept[verdict.at(kept, region.size)]
     excluded = [v.index[~v.match] for v in verdicts]
@@ -495,11 +492,11 @@ def plan_chunks(
         for box in out
     )
     absent = in_range - len(kept) - statistics
+    left_out = {"range": chunks - in_range, "statistics": statistics, "absence": absent}
     lacking = len(np.intersect1d(missing, kept, assume_unique=True)) if len(missing) else 0
     every = np.ones(len(kept), np.bool_)
     chosen = partial(Verdict(kept, every, every, unwritten=False).at, size=region.size)
-    boxes = boxes_of(kept, region)
-    return Plan(boxes, len(kept), chunks - in_range, statistics, absent, lacking, chosen)
+    return Plan(boxes_of(kept, region), len(kept), left_out, lacking, chosen)
 
 
 def _products(axes: Sequence[_Mask]) -> IndexArray:
@@ -527,25 +524,9 @@ def boxes_of(index: IndexArray, region: Box) -> IndexArray:
     last = np.append(first[1:], len(index)) - 1
     lo, hi = region.unravel(index[first]), region.unravel(index[last]) + 1
     for axis in range(region.ndim - 2, -1, -1):
-        lo, hi = _merged_along(lo, hi, axis)
+        lo, hi = join_along(lo, hi, axis)
     order = np.lexsort(lo.T[::-1])
     return np.stack([lo[order], hi[order]], axis=1)
-
-
-def _merged_along(lo: IndexArray, hi: IndexArray, axis: int) -> tuple[IndexArray, IndexArray]:
-    """Neighbors along an axis in one box, where they are equal along the others."""
-    others = [lo[:, i] for i in range(lo.shape[1]) if i != axis]
-    others += [hi[:, i] for i in range(axis + 1, lo.shape[1])]
-    order = np.lexsort((lo[:, axis], *others))
-    lo, hi = lo[order], hi[order]
-    starts = np.ones(len(lo), np.bool_)
-    starts[1:] = lo[1:, axis] != hi[:-1, axis]
-    for column in others:
-        starts[1:] |= np.diff(column[order]) != 0
-    first = np.flatnonzero(starts)
-    last = np.append(first[1:], len(lo)) - 1
-    # From here on `lo` and `hi` differ along this axis, too.
-    return lo[first], np.concatenate([hi[last][:, : axis + 1], hi[first][:, axis + 1 :]], axis=1)
 
 
 def counts_hold(cells: IndexArray, coords: IndexArray, shape: Coords, chunk: Coords) -> _Mask:

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from functools import partial
 from numbers import Integral, Real
@@ -66,8 +66,7 @@ MOMENT: Final = re.compile(
     re.ASCII,
 )
 """Year to second, the fraction of it, and the time zone; of any calendar."""
-_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_YEARS: Final = (np.datetime64("0002-01-01", "s"), np.datetime64("9999-01-01", "s"))
 _DIGITS: Final = 38
 """Most digits of a decimal in Spark."""
 
@@ -97,56 +96,46 @@ class Moment:
     text: str
 
     def __post_init__(self) -> None:
-        self._fields()
+        self.nanoseconds()
 
     @property
     def is_date(self) -> bool:
         """Whether it has no time of day."""
         return ":" not in self.text and not re.search(r"[T ]", self.text)
 
-    def _fields(self) -> tuple[list[int], int, str | None]:
-        """Year to second and nanoseconds; how many of these, and of digits, are given; the zone."""
-        found = MOMENT.fullmatch(self.text)
-        if found is None:
-            raise InvalidArgumentError(f"{self.text!r} is not a date or time in ISO 8601")
-        *parts, fraction, zone = found.groups()
-        year, month, day, hour, minute, second = (
-            int(part) if part else least
-            for part, least in zip(parts, (0, 1, 1, 0, 0, 0), strict=True)
-        )
-        leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-        sound = 1 <= month <= 12 and 1 <= day <= _DAYS[month - 1] and max(minute, second) < 60
-        if not sound or hour > 23 or ((month, day) == (2, 29) and not leap):
-            raise InvalidArgumentError(f"{self.text!r} is not a date or time of the calendar")
-        given = sum(part is not None for part in parts) + len(fraction or "")
-        nanos = int((fraction or "").ljust(9, "0"))
-        return [year, month, day, hour, minute, second, nanos], given, zone
-
     def nanoseconds(self, zone: tzinfo = UTC, *, last: bool = False) -> int:
         """Nanoseconds from 1970 in UTC to the first instant of its period, or to the last.
 
         `zone` is where a moment without a time zone is.
         """
-        (year, month, day, hour, minute, second, nanos), given, named = self._fields()
-        if last and given < 3:
-            months = year * 12 + month - 1 + (12 if given == 1 else 1)
-            year, month = months // 12, months % 12 + 1
-        cycles = 0
-        if not MINYEAR <= year < MAXYEAR:  # the calendar repeats itself after 400 years
-            cycles, year = divmod(year - 2000, 400)
-            year += 2000
-        local = datetime(
-            year, month, day, hour, minute, second, tzinfo=zone if named is None else UTC
-        )
-        if last and given == 3:
-            local += timedelta(days=1)  # by the clock: a day may have 23 hours
-        seconds = (local - _EPOCH) // timedelta(seconds=1) + cycles * 146_097 * 86_400
+        found = MOMENT.fullmatch(self.text)
+        if found is None:
+            raise InvalidArgumentError(f"{self.text!r} is not a date or time in ISO 8601")
+        *parts, fraction, named = found.groups()
+        named_parts = zip(("", "-", "-", "T", ":", ":"), parts, strict=True)
+        try:
+            local = np.datetime64(
+                "".join(mark + part.strip("+") for mark, part in named_parts if part)
+            )
+        except ValueError as error:
+            raise InvalidArgumentError(
+                f"{self.text!r} is not a date or time of the calendar"
+            ) from error
+        nanos = int((fraction or "").ljust(9, "0")) - last
+        if last and fraction:
+            nanos += 10 ** (9 - len(fraction))
+        elif last:
+            unit: Any = np.datetime_data(local.dtype)[0]
+            local += np.timedelta64(1, unit)
+        at = local.astype("M8[s]")
+        # Python has no offsets for other years.
+        offset = zone.utcoffset(min(max(at, _YEARS[0]), _YEARS[1]).item()) or timedelta()
+        if named is not None:
+            offset = timedelta()
         if named not in (None, "Z"):
-            offset = int(named[1:3]) * 3600 + int(named[4:6]) * 60
-            seconds -= offset if named[0] == "+" else -offset
-        if last and given > 3:
-            nanos += {4: 3600 * 10**9, 5: 60 * 10**9}.get(given, 10 ** (15 - given))
-        return seconds * 10**9 + nanos - last
+            offset = timedelta(hours=int(named[:3]), minutes=int(named[0] + named[4:6]))
+        seconds = int(at.astype(np.int64)) - offset // timedelta(seconds=1)
+        return seconds * 10**9 + nanos
 
 
 type Literal = bool | int | float | str | Moment
@@ -341,9 +330,6 @@ class Comparison:
                 return f"{name} {self.op.replace('_', ' ').upper()}"
         return f"{name} {self.op} {values[0]}"
 
-    def __str__(self) -> str:
-        return self.sql
-
 
 def _operator(op: Any) -> str | None:
     """The operator that is meant; None if it is none."""
@@ -402,9 +388,6 @@ class Where:
         """The same comparisons, of columns by other names where these are known."""
         each = self.comparisons
         return Where(tuple(replace(one, column=names.get(one.column, one.column)) for one in each))
-
-    def __str__(self) -> str:
-        return self.sql
 
 
 def parse_where(where: Any) -> Where:
