@@ -16,8 +16,8 @@ from zarr_manifests.reports import IngestProgress, IngestReport
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.xarray.ingest_run import Ingestion, InProcess, TaskRunner, listed
+from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.xarray.ingest_run import Ingestion, TaskRunner, listed
 from zarr_manifests.xarray.source_files import SourceFiles, source_url
 
 __all__ = ["ingest"]
@@ -127,21 +127,35 @@ def ingest(
     366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
     _check(open, virtual, on_error, on_changed, files_per_commit, open_options, encoding)
-    runner = runner or InProcess()
+    runner = runner or TaskRunner()
     given = [files] if isinstance(files, str | os.PathLike) else files
     urls = [source_url(file) for file in given]
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
         raise InvalidArgumentError(f"{listed(twice)} in the list more than once")
+    repository = None
     if isinstance(url, Repository):
         refuse_options("a repository", storage_options)
+        repository, storage = url, url.storage
     else:
-        url = storage_of(url, storage_options)
-    repository = _repository(url, runner)
+        storage = storage_of(url, storage_options)
+    if runner.elsewhere and not storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            "the repository is in the memory of this process, and Spark's workers cannot reach it: "
+            "use a path or URL"
+        )
+    if repository is None and repositories.exists(storage):
+        repository = repositories.open(storage)
     containers = None
     if virtual:
-        containers = containers_of(repository) if repository is not None else {}
-        _check_containers(urls, containers)
+        containers = {} if repository is None else containers_of(repository)
+        known = Containers.of(containers)
+        outside = next((each for each in urls if not known.locate(each)[0]), None)
+        if outside is not None:
+            raise InvalidArgumentError(
+                f"{outside} lies below no container of the repository, so that its chunks could "
+                "not be read: pass zm.open(..., virtual_containers={<a name>: <its folder>})"
+            )
     source = SourceFiles(
         kind=open,
         dim=append_dim,
@@ -161,7 +175,7 @@ def ingest(
         message=message,
         heard=progress or (lambda told: None),
     )
-    return work.run(repository, url, urls)
+    return work.run(repository, storage, urls)
 
 
 def _check(
@@ -199,27 +213,4 @@ def _check(
             raise InvalidArgumentError(
                 f"the encoding of {name!r} has {other!r}: values are stored as the files store "
                 f"them, and only {', '.join(_CHUNK_ENCODING)} can be chosen"
-            )
-
-
-def _repository(place: Storage | Repository, runner: TaskRunner) -> Repository | None:
-    """The repository, if there is one."""
-    storage = place.storage if isinstance(place, Repository) else place
-    if runner.elsewhere and not storage.capabilities.shared:
-        raise UnsupportedStorageError(
-            "the repository is in the memory of this process, and Spark's workers cannot reach it: "
-            "use a path or URL"
-        )
-    if isinstance(place, Repository):
-        return place
-    return repositories.open(place) if repositories.exists(place) else None
-
-
-def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualContainer]) -> None:
-    known = Containers.of(containers)
-    for each in urls:
-        if not known.locate(each)[0]:
-            raise InvalidArgumentError(
-                f"{each} lies below no container of the repository, so that its chunks could not "
-                "be read: pass zm.open(..., virtual_containers={<a name>: <its folder>})"
             )

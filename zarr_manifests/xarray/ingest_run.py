@@ -4,60 +4,49 @@
    layouts and labels.
 2. The driver compares the layouts, sorts the files by their labels and gives each its rows. It
    grows the arrays, and writes the axis variables and the records of the files to the session.
-3. Tasks write the rows of their files to forks of the session. No chunk has rows of two tasks.
+3. Tasks write the rows of their files. In other processes, each writes to a fork of the session. No
+   chunk has rows of two tasks.
 4. The driver merges the forks and commits.
 
 Records, labels and data are in one commit. So two concurrent ingestions conflict, and the later one
-begins again at 2, on top of the other one's commit.
+begins again at 2, on top of the other one's commit. The records are lines of JSON in an array of
+bytes, `_ingest/files` below the group. A commit appends its lines, so its cost does not depend on
+how many there are. The last line of a file counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final, Protocol
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cache, partial
+from typing import Any, Final
 
-from zarr_manifests.errors import ConflictError, InvalidArgumentError
+import numpy as np
+import zarr
+
+from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
+from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import (
     FileFacts,
     FileLayout,
-    FilePart,
-    PlacedFile,
+    FileRows,
     difference,
-    in_order,
-    rows_of_labels,
+    place,
     write_groups,
 )
-from zarr_manifests.reports import (
-    FailedFile,
-    IngestedFile,
-    IngestProgress,
-    IngestReport,
-)
+from zarr_manifests.reports import FailedFile, IngestedFile, IngestProgress, IngestReport
 from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session
-from zarr_manifests.storage.url import storage_of
+from zarr_manifests.storage import Storage
+from zarr_manifests.store import ManifestStore
 from zarr_manifests.versions import HEADS
-from zarr_manifests.xarray.ingest_records import FileRecord, add_records, read_records
-from zarr_manifests.xarray.ingest_rows import (
-    Template,
-    There,
-    choose_units,
-    create_arrays,
-    create_arrays_of,
-    failed,
-    grow,
-    template_of,
-    there_is,
-    write_axis,
-    write_parts,
-)
-from zarr_manifests.xarray.source_files import FailedFileError, SourceFiles, stamp_of
+from zarr_manifests.xarray.ingest_rows import GroupRows, create_arrays
+from zarr_manifests.xarray.source_files import FailedFilesError, SourceFiles
 
-__all__ = ["InProcess", "Ingestion", "TaskRunner", "listed"]
+__all__ = ["Ingestion", "TaskRunner", "listed"]
 
 _LISTED: Final = 5
 _TASKS: Final = 2
@@ -70,6 +59,8 @@ _MERGED: Final = 32
 """So many forks are merged at once."""
 _VIRTUAL_FILES: Final = 512
 """The most files that a task refers to."""
+_RECORDS: Final = "_ingest"
+_RECORDS_CHUNK: Final = 256 * 1024
 
 
 def listed(urls: Sequence[str]) -> str:
@@ -78,108 +69,70 @@ def listed(urls: Sequence[str]) -> str:
     return ", ".join(urls[:_LISTED]) + more + (" is" if len(urls) == 1 else " are")
 
 
-type _Made = Callable[[], Callable[[Any], Any]]
+@dataclass(frozen=True, slots=True)
+class TaskRunner:
+    """What runs tasks; by default this process, one after the other.
 
+    Parameters
+    ----------
+    run : callable
+        Yields the results of a call for each item of a sequence, in their order.
+    parallelism : int
+        How many run at once. Also where it is one: after each task, progress is told.
+    elsewhere : bool
+        Whether tasks run in other processes, each with a copy of the call.
+    """
 
-class TaskRunner(Protocol):
-    """Runs tasks, in this process or elsewhere."""
-
-    @property
-    def parallelism(self) -> int:
-        """How many run at once."""
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether tasks run in other processes."""
-
-    def run(self, make: _Made, items: Sequence[Any]) -> Iterator[Any]:
-        """The results of a call for each item, in their order; `make` makes the call.
-
-        No two tasks of one process may have the same call.
-        """
-
-
-class InProcess:
-    """Runs tasks in this process, one after the other."""
-
-    parallelism = 16  # though one runs at once: after each of them it is told how far it is
-    elsewhere = False
-
-    def run(self, make: _Made, items: Sequence[Any]) -> Iterator[Any]:
-        """The results, each when it is asked for."""
-        return (make()(item) for item in items)
+    run: Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]] = map
+    parallelism: int = 16
+    elsewhere: bool = False
 
 
 # --- what tasks do ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Looked:
-    """What a task says of a file: that it is as it was, what it holds, or why it cannot be read."""
-
-    url: str
-    facts: FileFacts | None = None
-    template: Template | None = None
-    reason: str = ""
-
-
 def _look(
-    source: SourceFiles, files: tuple[Sequence[tuple[str, FileRecord | None]], bool]
-) -> list[_Looked]:
-    """Look at files; of the first that can be opened, return the template, too, if asked for."""
-    found: list[_Looked] = []
+    source: SourceFiles, files: Sequence[tuple[str, FileRecord | None]]
+) -> list[FileFacts | FailedFile]:
+    """Look at files; those that are as they were are left out."""
+    found: list[FileFacts | FailedFile] = []
     layouts: dict[FileLayout, FileLayout] = {}
-    these, wants_template = files
-    for url, known in these:
+    for url, known in files:
         try:
-            stamp = stamp_of(url)
-            if known is not None and (*stamp, source.text) == known.stamps:
-                found.append(_Looked(url))
-                continue
-            with source.opened(url) as opened:
-                facts = source.facts(url, opened, stamp)
-                template = template_of(url, opened, source.dim) if wants_template else None
-        except ImportError:
-            raise
-        except Exception as error:  # noqa: BLE001 - it is told, with the file
-            found.append(_Looked(url, reason=failed(url, error).reason))
-        else:  # one layout for all files that have it is pickled once
-            layout = layouts.setdefault(facts.layout, facts.layout)
-            found.append(_Looked(url, replace(facts, layout=layout), template))
-            wants_template = False
+            facts = source.facts(url, None if known is None else known.stamps)
+        except FailedFilesError as error:
+            found += error.files
+        else:
+            if facts is not None:  # one layout for all files that have it is pickled once
+                layout = layouts.setdefault(facts.layout, facts.layout)
+                found.append(replace(facts, layout=layout))
     return found
 
 
-def _create(
-    fork: Fork,
+def _create[Target: (Session, Fork)](
+    target: Target,
     group: str,
     source: SourceFiles,
-    encoding: Mapping[str, Mapping[str, Any]],
-    url: str,
-) -> Fork:
-    create_arrays_of(fork.store, group, source, url, encoding)
-    return fork
-
-
-def _write(
-    fork: Fork, group: str, source: SourceFiles, parts: Sequence[FilePart]
-) -> Fork | FailedFile:
+    how: tuple[str, Mapping[str, Mapping[str, Any]]],
+) -> Target | FailedFilesError:
     try:
-        write_parts(fork.store, group, source, parts)
-    except FailedFileError as error:
-        return FailedFile(error.url, error.reason)
-    return fork
+        create_arrays(target, group, source, *how)
+    except FailedFilesError as error:
+        return error
+    return target
+
+
+def _write[Target: (Session, Fork)](
+    target: Target, group: str, source: SourceFiles, rows: Sequence[FileRows]
+) -> Target | FailedFilesError:
+    try:
+        GroupRows(target.store, group, source).write(rows)
+    except FailedFilesError as error:
+        return error
+    return target
 
 
 # --- what the driver does --------------------------------------------------------------------
-
-
-class _FailedFilesError(Exception):
-    """Files that turned out to be unreadable while they were written."""
-
-    def __init__(self, files: Sequence[FailedFile]) -> None:
-        super().__init__(files)
-        self.files = files
 
 
 @dataclass(kw_only=True)
@@ -196,74 +149,67 @@ class Ingestion:
     files_per_commit: int | None
     message: str | None
     heard: Callable[[IngestProgress], None]
-    template: Template | None = None
+    waiting: dict[str, FileFacts] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
     failed: dict[str, FailedFile] = field(default_factory=dict)
     added: list[IngestedFile] = field(default_factory=list)
     replaced: list[IngestedFile] = field(default_factory=list)
     snapshot_ids: list[str] = field(default_factory=list)
+    unchanged: int = 0
     began: float = field(default_factory=SYSTEM.monotonic_s)
 
-    def run(self, repository: Repository | None, url: Any, urls: Sequence[str]) -> IngestReport:
-        known = {} if repository is None else self._records(repository)
-        new, changed = self._look_at(urls, known)
-        unchanged = len(urls) - len(new) - len(changed) - len(self.failed)
-        if changed and not self.replaces:
+    def run(
+        self, repository: Repository | None, storage: Storage, urls: Sequence[str]
+    ) -> IngestReport:
+        """Ingest files; of a repository that is not there yet, into one at the storage."""
+        known = {}
+        if repository is not None:
+            session = repository.readonly_session(HEADS + self.branch)
+            known = _read_records(session.store, self.group)
+        self._look_at(urls, known)
+        self.changed = self.waiting.keys() & known.keys()
+        self.unchanged = len(urls) - len(self.waiting) - len(self.failed)
+        if self.changed and not self.replaces:
             raise InvalidArgumentError(
-                f"{listed([file.url for file in changed])} not what was ingested: size, time, "
-                "variables or options differ. Give on_changed='replace' to write the rows again"
+                f"{listed(sorted(self.changed))} not what was ingested: size, time, variables or "
+                "options differ. Give on_changed='replace' to write the rows again"
             )
-        if new or changed:
-            write = partial(self._write_all, new=new, changed=changed)
-            if repository is not None:
-                unchanged += write(repository)
-            else:
-                self._agreeing(new, None)  # before anything is written
-                unchanged += write_into(storage_of(url), None, write, make=True)
+        if self.waiting and repository is not None:
+            self._write_all(repository)
+        elif self.waiting:
+            write_into(storage, None, self._write_all, make=True)
         return IngestReport(
             tuple(self.snapshot_ids),
             tuple(self.added),
             tuple(self.replaced),
             tuple(self.failed.values()),
-            unchanged,
+            self.unchanged,
             SYSTEM.monotonic_s() - self.began,
         )
 
-    def _records(self, repository: Repository) -> dict[str, FileRecord]:
-        return read_records(repository.readonly_session(HEADS + self.branch).store, self.group)
-
-    def _look_at(
-        self, urls: Sequence[str], known: Mapping[str, FileRecord]
-    ) -> tuple[list[FileFacts], list[FileFacts]]:
-        """New and changed files."""
-        files = [(url, known.get(url)) for url in urls]
-        most = _TASKS * self.runner.parallelism
-        groups = _parted(files, min(max(-(-len(files) // most), 1), _MOST_LOOKED))
-        wants = not known and self.source.containers is None  # else the arrays may be there
-        items = [(group, wants and not number) for number, group in enumerate(groups)]
-        new: list[FileFacts] = []
-        changed: list[FileFacts] = []
-        layouts: dict[FileLayout, FileLayout] = {}
-        done, began = 0, SYSTEM.monotonic_s()
-        for found in self.runner.run(lambda: partial(_look, self.source), items):
+    def _look_at(self, urls: Sequence[str], known: Mapping[str, FileRecord]) -> None:
+        """Find what files hold that are new or have changed."""
+        groups = self._parted([(url, known.get(url)) for url in urls], _MOST_LOOKED)
+        done, nbytes, began = 0, 0, SYSTEM.monotonic_s()
+        for group, found in zip(
+            groups, self.runner.run(partial(_look, self.source), groups), strict=True
+        ):
             for each in found:
-                if each.reason:
-                    self.failed[each.url] = FailedFile(each.url, each.reason)
-                elif each.facts is not None:
-                    self.template = self.template or each.template
-                    layout = layouts.setdefault(each.facts.layout, each.facts.layout)
-                    facts = replace(each.facts, layout=layout)
-                    (changed if each.url in known else new).append(facts)
-            done += len(found)
-            nbytes = sum(file.nbytes for file in (*new, *changed))
+                if isinstance(each, FailedFile):
+                    self.failed[each.url] = each
+                else:
+                    self.waiting[each.url] = each
+                    nbytes += each.nbytes
+            done += len(group)
             seconds = SYSTEM.monotonic_s() - began
             self.heard(IngestProgress("looking", done, len(urls), nbytes, seconds))
-        self._fail_if_due()
-        return new, changed
+        self._leave_out(())
 
-    def _leave_out(self, file: FileFacts, reason: str) -> None:
-        self.failed[file.url] = FailedFile(file.url, reason)
-
-    def _fail_if_due(self) -> None:
+    def _leave_out(self, files: Iterable[FailedFile]) -> None:
+        """Go on without the files, if they are only to be reported."""
+        self.failed |= {file.url: file for file in files}
+        for url in self.failed:
+            self.waiting.pop(url, None)
         if not self.failed or self.reports:
             return
         told = [*self.failed.values()]
@@ -276,72 +222,23 @@ class Ingestion:
             f"leave such files out{lines}{more}"
         )
 
-    def _agreeing(self, files: Sequence[FileFacts], there: There | None) -> list[FileFacts]:
-        """The files that agree with what is there, or with the first of them."""
-        if not files:
-            return []
-        due, whose = files[0].layout, files[0].url
-        if there is not None:
-            due, whose = there.layout, f"the group '/{self.group}'"
-        told: dict[int, tuple[str, str] | None] = {}
-        agreeing = []
-        for file in files:
-            key = id(file.layout)
-            if key not in told:
-                told[key] = difference(file.layout, due, self.source.dim)
-            found = told[key]
-            if found is None:
-                agreeing.append(file)
-            else:
-                self._leave_out(file, f"{found[0]}, and {whose} has {found[1]}")
-        self._fail_if_due()
-        return agreeing
-
-    # --- writing -------------------------------------------------------------------------------
-
-    def _write_all(
-        self, repository: Repository, new: Sequence[FileFacts], changed: Sequence[FileFacts]
-    ) -> int:
-        """Commit all files, as many at a time as asked for; how many were there by then."""
-        waiting, others = {file.url: file for file in (*changed, *new)}, 0
-        again = {file.url for file in changed}
-        began, total, attempts = SYSTEM.monotonic_s(), len(waiting), 0
-        while waiting:
+    def _write_all(self, repository: Repository) -> None:
+        """Commit all files, as many at a time as asked for."""
+        attempts, told = 0, partial(self._tell, SYSTEM.monotonic_s(), len(self.waiting))
+        while self.waiting:
             session = repository.writable_session(self.branch)
             let_others_open(session)
-            known = read_records(session.store, self.group)
-            others += self._drop_known(waiting, again, known)
-            there = there_is(session.store, self.group, self.source)
-            placed = self._place(
-                [*waiting.values()], {u: known[u] for u in again & known.keys()}, there
-            )
-            for url in self.failed:
-                waiting.pop(url, None)
-            batch = placed[: self.files_per_commit]
-            if not batch:
-                break
             try:
-                made = self._commit(session, placed, there, partial(self._heard_of, began, total))
+                self._commit(session, told)
+                attempts = 0
             except ConflictError:
                 attempts += 1
                 if attempts > repository.config.commits.attempts:
                     raise
-                continue
-            except _FailedFilesError as error:
-                self.failed |= {each.url: each for each in error.files}
-                self._fail_if_due()
-                for url in self.failed:
-                    waiting.pop(url, None)
-                continue
-            attempts = 0
-            self.snapshot_ids.append(made)
-            for each in batch:
-                file = waiting.pop(each.file.url)
-                told = IngestedFile(file.url, each.start, file.rows, file.nbytes, made)
-                (self.replaced if file.url in again else self.added).append(told)
-        return others
+            except FailedFilesError as error:
+                self._leave_out(error.files)
 
-    def _heard_of(self, began: float, total: int, files: int, nbytes: int) -> None:
+    def _tell(self, began: float, total: int, files: int, nbytes: int) -> None:
         """Tell of files that are written and not yet committed."""
         committed = [*self.added, *self.replaced]
         files += len(committed)
@@ -349,155 +246,209 @@ class Ingestion:
         seconds = SYSTEM.monotonic_s() - began
         self.heard(IngestProgress("writing", files, total, nbytes, seconds))
 
-    def _drop_known(
-        self, waiting: dict[str, FileFacts], again: set[str], known: Mapping[str, FileRecord]
-    ) -> int:
-        """Drop files that somebody else has ingested in the meantime; how many these are."""
-        there = [url for url, file in waiting.items() if self._is_there(known.get(url), file)]
-        for url in there:
-            del waiting[url]
-        for url in [url for url in waiting if url in known and url not in again]:
-            self._leave_out(waiting.pop(url), "somebody else has ingested it as it was before")
-        self._fail_if_due()
-        return len(there)
+    def _commit(self, session: Session, told: Callable[[int, int], None]) -> None:
+        """Write as many of the files as a commit takes, and commit them.
 
-    def _is_there(self, known: FileRecord | None, file: FileFacts) -> bool:
-        if known is None:
-            return False
-        return known.stamps == (file.nbytes, file.stamp, self.source.text)
+        Raises
+        ------
+        FailedFilesError
+            If files cannot be ingested; the session is of no use then.
+        """
+        known = _read_records(session.store, self.group)
+        rows = GroupRows(session.store, self.group, self.source)
+        placed = self._place(known, rows)
+        batch = placed[: self.files_per_commit]
+        if not batch:
+            return
+        if not rows.arrays:
+            for _ in self._tasks(session, _create, [(batch[0].file.url, self.encoding)]):
+                pass
+            rows = GroupRows(session.store, self.group, self.source)
+            rows.choose_units(placed)
+        if self.source.containers is not None:
+            _check_chunks(batch, rows)
+        rows.grow(max(each.stop for each in batch))
+        rows.write_axis(batch)
+        _add_records(session.store, self.group, [self._record(each) for each in batch])
+        self._write_rows(session, batch, rows, told)
+        made = session.commit(self.message or f"ingest {len(batch):,} files")
+        self.snapshot_ids.append(made)
+        for each in batch:
+            file = self.waiting.pop(each.file.url)
+            ingested = IngestedFile(file.url, each.start, file.rows, file.nbytes, made)
+            (self.replaced if file.url in self.changed else self.added).append(ingested)
 
-    def _place(
-        self,
-        files: Sequence[FileFacts],
-        again: Mapping[str, FileRecord],
-        there: There | None,
-    ) -> list[PlacedFile]:
-        """Give each file that agrees its rows; those that are there already keep theirs."""
-        agreeing = self._agreeing(files, there)
-        dim, labels = self.source.dim, None if there is None else there.labels
-        placed = []
-        for file in [file for file in agreeing if file.url in again]:
-            known, wanted = again[file.url], file.labels(dim)
-            if labels is not None and wanted is not None:
-                start = rows_of_labels(labels, wanted)
-            else:
-                start = known.start if known.rows == file.rows else None
-            if start is None:
-                self._leave_out(
-                    file, f"it has changed, and has other rows along {dim!r} than before"
-                )
-            else:
-                placed.append(PlacedFile(file, start))
-        new, unfit = in_order([file for file in agreeing if file.url not in again], dim, labels)
-        for file, reason in unfit:
-            self._leave_out(file, reason)
-        self._fail_if_due()
-        start = 0 if there is None else there.length
-        for file in new:
-            placed.append(PlacedFile(file, start))
-            start += file.rows
+    def _place(self, known: Mapping[str, FileRecord], rows: GroupRows) -> list[FileRows]:
+        """Give each file its rows, if others have not ingested it in the meantime."""
+        refused = []
+        for url, file in [*self.waiting.items()]:
+            if url not in known:
+                continue
+            if known[url].stamps == (file.nbytes, file.stamp, self.source.text):
+                del self.waiting[url]
+                self.unchanged += 1
+            elif url not in self.changed:
+                refused.append(FailedFile(url, "somebody else has ingested it as it was before"))
+        files, dim = [*self.waiting.values()], self.source.dim
+        if not refused and files:
+            due, whose = files[0].layout, files[0].url
+            if rows.arrays:
+                due, whose = rows.layout, f"the group '/{self.group}'"
+            differs = cache(lambda layout: difference(layout, due, dim))
+            found = [(file.url, differs(file.layout)) for file in files]
+            refused = [
+                FailedFile(url, f"{has}, and {whose} has {wants}")
+                for url, (has, wants) in ((url, each) for url, each in found if each is not None)
+            ]
+        if refused:
+            raise FailedFilesError(*refused)
+        before = {url: (known[url].start, known[url].rows) for url in self.changed & known.keys()}
+        placed, unfit = place(files, before, rows.length, rows.labels, dim)
+        if unfit:
+            raise FailedFilesError(*(FailedFile(file.url, reason) for file, reason in unfit))
         return placed
 
-    def _commit(
-        self,
-        session: Session,
-        placed: Sequence[PlacedFile],
-        there: There | None,
-        step: Callable[[int, int], None],
-    ) -> str:
-        """Write as many of the files as a commit takes, and commit them."""
-        batch = placed[: self.files_per_commit]
-        group, source = self.group, self.source
-        if there is None:
-            self._create(session, batch)
-            choose_units(session.store, group, source.dim, placed)
-            there = there_is(session.store, group, source)
-            assert there is not None
-        self._check_chunks(batch, there)
-        length = max(there.length, *(each.stop for each in batch))
-        if length > there.length:
-            grow(session.store, group, source.dim, length)
-        try:
-            write_axis(session.store, group, source.dim, batch)
-        except FailedFileError as error:
-            raise _FailedFilesError([FailedFile(error.url, error.reason)]) from error
-        records = [
-            FileRecord(f.url, f.nbytes, f.stamp, source.text, each.start, f.rows)
-            for each in batch
-            for f in [each.file]
-        ]
-        add_records(session.store, group, records, there.zarr_format)
-        self._write_parts(session, batch, there, step)
-        return session.commit(self.message or f"ingest {len(batch):,} files")
-
-    def _create(self, session: Session, batch: Sequence[PlacedFile]) -> None:
-        """Make the arrays: here, if a task has told how, else by a task that opens a file."""
-        if self.template is not None and self.template.url == batch[0].file.url:
-            create_arrays(session.store, self.group, self.template, self.encoding)
-            return
-        how = self.group, self.source, self.encoding
-        create = self.runner.run(
-            lambda: partial(_create, session.fork(), *how), [batch[0].file.url]
+    def _record(self, each: FileRows) -> FileRecord:
+        file = each.file
+        return FileRecord(
+            file.url, file.nbytes, file.stamp, self.source.text, each.start, file.rows
         )
-        for fork in create:
-            session.merge(fork)
 
-    def _check_chunks(self, batch: Sequence[PlacedFile], there: There) -> None:
-        """Refuse references to files whose rows do not begin where a chunk does."""
-        if self.source.containers is None:
-            return
-        found = []
-        for each in batch:
-            name = next((n for n, chunk in there.chunks.items() if each.start % chunk), None)
-            if name is not None:
-                text = (
-                    f"its rows would begin at {each.start}, within a chunk of {name!r}, which has "
-                    f"{there.chunks[name]} rows: a chunk cannot be in two files. Copy it instead"
-                )
-                found.append(FailedFile(each.file.url, text))
-        if found:
-            raise _FailedFilesError(found)
-
-    def _write_parts(
+    def _write_rows(
         self,
         session: Session,
-        batch: Sequence[PlacedFile],
-        there: There,
-        step: Callable[[int, int], None],
+        batch: Sequence[FileRows],
+        rows: GroupRows,
+        told: Callable[[int, int], None],
     ) -> None:
         """Have tasks write the files, and merge what they wrote."""
-        most = _TASKS * self.runner.parallelism
         if self.source.containers is not None:
-            each_task = min(max(-(-len(batch) // most), 1), _VIRTUAL_FILES)
-            parts = [each.part(each.start, each.stop) for each in batch]
-            groups: Sequence[Sequence[FilePart]] = _parted(parts, each_task)
+            groups: Sequence[Sequence[FileRows]] = self._parted(batch, _VIRTUAL_FILES)
         else:
             nbytes = sum(each.file.nbytes for each in batch)
-            most = max(most, nbytes // _TASK_BYTES[1])
-            groups = write_groups(batch, [*there.chunks.values()], most, _TASK_BYTES[0])
+            most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
+            groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
+        files: dict[str, int] = {}
+        for group, _ in zip(groups, self._tasks(session, _write, groups), strict=True):
+            files |= {each.file.url: each.file.nbytes for each in group}
+            told(len(files), sum(files.values()))
+
+    def _tasks(
+        self, session: Session, call: Callable[..., Any], items: Sequence[Any]
+    ) -> Iterator[None]:
+        """Have tasks write to a session, each with an item; each yields once, as it ends.
+
+        Raises
+        ------
+        FailedFilesError
+            After all of them, if some could not read files.
+        """
+        elsewhere = self.runner.elsewhere
         forks: list[Fork] = []
-        unreadable: list[FailedFile] = []
-        files: set[str] = set()
-        nbytes = 0
-        how = self.group, self.source
-        write = self.runner.run(lambda: partial(_write, session.fork(), *how), groups)
-        for group, written in zip(groups, write, strict=True):
-            if isinstance(written, FailedFile):
-                unreadable.append(written)
-                continue
-            forks.append(written)
+        failed: list[FailedFile] = []
+        run = partial(call, session.fork() if elsewhere else session, self.group, self.source)
+        for written in self.runner.run(run, items):
+            if isinstance(written, FailedFilesError):
+                failed += written.files
+            elif elsewhere:
+                forks.append(written)
             if len(forks) >= _MERGED:
                 session.merge(*forks)
                 forks.clear()
-            for part in group:
-                if part.url not in files:
-                    files.add(part.url)
-                    nbytes += part.nbytes
-            step(len(files), nbytes)
-        if unreadable:
-            raise _FailedFilesError(unreadable)
+            yield
+        if failed:
+            raise FailedFilesError(*failed)
         session.merge(*forks)
 
+    def _parted[Item](self, items: Sequence[Item], most: int) -> list[Sequence[Item]]:
+        """Items for tasks, of which none has more than so many."""
+        size = min(max(-(-len(items) // (_TASKS * self.runner.parallelism)), 1), most)
+        return [items[first : first + size] for first in range(0, len(items), size)]
 
-def _parted[Item](items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    return [items[first : first + size] for first in range(0, len(items), size)]
+
+def _check_chunks(batch: Sequence[FileRows], rows: GroupRows) -> None:
+    """Refuse references to files whose rows do not begin where a chunk does."""
+    found = []
+    for each in batch:
+        name = next((n for n, chunk in rows.chunks.items() if each.start % chunk), None)
+        if name is not None:
+            text = (
+                f"its rows would begin at {each.start}, within a chunk of {name!r}, which has "
+                f"{rows.chunks[name]} rows: a chunk cannot be in two files. Copy it instead"
+            )
+            found.append(FailedFile(each.file.url, text))
+    if found:
+        raise FailedFilesError(*found)
+
+
+# --- records of files ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file that was ingested.
+
+    Parameters
+    ----------
+    url : str
+        Where it was.
+    nbytes : int
+        Its size.
+    stamp : str
+        Its time or etag.
+    how : str
+        A hash of the variables and options it was opened with.
+    start, rows : int
+        Where its rows are, if they were not moved since.
+    """
+
+    url: str
+    nbytes: int
+    stamp: str
+    how: str
+    start: int
+    rows: int
+
+    @property
+    def stamps(self) -> tuple[int, str, str]:
+        """What is the same as long as the file and how it is opened are."""
+        return self.nbytes, self.stamp, self.how
+
+
+def _read_records(store: ManifestStore, group: str) -> dict[str, FileRecord]:
+    """What was ingested into a group, by URL."""
+    array = _records(store, group)
+    if array is None:
+        return {}
+    lines = np.asarray(array[:]).tobytes().decode().splitlines()
+    try:
+        return {record.url: record for record in (FileRecord(*json.loads(line)) for line in lines)}
+    except (TypeError, ValueError) as error:
+        raise CorruptObjectError(
+            f"the records of ingested files in /{join(group, _RECORDS)} cannot be read ({error})"
+        ) from error
+
+
+def _add_records(store: ManifestStore, group: str, records: Iterable[FileRecord]) -> None:
+    """Append records; they are committed with the rest of the session."""
+    text = "".join(f"{json.dumps(astuple(record))}\n" for record in records)
+    data = np.frombuffer(text.encode(), np.uint8)
+    array = _records(store, group)
+    if array is None:
+        form: Any = zarr.open_group(store, path=group).metadata.zarr_format
+        # Without a name for the axis, xarray could not open the groups as a tree.
+        named: Any = {"dimension_names": ["byte"]} if form == 3 else {}
+        made = zarr.create_group(store, path=join(group, _RECORDS), zarr_format=form)
+        how: Any = {"shape": (0,), "chunks": (_RECORDS_CHUNK,), "dtype": "u1"}
+        array = made.create_array("files", **how, **named)
+    start = array.shape[0]
+    array.resize((start + len(data),))
+    array[start:] = data
+
+
+def _records(store: ManifestStore, group: str) -> zarr.Array[Any] | None:
+    try:
+        path = join(group, join(_RECORDS, "files"))
+        return zarr.open_array(store, path=path, mode="r" if store.read_only else "r+")
+    except FileNotFoundError:
+        return None
