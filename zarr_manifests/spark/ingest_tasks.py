@@ -14,8 +14,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
-from zarr_manifests.xarray.ingest_files import ingest as ingest_files
-from zarr_manifests.xarray.ingest_run import TaskRunner
+from zarr_manifests.xarray import ingest_files
 
 __all__ = ["ingest"]
 
@@ -64,5 +63,6 @@ def ingest(
     >>> print(report)  # doctest: +SKIP
     366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
-    runner = TaskRunner(partial(run_tasks, spark), SparkFacts.of(spark).parallelism, elsewhere=True)
-    return ingest_files(files, url, append_dim=append_dim, runner=runner, **options)
+    parallelism = SparkFacts.of(spark).parallelism
+    runner = ingest_files.TaskRunner(partial(run_tasks, spark), parallelism, elsewhere=True)
+    return ingest_files.ingest(files, url, append_dim=append_dim, runner=runner, **options)

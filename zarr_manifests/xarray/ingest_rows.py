@@ -42,7 +42,7 @@ from zarr_manifests.xarray.source_files import (
 from zarr_manifests.xarray.stored_group import meaning_of_bounds
 from zarr_manifests.xarray.writers import to_session
 
-__all__ = ["GroupRows", "create_arrays"]
+__all__ = ["GroupRows", "create_arrays", "write_rows"]
 
 _CHUNK_BYTES: Final = 64 * 1024**2
 _AXIS_CHUNK: Final = 8192
@@ -176,14 +176,7 @@ class GroupRows:
 
     # --- what tasks write --------------------------------------------------------------------
 
-    def write(self, rows: Sequence[FileRows]) -> None:
-        """Write rows of files, except those of axis variables.
-
-        Raises
-        ------
-        FailedFilesError
-            If a file cannot be read, or has changed since it was looked at.
-        """
+    def _write(self, rows: Sequence[FileRows]) -> None:
         if self._source.containers is not None:
             for each in rows:
                 with self._source.reading(each.file) as (_, session):
@@ -270,6 +263,19 @@ def _misfit(fit: Fit, run: Sequence[FileRows]) -> FailedFilesError:
             break
     told = f"values of {fit.name!r} do not fit the array, which has room for {fit.range_text}{why}"
     return FailedFilesError(FailedFile(each.file.url, told))
+
+
+def write_rows(
+    target: Session | Fork, group: str, source: SourceFiles, rows: Sequence[FileRows]
+) -> None:
+    """Write rows of files, except those of axis variables.
+
+    Raises
+    ------
+    FailedFilesError
+        If a file cannot be read, has changed since it was looked at, or cannot be referred to.
+    """
+    GroupRows(target.store, group, source)._write(rows)
 
 
 # --- new arrays ------------------------------------------------------------------------------
@@ -363,7 +369,13 @@ def _refer(
     array = zarr.open_array(store, path=path, mode="r+")
     shift = np.zeros(array.ndim, np.int64)
     if array.ndim:
-        shift[axis] = start // (array.shards or array.chunks)[axis]
+        chunk = (array.shards or array.chunks)[axis]
+        shift[axis], within = divmod(start, chunk)
+        if within:
+            raise InvalidArgumentError(
+                f"its rows would begin at {start}, within a chunk of {name!r}, which has {chunk} "
+                "rows: a chunk cannot be in two files. Copy it instead"
+            )
 
     def moved(index: Any) -> npt.NDArray[np.int64]:
         index = np.asarray(index, np.int64)

@@ -394,23 +394,18 @@ def _meaning(variable: xr.Variable, axis: xr.Variable | None) -> tuple[tuple[str
     if axis is not None:
         is_time = axis.dtype.kind in "mM" or "units" in axis.encoding
         keys = ("calendar",) if is_time else ("units",)
-    found = {}
-    for key in keys:
-        if key in variable.attrs and _plain(variable.attrs[key]) != _NAN:
-            found[key] = _plain(variable.attrs[key])  # NaN is missing anyway
+    found = {key: _plain(variable.attrs[key]) for key in keys if key in variable.attrs}
     if "calendar" in found:
-        found["calendar"] = str(found["calendar"]).lower()
-        if found["calendar"] == "gregorian":
-            found["calendar"] = "standard"
-        if axis is not None and found["calendar"] == "standard":
-            del found["calendar"]  # which is what none means
-    return tuple(sorted(found.items()))
+        calendar = str(found["calendar"]).lower()
+        found["calendar"] = "standard" if calendar == "gregorian" else calendar
+    # NaN is missing anyway, and of an axis variable the standard calendar is what none means.
+    same = (_NAN,) if axis is None else (_NAN, "standard")
+    return tuple(sorted((key, value) for key, value in found.items() if value not in same))
 
 
 def _plain(value: Any) -> Any:
     """A value that compares equal to itself, whatever type a file gives it."""
-    values = np.ravel(np.asarray(value)).tolist()
-    plain = tuple(_NAN if v != v else v for v in values)
+    plain = tuple(_NAN if v != v else v for v in np.ravel(value).tolist())
     return plain[0] if len(plain) == 1 else plain
 
 
@@ -418,12 +413,10 @@ def _digest(variable: xr.Variable) -> tuple[bytes, bytes]:
     """A hash of the values, and the values themselves if they are few numbers."""
     values = np.asarray(variable.values)
     if values.dtype.kind in "OT":
-        data = "\0".join(map(str, values.ravel().tolist())).encode()
-    else:
-        values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
-        data = values.tobytes()
-    digest = hashlib.blake2b(data, digest_size=16).digest()
+        values = values.astype("U")
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     few = values.dtype.kind in "iuf" and values.size <= _COMPARED_VALUES
+    digest = hashlib.blake2b(data, digest_size=16).digest()
     return digest, values.astype(np.float64).tobytes() if few else b""
 
 

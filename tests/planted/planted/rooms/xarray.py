@@ -120,13 +120,13 @@ FAULTS = [
     ),
     Fault(
         "a-file-that-another-ingests-meanwhile-is-ingested-twice",
-        "xarray/ingest_run.py",
+        "xarray/ingest_files.py",
         "if known[url].stamps == (file.nbytes, file.stamp, self.source.text):",
         "if False:",
     ),
     Fault(
         "an-older-state-that-another-ingested-is-appended-to",
-        "xarray/ingest_run.py",
+        "xarray/ingest_files.py",
         "elif url not in self.changed:",
         "elif False:",
     ),
@@ -138,9 +138,9 @@ FAULTS = [
     ),
     Fault(
         "a-chunk-is-referred-to-in-two-files",
-        "xarray/ingest_run.py",
-        "if each.start % chunk), None)",
-        "if False), None)",
+        "xarray/ingest_rows.py",
+        "        if within:\n",
+        "        if False:\n",
     ),
     # workers
     Fault(
