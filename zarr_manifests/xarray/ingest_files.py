@@ -450,7 +450,7 @@ class _Ingestion:
         if not refused and files:
             due, whose = files[0].layout, files[0].url
             if rows.arrays:
-                due, whose = rows.layout, f"the group '/{self.group}'"
+                due, whose = rows.held[0], f"the group '/{self.group}'"
             differs = cache(lambda layout: difference(layout, due, dim))
             for file in files:
                 found = differs(file.layout)
@@ -459,7 +459,8 @@ class _Ingestion:
         if refused:
             raise FailedFilesError(*refused)
         before = {url: (known[url].start, known[url].rows) for url in self.changed & known.keys()}
-        placed, unfit = place(files, before, rows.length, rows.labels, dim)
+        labels = rows.held[1].get(dim) if rows.arrays else None
+        placed, unfit = place(files, before, rows.length, labels, dim)
         if unfit:
             raise FailedFilesError(*(FailedFile(file.url, reason) for file, reason in unfit))
         return placed

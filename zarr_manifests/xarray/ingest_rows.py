@@ -22,7 +22,7 @@ from xarray.coding.times import infer_datetime_units
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.keys import join
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
 from zarr_manifests.planning.file_rows import FileLayout, FileRows, blocks, runs
 from zarr_manifests.reports import FailedFile
 from zarr_manifests.runtime import quiet
@@ -66,8 +66,12 @@ class GroupRows:
     ----------
     arrays : dict of str to Array
         All arrays; empty if the group has none yet.
+    length : int
+        How many rows there are.
     chunks : dict of str to int
         Lengths of chunks along the dimension, of the arrays that tasks write to.
+    unit : int
+        All these chunks end at multiples of so many rows.
 
     Raises
     ------
@@ -78,51 +82,27 @@ class GroupRows:
     def __init__(self, store: ManifestStore, group: str, source: SourceFiles) -> None:
         self._store, self._group, self._source, self._dim = store, group, source, source.dim
         self.arrays: dict[str, zarr.Array[Any]] = {}
-        self.chunks: dict[str, int] = {}
-        self._ds = xr.Dataset()
         if workspace_of(store).contents.node(group) is not None:
             self.arrays = dict(zarr.open_group(store, path=group, mode="r+").arrays())
-        if not self.arrays:
-            return
-        self._ds = stored_dataset(store, group)
-        if self._dim not in self._ds.dims:
+        self._ds = stored_dataset(store, group) if self.arrays else xr.Dataset()
+        if self.arrays and self._dim not in self._ds.dims:
             raise InvalidArgumentError(
                 f"no array in the group '/{group}' has the dimension {self._dim!r}"
             )
-        axis = axis_names(self._ds, self._dim)
-        self._axes = {
-            name: self._ds[name].dims.index(self._dim)
-            for name in self.arrays
-            if self._dim in self._ds[name].dims
+        self.length = self._ds.sizes.get(self._dim, 0)
+        dims = {name: self._ds.variables[name].dims for name in self.arrays}
+        self._axes = {n: found.index(self._dim) for n, found in dims.items() if self._dim in found}
+        self.chunks = {
+            name: (self.arrays[name].shards or self.arrays[name].chunks)[self._axes[name]]
+            for name in self._axes.keys() - {*axis_names(self._ds, self._dim)}
         }
-        for name in self._axes.keys() - {*axis}:
-            array = self.arrays[name]
-            self.chunks[name] = (array.shards or array.chunks)[self._axes[name]]
+        self.unit = math.lcm(*self.chunks.values())
 
     @cached_property
-    def _held(self) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
+    def held(self) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
+        """What files have to agree with, and the values of axis variables."""
         refers = self._source.containers is not None
         return layout_of(self._ds, self._dim, self._store if refers else None, self._group)
-
-    @property
-    def layout(self) -> FileLayout:
-        """What files have to agree with."""
-        return self._held[0]
-
-    @property
-    def labels(self) -> npt.NDArray[Any] | None:
-        """The labels of the rows."""
-        return self._held[1].get(self._dim) if self.arrays else None
-
-    @property
-    def length(self) -> int:
-        """How many rows there are."""
-        return self._ds.sizes.get(self._dim, 0)
-
-    @property
-    def unit(self) -> int:
-        """Chunks of all arrays that tasks write to end at multiples of so many rows."""
-        return math.lcm(*self.chunks.values())
 
     def grow(self, length: int) -> None:
         """Make the arrays that long, if they are shorter; what is new has no values yet."""
@@ -149,11 +129,10 @@ class GroupRows:
             values = np.concatenate([axis[n].ravel() for axis in axes for n in names & axis.keys()])
             try:
                 _codes(fit_of(name, array.dtype, told), values)
-            except (InvalidArgumentError, MisfitError):
-                array.attrs["units"] = infer_datetime_units(values)
-            else:
                 units = units_of_first(values, str(told["units"]), array.dtype)
-                array.attrs["units"] = units or told["units"]
+            except (InvalidArgumentError, MisfitError):
+                units = infer_datetime_units(values)
+            array.attrs["units"] = units or told["units"]
 
     def write_axis(self, placed: Sequence[FileRows]) -> None:
         """Write the values of axis variables of all files.
@@ -163,16 +142,24 @@ class GroupRows:
         FailedFilesError
             If values of a file would be read back differently.
         """
+        told = {name: array.attrs.asdict() for name, array in self.arrays.items()}
         for name in sorted(placed[0].file.axis):
-            array, attributes = self.arrays[name], self.arrays[name].attrs.asdict()
-            told = [other.attrs.asdict() for other in self.arrays.values()]
-            fit = fit_of(name, array.dtype, {**meaning_of_bounds(name, told), **attributes})
+            meaning = {**meaning_of_bounds(name, told.values()), **told[name]}
+            fit = fit_of(name, self.arrays[name].dtype, meaning)
             for run in runs(placed):
-                try:
-                    codes = _codes(fit, np.concatenate([each.file.axis[name] for each in run]))
-                except (InvalidArgumentError, MisfitError):
-                    raise _misfit(fit, run) from None
-                array[run[0].start : run[-1].stop] = codes
+                self._write_codes(fit, run)
+
+    def _write_codes(self, fit: Fit, run: Sequence[FileRows]) -> None:
+        try:
+            codes = _codes(fit, np.concatenate([each.file.axis[fit.name] for each in run]))
+        except (InvalidArgumentError, MisfitError) as error:
+            for each in run if len(run) > 1 else ():  # of these, some cannot be written
+                self._write_codes(fit, [each])
+            why = error.misfits[0].given if isinstance(error, MisfitError) else error
+            room = f"do not fit the array, which has room for {fit.range_text}: {why}"
+            told = FailedFile(run[0].file.url, f"values of {fit.name!r} {room}")
+            raise FailedFilesError(told) from None
+        self.arrays[fit.name][run[0].start : run[-1].stop] = codes
 
     # --- what tasks write --------------------------------------------------------------------
 
@@ -252,19 +239,6 @@ def _codes(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return fit.encoded(values)
 
 
-def _misfit(fit: Fit, run: Sequence[FileRows]) -> FailedFilesError:
-    """What to tell of the first file whose values the array cannot hold."""
-    why = ""
-    for each in run:  # xarray stores all in other units if those of one file do not fit
-        try:
-            _codes(fit, each.file.axis[fit.name])
-        except (InvalidArgumentError, MisfitError) as error:
-            why = f": {error.misfits[0].given if isinstance(error, MisfitError) else error}"
-            break
-    told = f"values of {fit.name!r} do not fit the array, which has room for {fit.range_text}{why}"
-    return FailedFilesError(FailedFile(each.file.url, told))
-
-
 def write_rows(
     target: Session | Fork, group: str, source: SourceFiles, rows: Sequence[FileRows]
 ) -> None:
@@ -296,28 +270,28 @@ def create_arrays(
         If the file cannot be read.
     """
     with told_of(url), source.opened(url) as (ds, session):
-        axis = axis_names(ds, source.dim)
-        new = ds.isel({source.dim: slice(0, 0)}).drop_encoding()
+        axis, dim = axis_names(ds, source.dim), source.dim
+        new = ds.isel({dim: slice(0, 0)}).drop_encoding()
         if session is not None:
-            new = new.drop_vars([name for name in new.variables if name not in axis])
+            new = new[axis]
             held = zarr.open_array(session.store, path=str(next(iter(ds.variables))), mode="r")
             zarr.open_group(target.store, path=group, zarr_format=held.metadata.zarr_format)
         own: dict[Any, dict[str, Any]] = {}
         for key, variable in new.variables.items():
-            name = str(key)
-            own[name] = dict(encoding.get(name, {}))
-            if source.dim in variable.dims:
-                long = name in axis
-                own[name].setdefault("chunks", _chunks(ds.variables[key], source.dim, long=long))
+            own[key] = dict(encoding.get(str(key), {}))
             if variable.dtype.kind in "iufc":
-                native = variable.dtype.newbyteorder("=")
-                new[key] = variable.astype(native, keep_attrs=True)
+                own[key]["dtype"] = variable.dtype.newbyteorder("=")
+            if dim in variable.dims:
+                own[key].setdefault("chunks", _chunks(ds.variables[key], dim, long=key in axis))
             if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
-                own[name]["_FillValue"] = None  # else xarray adds one
+                own[key]["_FillValue"] = None  # else xarray adds one
         to_session(new.load(), target, group=group, mode="a", encoding=own, check=False)
         if session is not None:
-            for key in ds.variables.keys() - {*axis}:
-                _create_referring(target.store, group, session, ds[key].variable, str(key), source)
+            for name in map(str, ds.variables.keys() - {*axis}):
+                like = zarr.open_array(session.store, path=name, mode="r")
+                _create_like(target.store, join(group, name), like, ds.variables[name], dim)
+                if dim not in ds.variables[name].dims:
+                    _refer(target.store, join(group, name), session, name, 0, 0)
 
 
 def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
@@ -335,31 +309,23 @@ def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
 # --- references ------------------------------------------------------------------------------
 
 
-def _create_referring(
-    store: ManifestStore,
-    group: str,
-    session: Session,
-    variable: xr.Variable,
-    name: str,
-    source: SourceFiles,
+def _create_like(
+    store: ManifestStore, path: str, like: zarr.Array[Any], variable: xr.Variable, dim: str
 ) -> None:
-    """Make an array as encoded as one in a file; refer to its chunks if it does not grow."""
-    array = zarr.open_array(session.store, path=name, mode="r")
-    buffers = array.metadata.to_buffer_dict(default_buffer_prototype())
+    """Make an array as encoded as one in a file, without rows; it may get one more axis."""
+    buffers = like.metadata.to_buffer_dict(default_buffer_prototype())
     documents = {key: json.loads(buffer.to_bytes()) for key, buffer in buffers.items()}
     dims = list(map(str, variable.dims))
-    chunks = [1] * (variable.ndim - array.ndim) + list(array.shards or array.chunks)
-    shape = [0 if dim == source.dim else size for dim, size in variable.sizes.items()]
-    if array.metadata.zarr_format == 2:
-        documents[".zarray"] |= {"shape": shape, "chunks": chunks}
-        documents[".zattrs"]["_ARRAY_DIMENSIONS"] = dims
+    chunks = [1] * (variable.ndim - like.ndim) + list(like.shards or like.chunks)
+    shape = [0 if name == dim else size for name, size in variable.sizes.items()]
+    if like.metadata.zarr_format == 2:
+        documents[V2_ARRAY] |= {"shape": shape, "chunks": chunks}
+        documents[V2_ATTRIBUTES]["_ARRAY_DIMENSIONS"] = dims
     else:
-        documents["zarr.json"] |= {"shape": shape, "dimension_names": dims}
-        documents["zarr.json"]["chunk_grid"]["configuration"]["chunk_shape"] = chunks
+        documents[V3_DOCUMENT] |= {"shape": shape, "dimension_names": dims}
+        documents[V3_DOCUMENT]["chunk_grid"]["configuration"]["chunk_shape"] = chunks
     for key, document in documents.items():
-        workspace_of(store).set(join(group, join(name, key)), json.dumps(document).encode())
-    if source.dim not in dims:
-        _refer(store, join(group, name), session, name, 0, 0)
+        workspace_of(store).set(join(path, key), json.dumps(document).encode())
 
 
 def _refer(

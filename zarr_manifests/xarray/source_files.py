@@ -332,11 +332,9 @@ def axis_names(ds: xr.Dataset, dim: str) -> list[str]:
     """Names of variables with a few bytes a row: labels, and what is told beside them."""
     found = []
     for name, variable in ds.variables.items():
-        if dim not in variable.dims:
-            continue
-        cells = math.prod(size for other, size in variable.sizes.items() if other != dim)
-        small = variable.dtype.kind in "biuf" and cells * variable.dtype.itemsize <= _AXIS_BYTES
-        if (variable.dims == (dim,) and name == dim) or (small and variable.dims[0] == dim):
+        nbytes = variable.dtype.itemsize * math.prod(variable.shape[1:])
+        small = variable.dtype.kind in "biuf" and nbytes <= _AXIS_BYTES
+        if variable.dims[:1] == (dim,) and (small or (variable.ndim == 1 and name == dim)):
             found.append(str(name))
     return found
 
