@@ -1,14 +1,13 @@
 """Files that become rows of arrays: whether they agree, where their rows go, who writes them.
 
-Files are joined along one dimension. What is decided here rests on facts that tasks have read from
-the files; no file is opened.
+Files are joined along one dimension. All decisions rest on facts that tasks have read from the
+files; no file is opened here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,13 +17,13 @@ import numpy.typing as npt
 __all__ = [
     "FileFacts",
     "FileLayout",
-    "FilePart",
-    "PlacedFile",
+    "FileRows",
     "VariableFacts",
+    "blocks",
     "difference",
-    "in_order",
-    "labels_near",
+    "place",
     "rows_of_labels",
+    "runs",
     "write_groups",
 ]
 
@@ -115,48 +114,23 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedFile:
-    """A file, and the row where its rows begin."""
-
-    file: FileFacts
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """The row behind its last one."""
-        return self.start + self.file.rows
-
-    def part(self, start: int, stop: int) -> FilePart:
-        """Some of its rows, by their places."""
-        file = self.file
-        return FilePart(file.url, file.nbytes, file.stamp, start, stop, start - self.start)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FilePart:
-    """Rows of a file for one task.
+class FileRows:
+    """Rows of a file, and where they go.
 
     Parameters
     ----------
-    url, nbytes, stamp
-        As of `FileFacts`.
+    file : FileFacts
+        The file.
     start, stop : int
-        Where they go, in the arrays.
+        Where the rows go, in the arrays.
     first : int
         Where they begin, in the file.
     """
 
-    url: str
-    nbytes: int
-    stamp: str
+    file: FileFacts
     start: int
     stop: int
     first: int = 0
-
-    @property
-    def last(self) -> int:
-        """Where they end, in the file."""
-        return self.first + self.stop - self.start
 
 
 # --- agreement -------------------------------------------------------------------------------
@@ -231,23 +205,60 @@ def _tuple(dims: Sequence[str]) -> str:
 # --- where rows go ---------------------------------------------------------------------------
 
 
-def in_order(
-    files: Sequence[FileFacts], dim: str, there: npt.NDArray[Any] | None
-) -> tuple[list[FileFacts], list[tuple[FileFacts, str]]]:
-    """Sort files by their labels; those that do not fit are told apart, with the reason.
+def place(
+    files: Iterable[FileFacts],
+    before: Mapping[str, tuple[int, int]],
+    length: int,
+    labels: npt.NDArray[Any] | None,
+    dim: str,
+) -> tuple[list[FileRows], list[tuple[FileFacts, str]]]:
+    """Give each file its rows; those that have none are told apart, with the reason.
 
-    Labels ascend or descend as those that are there do, else as those of the files. Without
-    labels, the order stays.
+    New files go behind what is there, sorted by their labels. These ascend or descend as those that
+    are there do, else as those of the files. Without labels, the order stays.
 
     Parameters
     ----------
-    files : sequence of FileFacts
+    files : iterable of FileFacts
         The files; either all have labels or none has.
+    before : mapping of str to (int, int)
+        First row and number of rows of files that have changed, by URL. They keep their place, that
+        of their labels if they have any.
+    length : int
+        The number of rows that are there.
+    labels : ndarray, optional
+        The labels of these.
     dim : str
         The dimension.
-    there : ndarray, optional
-        The labels that are there already.
     """
+    new, placed, refused = [], [], []
+    for file in files:
+        if file.url not in before:
+            new.append(file)
+            continue
+        start: int | None
+        start, rows = before[file.url]
+        wanted = file.labels(dim)
+        if labels is not None and wanted is not None:
+            start = rows_of_labels(labels, wanted)
+        elif rows != file.rows:
+            start = None
+        if start is None:
+            why = f"it has changed, and has other rows along {dim!r} than before"
+            refused.append((file, why))
+        else:
+            placed.append(FileRows(file, start, start + file.rows))
+    new, unfit = _in_order(new, dim, labels)
+    for file in new:
+        placed.append(FileRows(file, length, length + file.rows))
+        length += file.rows
+    return placed, refused + unfit
+
+
+def _in_order(
+    files: Sequence[FileFacts], dim: str, there: npt.NDArray[Any] | None
+) -> tuple[list[FileFacts], list[tuple[FileFacts, str]]]:
+    """Sort files by their labels; those that do not fit are told apart, with the reason."""
     known = [(file, labels) for file in files if (labels := file.labels(dim)) is not None]
     if len(known) < len(files):
         return list(files), []
@@ -281,7 +292,7 @@ def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | N
 
     Labels are equal or, if there are no such ones, the same but for rounding.
     """
-    for same in (np.equal, labels_near):
+    for same in (np.equal, _near):
         starts = np.flatnonzero(same(there, wanted[0])) if len(wanted) else ()
         for start in map(int, starts):
             found = there[start : start + len(wanted)]
@@ -290,7 +301,7 @@ def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | N
     return None
 
 
-def labels_near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
+def _near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
     """Which labels differ by rounding only: times by less than a second, floats by a millionth."""
     kind = np.asarray(one).dtype.kind
     if kind == "f":
@@ -314,48 +325,74 @@ def _shown(label: Any) -> str:
 
 
 def write_groups(
-    placed: Sequence[PlacedFile], chunks: Sequence[int], most: int, least_bytes: int
-) -> list[list[FilePart]]:
+    placed: Sequence[FileRows], unit: int, most: int, least_bytes: int
+) -> list[list[FileRows]]:
     """Group rows for tasks, so that no stored chunk has rows of two groups.
 
-    A file with rows in two groups is read by two tasks.
+    A file with rows in two groups is read by two tasks. The groups leave out the labels of files.
 
     Parameters
     ----------
-    placed : sequence of PlacedFile
+    placed : sequence of FileRows
         The files, no two of them in the same rows.
-    chunks : sequence of int
-        Lengths of the arrays' chunks along the dimension.
+    unit : int
+        Chunks of all arrays end at multiples of so many rows.
     most : int
-        The most groups to make, of about as many bytes each.
+        A group has at least this fraction of all bytes, if its chunks allow it.
     least_bytes : int
         A group has at least so many bytes, if there are as many.
 
     Examples
     --------
     >>> files = [FileFacts(f"{n}", 10, "", FileLayout((), ()), 2) for n in range(4)]
-    >>> placed = [PlacedFile(file, 3 + 2 * n) for n, file in enumerate(files)]
-    >>> for group in write_groups(placed, [4], 9, 0):
-    ...     print([(part.url, part.start, part.stop) for part in group])
+    >>> placed = [FileRows(file, 3 + 2 * n, 5 + 2 * n) for n, file in enumerate(files)]
+    >>> for group in write_groups(placed, 4, 9, 0):
+    ...     print([(rows.file.url, rows.start, rows.stop) for rows in group])
     [('0', 3, 4)]
     [('0', 4, 5), ('1', 5, 7), ('2', 7, 8)]
     [('2', 8, 9), ('3', 9, 11)]
     """
-    unit = math.lcm(*chunks) if chunks else 1
-    total = sum(each.file.nbytes for each in placed)
-    due = max(least_bytes, -(-total // max(most, 1)), 1)
-    groups: list[list[FilePart]] = []
-    held, end = due, -1  # bytes in the last group, and the unit it ends in
+    nbytes = sum(each.file.nbytes for each in placed)
+    rows = sum(each.stop - each.start for each in placed)
+    due = max(-(-rows // most), least_bytes * rows // max(nbytes, 1))  # rows of a group
+    groups: list[list[FileRows]] = []
+    held = due
+    light = [replace(each, file=replace(each.file, axis={})) for each in placed]
+    for block in blocks(light, max(-(-due // unit), 1) * unit):
+        count = sum(each.stop - each.start for each in block)
+        if held + count > due:  # else few rows of the blocks are due
+            groups.append([])
+            held = 0
+        groups[-1] += block
+        held += count
+    return groups
+
+
+def blocks(placed: Iterable[FileRows], rows: int) -> list[list[FileRows]]:
+    """Cut files at all multiples of so many rows, and put together what lies between two of these.
+
+    Examples
+    --------
+    >>> file = FileFacts("a", 10, "", FileLayout((), ()), 5)
+    >>> [[(each.start, each.stop, each.first)] for [each] in blocks([FileRows(file, 3, 8)], 4)]
+    [[(3, 4, 0)], [(4, 8, 1)]]
+    """
+    found: dict[int, list[FileRows]] = {}
     for each in sorted(placed, key=lambda one: one.start):
         start = each.start
         while start < each.stop:
-            if not groups or (held >= due and start // unit > end):
-                groups.append([])
-                held = 0
-            row_bytes = max(each.file.nbytes // each.file.rows, 1)
-            wanted = start + max(-(-(due - held) // row_bytes), 1)
-            stop = min(-(-wanted // unit) * unit, each.stop)
-            groups[-1].append(each.part(start, stop))
-            held += (stop - start) * row_bytes
-            start, end = stop, (stop - 1) // unit
-    return groups
+            stop = min((start // rows + 1) * rows, each.stop)
+            first = each.first + start - each.start
+            found.setdefault(start // rows, []).append(FileRows(each.file, start, stop, first))
+            start = stop
+    return [*found.values()]
+
+
+def runs(placed: Iterable[FileRows]) -> list[list[FileRows]]:
+    """Put rows together that follow on each other."""
+    found: list[list[FileRows]] = []
+    for each in sorted((one for one in placed if one.stop > one.start), key=lambda one: one.start):
+        if not found or found[-1][-1].stop != each.start:
+            found.append([])
+        found[-1].append(each)
+    return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -13,7 +14,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
-from zarr_manifests.xarray.ingest_files import ingest as ingest_files
+from zarr_manifests.xarray import ingest_files
 
 __all__ = ["ingest"]
 
@@ -62,20 +63,6 @@ def ingest(
     >>> print(report)  # doctest: +SKIP
     366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
-    return ingest_files(files, url, append_dim=append_dim, runner=_OnSpark(spark), **options)
-
-
-class _OnSpark:
-    elsewhere = True
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-
-    @property
-    def parallelism(self) -> int:
-        """How many tasks Spark runs at once."""
-        return SparkFacts.of(self._spark).parallelism
-
-    def run(self, make: Callable[[], Callable[[Any], Any]], items: Sequence[Any]) -> Iterator[Any]:
-        """The results of Spark's tasks; each has its own copy of the call."""
-        return run_tasks(self._spark, make(), items)
+    parallelism = SparkFacts.of(spark).parallelism
+    runner = ingest_files.TaskRunner(partial(run_tasks, spark), parallelism, elsewhere=True)
+    return ingest_files.ingest(files, url, append_dim=append_dim, runner=runner, **options)

@@ -1,29 +1,92 @@
-"""`ingest`: files become rows of a group, read and written by tasks."""
+"""`ingest`: files become rows of a group, read and written by tasks.
+
+1. Tasks open the files, except those that were ingested before and have not changed. They return
+   layouts and labels.
+2. The driver compares the layouts, sorts the files by their labels and gives each its rows. It
+   grows the arrays, and writes the axis variables and the records of the files to the session.
+3. Tasks write the rows of their files. In other processes, each writes to a fork of the session. No
+   chunk has rows of two tasks.
+4. The driver merges the forks and commits.
+
+Records, labels and data are in one commit. So two concurrent ingestions conflict, and the later one
+begins again at 2, on top of the other one's commit. The records are lines of JSON in an array of
+bytes, `_ingest/files` below the group. A commit appends its lines, so its cost does not depend on
+how many there are. The last line of a file counts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Final, Literal
 
+import numpy as np
 import xarray as xr
+import zarr
 
 from zarr_manifests import repositories
 from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.reports import IngestProgress, IngestReport
+from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
+from zarr_manifests.keys import join
+from zarr_manifests.planning.file_rows import (
+    FileFacts,
+    FileLayout,
+    FileRows,
+    difference,
+    place,
+    write_groups,
+)
+from zarr_manifests.reports import FailedFile, IngestedFile, IngestProgress, IngestReport
 from zarr_manifests.repository import Repository, containers_of
+from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.store import ManifestStore
+from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.xarray.ingest_run import Ingestion, InProcess, TaskRunner, listed
-from zarr_manifests.xarray.source_files import SourceFiles, source_url
+from zarr_manifests.xarray.ingest_rows import GroupRows, create_arrays, write_rows
+from zarr_manifests.xarray.source_files import FailedFilesError, SourceFiles, source_url
 
-__all__ = ["ingest"]
+__all__ = ["TaskRunner", "ingest"]
 
-_KINDS: Final = ("netcdf", "hdf5", "zarr", "grib")
 _CHUNK_ENCODING: Final = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value")
+_LISTED: Final = 5
+_TASKS: Final = 2
+"""Tasks of a step, for each that runs at once: more if they would be large."""
+_TASK_BYTES: Final = (16 * 1024**2, 256 * 1024**2)
+"""A task writes so many bytes of files, if there are as many, and about so many at most."""
+_MOST_LOOKED: Final = 256
+"""The most files that a task looks at."""
+_MERGED: Final = 32
+"""So many forks are merged at once."""
+_VIRTUAL_FILES: Final = 512
+"""The most files that a task refers to."""
+_RECORDS: Final = "_ingest"
+_RECORDS_CHUNK: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRunner:
+    """What runs tasks; by default this process, one after the other.
+
+    Parameters
+    ----------
+    run : callable
+        Yields the results of a call for each item of a sequence, in their order.
+    parallelism : int
+        How many run at once. Also where it is one: after each task, progress is told.
+    elsewhere : bool
+        Whether tasks run in other processes, each with a copy of the call.
+    """
+
+    run: Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]] = map
+    parallelism: int = 16
+    elsewhere: bool = False
 
 
 def ingest(
@@ -126,66 +189,17 @@ def ingest(
     >>> print(report)  # doctest: +SKIP
     366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
-    _check(open, virtual, on_error, on_changed, files_per_commit, open_options, encoding)
-    runner = runner or InProcess()
-    given = [files] if isinstance(files, str | os.PathLike) else files
-    urls = [source_url(file) for file in given]
-    twice = sorted(each for each, times in Counter(urls).items() if times > 1)
-    if twice:
-        raise InvalidArgumentError(f"{listed(twice)} in the list more than once")
-    if isinstance(url, Repository):
-        refuse_options("a repository", storage_options)
-    else:
-        url = storage_of(url, storage_options)
-    repository = _repository(url, runner)
-    containers = None
-    if virtual:
-        containers = containers_of(repository) if repository is not None else {}
-        _check_containers(urls, containers)
-    source = SourceFiles(
-        kind=open,
-        dim=append_dim,
-        variables=None if variables is None else tuple(variables),
-        options=dict(open_options or {}),
-        containers=containers,
-    )
-    work = Ingestion(
-        runner=runner,
-        source=source,
-        group=(group or "").strip("/"),
-        branch=branch,
-        encoding=dict(encoding or {}),
-        reports=on_error == "report",
-        replaces=on_changed == "replace",
-        files_per_commit=files_per_commit,
-        message=message,
-        heard=progress or (lambda told: None),
-    )
-    return work.run(repository, url, urls)
-
-
-def _check(
-    kind: object,
-    virtual: object,
-    on_error: object,
-    on_changed: object,
-    files_per_commit: object,
-    open_options: object,
-    encoding: Mapping[str, Mapping[str, Any]] | None,
-) -> None:
-    known = (
+    choices = (
         ("virtual", virtual, (True, False)),
         ("on_error", on_error, ("fail", "report")),
         ("on_changed", on_changed, ("error", "replace")),
+        ("open", "netcdf" if callable(open) else open, ("netcdf", "hdf5", "zarr", "grib")),
     )
-    for name, value, values in known:
-        if value not in values:
-            listed = " or ".join(map(repr, values))
-            raise InvalidArgumentError(f"{name} must be {listed}, not {value!r}")
-    if not callable(kind) and kind not in _KINDS:
-        listed = ", ".join(map(repr, _KINDS))
-        raise InvalidArgumentError(f"open must be one of {listed}, or a function, not {kind!r}")
-    if callable(kind) and virtual:
+    for name, value, known in choices:
+        if value not in known:
+            told = " or ".join(map(repr, known)) + " or a function" * (name == "open")
+            raise InvalidArgumentError(f"{name} must be {told}, not {value!r}")
+    if callable(open) and virtual:
         raise InvalidArgumentError(
             "virtual=True refers to chunks of files, and a function makes values"
         )
@@ -193,33 +207,361 @@ def _check(
         raise InvalidArgumentError(f"files_per_commit must be 1 or more, not {files_per_commit!r}")
     if not isinstance(open_options, Mapping | None):
         raise InvalidArgumentError(f"open_options must be a mapping, not {open_options!r}")
-    for name, how in (encoding or {}).items():
-        other = next((key for key in how if key not in _CHUNK_ENCODING), None)
-        if other is not None:
+    for name, key in ((name, key) for name, how in (encoding or {}).items() for key in how):
+        if key not in _CHUNK_ENCODING:
             raise InvalidArgumentError(
-                f"the encoding of {name!r} has {other!r}: values are stored as the files store "
+                f"the encoding of {name!r} has {key!r}: values are stored as the files store "
                 f"them, and only {', '.join(_CHUNK_ENCODING)} can be chosen"
             )
-
-
-def _repository(place: Storage | Repository, runner: TaskRunner) -> Repository | None:
-    """The repository, if there is one."""
-    storage = place.storage if isinstance(place, Repository) else place
+    urls = _urls([files] if isinstance(files, str | os.PathLike) else files)
+    runner, repository = runner or TaskRunner(), None
+    if isinstance(url, Repository):
+        refuse_options("a repository", storage_options)
+        repository, storage = url, url.storage
+    else:
+        storage = storage_of(url, storage_options)
     if runner.elsewhere and not storage.capabilities.shared:
         raise UnsupportedStorageError(
             "the repository is in the memory of this process, and Spark's workers cannot reach it: "
             "use a path or URL"
         )
-    if isinstance(place, Repository):
-        return place
-    return repositories.open(place) if repositories.exists(place) else None
+    if repository is None and repositories.exists(storage):
+        repository = repositories.open(storage)
+    return _Ingestion(
+        runner=runner,
+        source=SourceFiles(
+            kind=open,
+            dim=append_dim,
+            variables=None if variables is None else tuple(variables),
+            options=dict(open_options or {}),
+            containers=_containers(repository, urls) if virtual else None,
+        ),
+        group=(group or "").strip("/"),
+        branch=branch,
+        encoding=dict(encoding or {}),
+        reports=on_error == "report",
+        replaces=on_changed == "replace",
+        files_per_commit=files_per_commit,
+        message=message,
+        progress=progress or (lambda told: None),
+    ).run(repository, storage, urls)
 
 
-def _check_containers(urls: Sequence[str], containers: Mapping[str, VirtualContainer]) -> None:
-    known = Containers.of(containers)
-    for each in urls:
-        if not known.locate(each)[0]:
+def _urls(files: Iterable[str | os.PathLike[str]]) -> list[str]:
+    urls = list(map(source_url, files))
+    twice = sorted(each for each, times in Counter(urls).items() if times > 1)
+    if twice:
+        raise InvalidArgumentError(f"{_listed(twice)} in the list more than once")
+    return urls
+
+
+def _containers(
+    repository: Repository | None, urls: Sequence[str]
+) -> Mapping[str, VirtualContainer]:
+    """The places whose files may be referred to, which have all of these."""
+    places = {} if repository is None else containers_of(repository)
+    known = Containers.of(places)
+    outside = next((each for each in urls if not known.locate(each)[0]), None)
+    if outside is not None:
+        raise InvalidArgumentError(
+            f"{outside} lies below no container of the repository, so that its chunks could not "
+            "be read: pass zm.open(..., virtual_containers={<a name>: <its folder>})"
+        )
+    return places
+
+
+def _listed(urls: Sequence[str]) -> str:
+    """The first of the URLs, and a verb."""
+    more = f" and {len(urls) - _LISTED} more" if len(urls) > _LISTED else ""
+    return ", ".join(urls[:_LISTED]) + more + (" is" if len(urls) == 1 else " are")
+
+
+# --- what tasks do ---------------------------------------------------------------------------
+
+
+def _look(
+    source: SourceFiles, files: Sequence[tuple[str, _Record | None]]
+) -> list[FileFacts | FailedFile]:
+    """Look at files; those that are as they were are left out."""
+    found: list[FileFacts | FailedFile] = []
+    layouts: dict[FileLayout, FileLayout] = {}
+    for url, known in files:
+        try:
+            facts = source.facts(url, None if known is None else known.stamps)
+        except FailedFilesError as error:
+            found += error.files
+            continue
+        if facts is not None:  # one layout for all files that have it is pickled once
+            layout = layouts.setdefault(facts.layout, facts.layout)
+            found.append(replace(facts, layout=layout))
+    return found
+
+
+def _write(
+    write: Callable[..., None], target: Session | Fork, group: str, source: SourceFiles, item: Any
+) -> Session | Fork | FailedFilesError:
+    try:
+        write(target, group, source, item)
+    except FailedFilesError as error:
+        return error
+    return target
+
+
+# --- what the driver does --------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Ingestion:
+    runner: TaskRunner
+    source: SourceFiles
+    group: str
+    branch: str
+    encoding: Mapping[str, Mapping[str, Any]]
+    reports: bool
+    replaces: bool
+    files_per_commit: int | None
+    message: str | None
+    progress: Callable[[IngestProgress], None]
+    waiting: dict[str, FileFacts] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    failed: dict[str, FailedFile] = field(default_factory=dict)
+    added: list[IngestedFile] = field(default_factory=list)
+    replaced: list[IngestedFile] = field(default_factory=list)
+    unchanged: int = 0
+    step_began: float = 0.0
+
+    def run(
+        self, repository: Repository | None, storage: Storage, urls: Sequence[str]
+    ) -> IngestReport:
+        """Ingest files; of a repository that is not there yet, into one at the storage."""
+        began, known = SYSTEM.monotonic_s(), {}
+        if repository is not None:
+            session = repository.readonly_session(HEADS + self.branch)
+            known = _read_records(session.store, self.group)
+        self._look_at(urls, known)
+        self.changed = self.waiting.keys() & known.keys()
+        self.unchanged = len(urls) - len(self.waiting) - len(self.failed)
+        if self.changed and not self.replaces:
             raise InvalidArgumentError(
-                f"{each} lies below no container of the repository, so that its chunks could not "
-                "be read: pass zm.open(..., virtual_containers={<a name>: <its folder>})"
+                f"{_listed(sorted(self.changed))} not what was ingested: size, time, variables or "
+                "options differ. Give on_changed='replace' to write the rows again"
             )
+        if self.waiting and repository is not None:
+            self._write_all(repository)
+        elif self.waiting:
+            repositories.write_into(storage, None, self._write_all, make=True)
+        files = tuple(self.added), tuple(self.replaced), tuple(self.failed.values())
+        ids = dict.fromkeys(file.snapshot_id for file in (*self.added, *self.replaced))
+        return IngestReport(tuple(ids), *files, self.unchanged, SYSTEM.monotonic_s() - began)
+
+    def _look_at(self, urls: Sequence[str], known: Mapping[str, _Record]) -> None:
+        """Find what files hold that are new or have changed."""
+        groups = self._parted([(url, known.get(url)) for url in urls], _MOST_LOOKED)
+        looked, done, nbytes = self.runner.run(partial(_look, self.source), groups), 0, 0
+        self.step_began = SYSTEM.monotonic_s()
+        for group, found in zip(groups, looked, strict=True):
+            self.failed |= {each.url: each for each in found if isinstance(each, FailedFile)}
+            new = {each.url: each for each in found if isinstance(each, FileFacts)}
+            self.waiting |= new
+            done += len(group)
+            nbytes += sum(file.nbytes for file in new.values())
+            self._tell("looking", done, len(urls), nbytes)
+        self._leave_out(())
+
+    def _tell(self, doing: str, files: int, of_files: int, nbytes: int) -> None:
+        seconds = SYSTEM.monotonic_s() - self.step_began
+        self.progress(IngestProgress(doing, files, of_files, nbytes, seconds))
+
+    def _leave_out(self, files: Iterable[FailedFile]) -> None:
+        """Go on without the files, if they are only to be reported."""
+        self.failed |= {file.url: file for file in files}
+        for url in self.failed:
+            self.waiting.pop(url, None)
+        if not self.failed or self.reports:
+            return
+        told = [*self.failed.values()]
+        more = f"\n  and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
+        lines = "".join(f"\n  {file}" for file in told[:_LISTED])
+        noun = "1 file" if len(told) == 1 else f"{len(told):,} files"
+        besides = "more " if self.added or self.replaced else ""
+        raise InvalidArgumentError(
+            f"{noun} cannot be ingested; nothing {besides}was committed. Give on_error='report' to "
+            f"leave such files out{lines}{more}"
+        )
+
+    def _write_all(self, repository: Repository) -> None:
+        """Commit all files, as many at a time as asked for."""
+        self.step_began, attempts = SYSTEM.monotonic_s(), 0
+        while self.waiting:
+            session = repository.writable_session(self.branch)
+            repositories.let_others_open(session)
+            try:
+                self._commit(session)
+                attempts = 0
+            except ConflictError:
+                attempts += 1
+                if attempts > repository.config.commits.attempts:
+                    raise
+            except FailedFilesError as error:
+                self._leave_out(error.files)
+
+    def _commit(self, session: Session) -> None:
+        """Write as many of the files as a commit takes, and commit them.
+
+        Raises
+        ------
+        FailedFilesError
+            If files cannot be ingested; the session is of no use then.
+        """
+        known = _read_records(session.store, self.group)
+        rows = GroupRows(session.store, self.group, self.source)
+        placed = self._place(known, rows)
+        batch = placed[: self.files_per_commit]
+        if not batch:
+            return
+        if not rows.arrays:
+            create = partial(create_arrays, encoding=self.encoding)
+            for _ in self._written(session, create, [batch[0].file.url]):
+                pass
+            rows = GroupRows(session.store, self.group, self.source)
+            rows.choose_units(placed)
+        rows.grow(max(each.stop for each in batch))
+        rows.write_axis(batch)
+        _add_records(session.store, self.group, batch, self.source.text)
+        self._write_rows(session, batch, rows)
+        made = session.commit(self.message or f"ingest {len(batch):,} files")
+        for each in batch:
+            file = self.waiting.pop(each.file.url)
+            ingested = IngestedFile(file.url, each.start, file.rows, file.nbytes, made)
+            (self.replaced if file.url in self.changed else self.added).append(ingested)
+
+    def _place(self, known: Mapping[str, _Record], rows: GroupRows) -> list[FileRows]:
+        """Give each file its rows, if others have not ingested it in the meantime."""
+        refused = []
+        for url, file in [*self.waiting.items()]:
+            if url not in known:
+                continue
+            if known[url].stamps == (file.nbytes, file.stamp, self.source.text):
+                del self.waiting[url]
+                self.unchanged += 1
+            elif url not in self.changed:
+                refused.append(FailedFile(url, "somebody else has ingested it as it was before"))
+        files, dim = [*self.waiting.values()], self.source.dim
+        if not refused and files:
+            due, whose = files[0].layout, files[0].url
+            if rows.arrays:
+                due, whose = rows.held[0], f"the group '/{self.group}'"
+            differs = cache(lambda layout: difference(layout, due, dim))
+            for file in files:
+                found = differs(file.layout)
+                if found is not None:
+                    refused.append(FailedFile(file.url, f"{found[0]}, and {whose} has {found[1]}"))
+        if refused:
+            raise FailedFilesError(*refused)
+        before = {url: (known[url].start, known[url].rows) for url in self.changed & known.keys()}
+        labels = rows.held[1].get(dim) if rows.arrays else None
+        placed, unfit = place(files, before, rows.length, labels, dim)
+        if unfit:
+            raise FailedFilesError(*(FailedFile(file.url, reason) for file, reason in unfit))
+        return placed
+
+    def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: GroupRows) -> None:
+        """Have tasks write the files, and merge what they wrote."""
+        if self.source.containers is not None:
+            groups: Sequence[Sequence[FileRows]] = self._parted(batch, _VIRTUAL_FILES)
+        else:
+            nbytes = sum(each.file.nbytes for each in batch)
+            most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
+            groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
+        before = [*self.added, *self.replaced]
+        files = {file.url: file.nbytes for file in before}
+        of_files = len(files) + len(self.waiting)
+        for group, _ in zip(groups, self._written(session, write_rows, groups), strict=True):
+            files |= {each.file.url: each.file.nbytes for each in group}
+            self._tell("writing", len(files), of_files, sum(files.values()))
+
+    def _written(
+        self, session: Session, write: Callable[..., None], items: Sequence[Any]
+    ) -> Iterator[None]:
+        """Have tasks write to a session, each with an item; each yields once, as it ends.
+
+        Raises
+        ------
+        FailedFilesError
+            After all of them, if some could not read files.
+        """
+        target = session.fork() if self.runner.elsewhere else session
+        forks: list[Fork] = []
+        failed: list[FailedFile] = []
+        run = partial(_write, write, target, self.group, self.source)
+        for written in self.runner.run(run, items):
+            if isinstance(written, FailedFilesError):
+                failed += written.files
+            elif written is not session:
+                forks.append(written)
+            if len(forks) >= _MERGED:
+                session.merge(*forks)
+                forks.clear()
+            yield
+        if failed:
+            raise FailedFilesError(*failed)
+        session.merge(*forks)
+
+    def _parted[Item](self, items: Sequence[Item], most: int) -> list[Sequence[Item]]:
+        """Items for tasks, of which none has more than so many."""
+        size = min(max(-(-len(items) // (_TASKS * self.runner.parallelism)), 1), most)
+        return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+# --- records of files ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Size, time or etag of an ingested file and how it was opened; where its rows were put."""
+
+    stamps: tuple[int, str, str]
+    start: int
+    rows: int
+
+
+def _read_records(store: ManifestStore, group: str) -> dict[str, _Record]:
+    """What was ingested into a group, by URL."""
+    array = _records(store, group)
+    lines = "" if array is None else np.asarray(array[:]).tobytes().decode()
+    found = {}
+    try:
+        for url, nbytes, stamp, how, start, rows in map(json.loads, lines.splitlines()):
+            found[url] = _Record((nbytes, stamp, how), start, rows)
+    except (TypeError, ValueError) as error:
+        raise CorruptObjectError(
+            f"the records of ingested files in /{join(group, _RECORDS)} cannot be read ({error})"
+        ) from error
+    return found
+
+
+def _add_records(store: ManifestStore, group: str, batch: Iterable[FileRows], how: str) -> None:
+    """Append records of files; they are committed with the rest of the session."""
+    text = "".join(
+        f"{json.dumps([f.url, f.nbytes, f.stamp, how, start, f.rows])}\n"
+        for f, start in ((each.file, each.start) for each in batch)
+    )
+    data, array = np.frombuffer(text.encode(), np.uint8), _records(store, group)
+    if array is None:
+        form: Any = zarr.open_group(store, path=group).metadata.zarr_format
+        # Without a name for the axis, xarray could not open the groups as a tree.
+        named: Any = {"dimension_names": ["byte"]} if form == 3 else {}
+        made = zarr.create_group(store, path=join(group, _RECORDS), zarr_format=form)
+        how_stored: Any = {"shape": (0,), "chunks": (_RECORDS_CHUNK,), "dtype": "u1"}
+        array = made.create_array("files", **how_stored, **named)
+    start = array.shape[0]
+    array.resize((start + len(data),))
+    array[start:] = data
+
+
+def _records(store: ManifestStore, group: str) -> zarr.Array[Any] | None:
+    try:
+        path = join(group, join(_RECORDS, "files"))
+        return zarr.open_array(store, path=path, mode="r" if store.read_only else "r+")
+    except FileNotFoundError:
+        return None

@@ -8,6 +8,7 @@ own way: as hours since its own first day.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -20,29 +21,34 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
+import zarr
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
+from zarr_manifests import moving, repositories
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
+from zarr_manifests.reports import FailedFile
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.url import refuse_slipped
+from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import VirtualContainer
 from zarr_manifests.virtual.locations import WEB
 from zarr_manifests.xarray.fit import DECODED_BY, is_time
-from zarr_manifests.xarray.scan_files import codecs_of, scan
 from zarr_manifests.xarray.stored_group import meaning_of_bounds
 
 __all__ = [
-    "FailedFileError",
-    "OpenedFile",
+    "FailedFilesError",
     "SourceFiles",
     "axis_names",
-    "decoded_axis",
     "layout_of",
     "source_url",
-    "stamp_of",
+    "stored_dataset",
+    "told_of",
 ]
 
 _AXIS_BYTES: Final = 32
@@ -50,12 +56,17 @@ _AXIS_BYTES: Final = 32
 _COMPARED_VALUES: Final = 8192
 """So many values that files have in common are compared one by one."""
 _NAN: Final = "nan"
-_ENGINES: Final[Mapping[str, str | None]] = {
-    "netcdf": None,
-    "hdf5": "h5netcdf",
-    "zarr": "zarr",
-    "grib": "cfgrib",
+_ENGINES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "netcdf": {},
+    "hdf5": {"engine": "h5netcdf"},
+    "zarr": {"engine": "zarr", "consolidated": False},
+    "grib": {"engine": "cfgrib", "indexpath": ""},  # else it writes a file beside each one
 }
+_NEEDED: Final = (
+    "references to netCDF, HDF5 and GRIB files are found by kerchunk, and {what} is not installed: "
+    'pip install "zarr-manifests[kerchunk]", and h5py for HDF5 and netCDF-4, or '
+    '"zarr-manifests[grib]" for GRIB, on every worker'
+)
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::.*://)", re.DOTALL)
 _CHAINED: Final = re.compile(
@@ -68,6 +79,9 @@ _STORED: Final = {
     "decode_times": False,
     "decode_timedelta": False,
     "decode_coords": False,
+    "cache": False,
+    "chunks": None,
+    "create_default_indexes": False,  # which take longer to make than a file to open
 }
 """What leaves values as they are stored, but makes text of characters."""
 
@@ -116,14 +130,8 @@ def _path(url: str) -> str | None:
     return urllib.parse.unquote(url.removeprefix("file://")) if url.startswith("file://") else None
 
 
-def stamp_of(url: str) -> tuple[int, str]:
-    """Return the size of a file, or of a folder, and text that changes when its bytes do.
-
-    Raises
-    ------
-    OSError
-        If it is not there.
-    """
+def _stamp_of(url: str) -> tuple[int, str]:
+    """The size of a file, or of a folder, and text that changes when its bytes do."""
     path = _path(url)
     if path is not None:
         whole = Path(path)
@@ -139,20 +147,32 @@ def stamp_of(url: str) -> tuple[int, str]:
     return int(told.get("size") or 0), next((str(told[k]) for k in keys if told.get(k)), "")
 
 
-class FailedFileError(Exception):
-    """A file that cannot be read, and why."""
+class FailedFilesError(Exception):
+    """Files that cannot be ingested, and why."""
 
-    def __init__(self, url: str, reason: str) -> None:
-        super().__init__(url, reason)
-        self.url, self.reason = url, reason
+    def __init__(self, *files: FailedFile) -> None:
+        super().__init__(*files)
+        self.files = files
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenedFile:
-    """An open file: its dataset, and a session with its chunks if they are to be referred to."""
+@contextmanager
+def told_of(url: str) -> Iterator[None]:
+    """Have errors in the block name the file.
 
-    ds: xr.Dataset
-    session: Session | None = None
+    Raises
+    ------
+    ImportError
+        If a package is not installed: that is no fault of the file.
+    FailedFilesError
+        If anything else fails.
+    """
+    try:
+        yield
+    except (ImportError, FailedFilesError):
+        raise
+    except Exception as error:
+        told = FailedFile(url, f"{type(error).__name__}: {error}")
+        raise FailedFilesError(told) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,42 +208,63 @@ class SourceFiles:
         told = [name, self.dim, self.variables, sorted(self.options.items(), key=str), virtual]
         return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
+    def facts(self, url: str, known: tuple[int, str, str] | None) -> FileFacts | None:
+        """What a file holds; None if its size, its stamp and `text` are the known ones.
+
+        Raises
+        ------
+        FailedFilesError
+            If the file cannot be read.
+        """
+        with told_of(url):
+            stamp = _stamp_of(url)
+            if (*stamp, self.text) == known:
+                return None
+            with self.opened(url) as (ds, session):
+                layout, axis = layout_of(ds, self.dim, None if session is None else session.store)
+                return FileFacts(url, *stamp, layout, ds.sizes[self.dim], axis)
+
     @contextmanager
-    def opened(self, url: str) -> Iterator[OpenedFile]:
-        """A file, with values as they are stored."""
-        if self.containers is None:
-            with closing(self._open(url)) as found:
-                yield OpenedFile(self.chosen(found))
-            return
+    def reading(self, file: FileFacts) -> Iterator[tuple[xr.Dataset, Session | None]]:
+        """A file, while rows of it are read.
+
+        Raises
+        ------
+        FailedFilesError
+            If the file cannot be read, or has changed since it was looked at.
+        """
+        with told_of(file.url):
+            with self.opened(file.url) as opened:
+                yield opened
+            if _stamp_of(file.url) != (file.nbytes, file.stamp):
+                told = FailedFile(file.url, "it has changed since it was looked at")
+                raise FailedFilesError(told)
+
+    @contextmanager
+    def opened(self, url: str) -> Iterator[tuple[xr.Dataset, Session | None]]:
+        """A file, with values as they are stored; and its chunks, if they are to be referred to."""
         path = _path(url)
+        if self.containers is None:
+            with closing(self._open(url, path)) as found:
+                yield self._chosen(found), None
+            return
         if path is None or not isinstance(self.kind, str):
             raise InvalidArgumentError("only local files can be referred to; copy it instead")
-        session = scan(path, self.kind, self.containers)
-        how: dict[str, Any] = {"decode_cf": False, "consolidated": False, "chunks": None}
-        store: Any = session.store
-        with xr.open_dataset(store, engine="zarr", **how) as found:
-            yield OpenedFile(self.chosen(found), session)
+        session = _scan(path, self.kind, self.containers)
+        with stored_dataset(session.store) as found:
+            yield self._chosen(found), session
 
-    def _open(self, url: str) -> xr.Dataset:
-        path = _path(url)
+    def _open(self, url: str, path: str | None) -> xr.Dataset:
         if not isinstance(self.kind, str):
             return _encoded(self.kind(path or url))
-        engine = _ENGINES[self.kind]
-        how: dict[str, Any] = {**_STORED, "cache": False, "chunks": None}
-        how["create_default_indexes"] = False  # which take longer to make than a file to open
-        if engine is not None:
-            how["engine"] = engine
-        if engine == "zarr":
-            how["consolidated"] = False
-        if engine == "cfgrib":
-            how["indexpath"] = ""  # else it writes a file beside each one that it opens
         place: Any = path or url
         if path is None and self.kind in ("netcdf", "hdf5"):
             import fsspec
 
             place = fsspec.open(url).open()
         try:
-            return xr.open_dataset(place, **{**how, **self.options})
+            how: dict[str, Any] = {**_STORED, **_ENGINES[self.kind], **self.options}
+            return xr.open_dataset(place, **how)
         except ValueError as error:
             if "installed" not in str(error) and "engine" not in str(error):
                 raise
@@ -233,14 +274,8 @@ class SourceFiles:
                 f"every worker ({error})"
             ) from error
 
-    def chosen(self, ds: xr.Dataset) -> xr.Dataset:
-        """The chosen variables and their coordinates, each row of them along the dimension.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a variable is not there, or the dataset has not the dimension.
-        """
+    def _chosen(self, ds: xr.Dataset) -> xr.Dataset:
+        """The chosen variables and their coordinates, each row of them along the dimension."""
         if self.variables is not None:
             missing = [name for name in self.variables if name not in ds.variables]
             if missing:
@@ -249,39 +284,30 @@ class SourceFiles:
             for name in (*self.variables, self.dim):
                 attributes = ds[name].attrs if name in ds.variables else {}
                 told = f"{attributes.get('coordinates', '')} {attributes.get('bounds', '')}"
-                names |= dict.fromkeys(other for other in told.split() if other in ds.variables)
-            if self.dim in ds.variables:
-                names[self.dim] = None
-            ds = ds[list(names)]
+                names |= dict.fromkeys((*told.split(), self.dim))
+            ds = ds[[name for name in names if name in ds.variables]]
         if self.dim in ds.dims:
             return ds
-        if self.dim in ds.variables:  # one row, whose label is a scalar
-            found: dict[Any, Any] = dict(ds.variables)
-            fixed = {n for v in found.values() for n in str(v.attrs.get("coordinates", "")).split()}
-            of_times = _is_time(ds.variables[self.dim])
-            for key, variable in ds.variables.items():
-                values = variable.ndim and variable.dims != (key,) and key not in fixed
-                other_time = of_times and not variable.ndim and _is_time(variable)
-                if key == self.dim or values or other_time:  # such as `valid_time` of GRIB
-                    found[key] = found[key].set_dims({self.dim: 1, **variable.sizes})
-            made = xr.Dataset(found, attrs=ds.attrs)
-            made.set_close(ds.close)
-            return made
-        raise InvalidArgumentError(
-            f"it has no dimension {self.dim!r}, and no variable of that name"
-        )
+        if self.dim not in ds.variables:
+            raise InvalidArgumentError(
+                f"it has no dimension {self.dim!r}, and no variable of that name"
+            )
+        # One row, whose label is a scalar.
+        found: dict[Any, Any] = dict(ds.variables)
+        fixed = {n for v in found.values() for n in str(v.attrs.get("coordinates", "")).split()}
+        of_times = _is_time(ds.variables[self.dim])
+        for key, variable in ds.variables.items():
+            values = variable.ndim and variable.dims != (key,) and key not in fixed
+            other_time = of_times and not variable.ndim and _is_time(variable)
+            if key == self.dim or values or other_time:  # such as `valid_time` of GRIB
+                found[key] = found[key].set_dims({self.dim: 1, **variable.sizes})
+        return xr.Dataset(found, attrs=ds.attrs)
 
-    def facts(self, url: str, opened: OpenedFile, stamp: tuple[int, str]) -> FileFacts:
-        """Return what a file holds, of which `stamp_of` was the stamp before it was opened."""
-        ds, session = opened.ds, opened.session
 
-        def codecs(name: str) -> str:
-            return "" if session is None else codecs_of(session.store, name, ds[name].ndim)
-
-        decoded = decoded_axis(ds, self.dim)
-        axis = {name: variable.values for name, variable in decoded.items()}
-        layout = layout_of(ds, decoded, self.dim, codecs)
-        return FileFacts(url, *stamp, layout, ds.sizes[self.dim], axis)
+def stored_dataset(store: Any, group: str = "") -> xr.Dataset:
+    """The arrays of a group, with values as they are stored."""
+    how: dict[str, Any] = {"decode_cf": False, "chunks": None, "create_default_indexes": False}
+    return xr.open_dataset(store, group=group or None, **_ENGINES["zarr"], **how)
 
 
 def _is_time(stored: xr.Variable) -> bool:
@@ -289,18 +315,12 @@ def _is_time(stored: xr.Variable) -> bool:
 
 
 def _encoded(ds: xr.Dataset) -> xr.Dataset:
-    """The dataset with times as numbers; other values stay as they are."""
-    found = {}
-    for name, variable in ds.variables.items():
-        own = variable.copy(deep=False)
-        if is_time(variable):
-            own = encode_cf_variable(own, name=name)
-        own.encoding = {}
-        found[name] = own
-    made = xr.Dataset({n: v for n, v in found.items() if n not in ds.coords}, attrs=ds.attrs)
-    made = made.assign_coords({n: found[n] for n in ds.coords}).reset_coords(
-        [n for n in ds.coords if n not in ds.dims]
-    )
+    """The dataset with times as numbers, and all else as it is; all variables are data."""
+    found = {
+        name: encode_cf_variable(variable, name=name) if is_time(variable) else variable
+        for name, variable in ds.variables.items()
+    }
+    made = xr.Dataset(found, attrs=ds.attrs).drop_encoding()
     made.set_close(ds.close)
     return made
 
@@ -312,66 +332,54 @@ def axis_names(ds: xr.Dataset, dim: str) -> list[str]:
     """Names of variables with a few bytes a row: labels, and what is told beside them."""
     found = []
     for name, variable in ds.variables.items():
-        if dim not in variable.dims:
-            continue
-        cells = math.prod(size for other, size in variable.sizes.items() if other != dim)
-        small = variable.dtype.kind in "biuf" and cells * variable.dtype.itemsize <= _AXIS_BYTES
-        if (variable.dims == (dim,) and name == dim) or (small and variable.dims[0] == dim):
+        nbytes = variable.dtype.itemsize * math.prod(variable.shape[1:])
+        small = variable.dtype.kind in "biuf" and nbytes <= _AXIS_BYTES
+        if variable.dims[:1] == (dim,) and (small or (variable.ndim == 1 and name == dim)):
             found.append(str(name))
     return found
 
 
-def decoded_axis(ds: xr.Dataset, dim: str) -> dict[str, xr.Variable]:
-    """The axis variables of a dataset of stored values, decoded; times only if they can be."""
-    names = axis_names(ds, dim)
-    told = [variable.attrs for variable in ds.variables.values()]
-    found = {}
-    for name in names:
-        stored = ds.variables[name]
-        attributes = {**meaning_of_bounds(name, told), **stored.attrs}
-        attributes.pop("coordinates", None)
-        given = xr.Variable(stored.dims, stored.values, attributes)
-        with quiet():  # dates beyond those of numpy become cftime's
-            try:
-                decoded = decode_cf_variable(name, given, decode_timedelta=False).load()
-            except (ValueError, OverflowError):  # such as months since a date
-                decoded = decode_cf_variable(name, given, decode_times=False).load()
-        found[name] = decoded
-    return found
+def _decoded(ds: xr.Dataset, name: str) -> xr.Variable:
+    """An axis variable of stored values, decoded; times only if they can be."""
+    stored = ds.variables[name]
+    told = meaning_of_bounds(name, [variable.attrs for variable in ds.variables.values()])
+    given = xr.Variable(stored.dims, stored.values, {**told, **stored.attrs})
+    with quiet():  # dates beyond those of numpy become cftime's
+        try:
+            return decode_cf_variable(name, given, decode_timedelta=False).load()
+        except (ValueError, OverflowError):  # such as months since a date
+            return decode_cf_variable(name, given, decode_times=False).load()
 
 
 def layout_of(
-    ds: xr.Dataset,
-    decoded: Mapping[str, xr.Variable],
-    dim: str,
-    codecs: Callable[[str], str],
-) -> FileLayout:
-    """Return what other files must have in common with a dataset of stored values.
+    ds: xr.Dataset, dim: str, store: ManifestStore | None = None, group: str = ""
+) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
+    """Return what other files must have in common, and the decoded values of axis variables.
 
     Parameters
     ----------
     ds : Dataset
-        The dataset.
-    decoded : mapping of str to Variable
-        Its axis variables.
+        The dataset, with values as they are stored.
     dim : str
         The dimension along which it grows.
-    codecs : callable
-        How the chunks of a variable are encoded.
+    store, group : ManifestStore and str, optional
+        Where its arrays are, if other files must have chunks that are encoded like theirs.
     """
+    axis = {name: _decoded(ds, name) for name in axis_names(ds, dim)}
     variables = {}
-    for name, variable in ds.variables.items():
-        grows = dim in variable.dims
-        axis = decoded.get(str(name))
-        variables[str(name)] = VariableFacts(
+    for key, variable in ds.variables.items():
+        name, grows = str(key), dim in variable.dims
+        refers = store is not None and grows and name not in axis
+        variables[name] = VariableFacts(
             tuple(map(str, variable.dims)),
             _type(variable.dtype),
-            _meaning(variable, axis),
-            codecs(str(name)) if grows and axis is None else "",
+            _meaning(variable, axis.get(name)),
+            _codecs(store, join(group, name), variable.ndim) if refers else "",
             *((b"", b"") if grows else _digest(variable)),
         )
     sizes = {str(name): size for name, size in ds.sizes.items() if name != dim}
-    return FileLayout(tuple(sorted(sizes.items())), tuple(sorted(variables.items())))
+    layout = FileLayout(tuple(sorted(sizes.items())), tuple(sorted(variables.items())))
+    return layout, {name: variable.values for name, variable in axis.items()}
 
 
 def _type(dtype: np.dtype[Any]) -> str:
@@ -384,23 +392,18 @@ def _meaning(variable: xr.Variable, axis: xr.Variable | None) -> tuple[tuple[str
     if axis is not None:
         is_time = axis.dtype.kind in "mM" or "units" in axis.encoding
         keys = ("calendar",) if is_time else ("units",)
-    found = {}
-    for key in keys:
-        if key in variable.attrs and _plain(variable.attrs[key]) != _NAN:
-            found[key] = _plain(variable.attrs[key])  # NaN is missing anyway
+    found = {key: _plain(variable.attrs[key]) for key in keys if key in variable.attrs}
     if "calendar" in found:
-        found["calendar"] = str(found["calendar"]).lower()
-        if found["calendar"] == "gregorian":
-            found["calendar"] = "standard"
-        if axis is not None and found["calendar"] == "standard":
-            del found["calendar"]  # which is what none means
-    return tuple(sorted(found.items()))
+        calendar = str(found["calendar"]).lower()
+        found["calendar"] = "standard" if calendar == "gregorian" else calendar
+    # NaN is missing anyway, and of an axis variable the standard calendar is what none means.
+    same = (_NAN,) if axis is None else (_NAN, "standard")
+    return tuple(sorted((key, value) for key, value in found.items() if value not in same))
 
 
 def _plain(value: Any) -> Any:
     """A value that compares equal to itself, whatever type a file gives it."""
-    values = np.ravel(np.asarray(value)).tolist()
-    plain = tuple(_NAN if v != v else v for v in values)
+    plain = tuple(_NAN if v != v else v for v in np.ravel(value).tolist())
     return plain[0] if len(plain) == 1 else plain
 
 
@@ -408,10 +411,79 @@ def _digest(variable: xr.Variable) -> tuple[bytes, bytes]:
     """A hash of the values, and the values themselves if they are few numbers."""
     values = np.asarray(variable.values)
     if values.dtype.kind in "OT":
-        data = "\0".join(map(str, values.ravel().tolist())).encode()
-    else:
-        values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
-        data = values.tobytes()
-    digest = hashlib.blake2b(data, digest_size=16).digest()
+        values = values.astype("U")
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     few = values.dtype.kind in "iuf" and values.size <= _COMPARED_VALUES
+    digest = hashlib.blake2b(data, digest_size=16).digest()
     return digest, values.astype(np.float64).tobytes() if few else b""
+
+
+# --- chunks to refer to ----------------------------------------------------------------------
+
+
+def _scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> Session:
+    """A session in which the chunks of a local file are virtual, of a repository in memory.
+
+    So its values are read, and its references handed on, like those of any other repository.
+    """
+    repository = repositories.create(MemoryStorage(), virtual_containers=containers)
+    if kind == "zarr":
+        moving.import_zarr(repository, Path(path))
+    else:
+        moving.import_kerchunk(repository, _references(path, kind))
+    return repository.readonly_session()
+
+
+def _references(path: str, kind: str) -> dict[str, Any]:
+    with Path(path).open("rb") as file:
+        classic = file.read(3) == b"CDF"
+    try:
+        if kind == "grib":
+            return _messages(path)
+        if classic:
+            from kerchunk.netCDF3 import NetCDF3ToZarr
+
+            scanner = NetCDF3ToZarr(path, inline_threshold=0)
+            try:
+                return dict(scanner.translate())
+            finally:
+                scanner.fp.close()
+        from kerchunk.hdf import SingleHdf5ToZarr
+
+        with Path(path).open("rb") as file:
+            return dict(SingleHdf5ToZarr(file, path, inline_threshold=0).translate())
+    except ImportError as error:
+        raise ImportError(_NEEDED.format(what=error.name or "a part of it")) from error
+
+
+def _messages(path: str) -> dict[str, Any]:
+    """The references of all messages of a GRIB file, of which each has its own variable."""
+    from kerchunk.grib2 import scan_grib
+
+    found: dict[str, Any] = {}
+    for message in scan_grib(path):
+        refs = message["refs"]
+        for key, ref in refs.items():
+            name, _, rest = key.partition("/")
+            if rest == "0":  # where kerchunk puts the only chunk of any array that it copies
+                axes = len(json.loads(refs[f"{name}/.zarray"])["shape"])
+                key = f"{name}/{'.'.join('0' * max(axes, 1))}"
+            if rest[:1].isdigit() and found.setdefault(key, ref) != ref:
+                raise InvalidArgumentError(
+                    f"there are several messages of {name!r} in it: split the file, or copy it "
+                    "with open=<a function that makes a dataset of it>"
+                )
+            found.setdefault(key, ref)
+    return {"version": 1, "templates": {"u": path}, "refs": found}
+
+
+def _codecs(store: Any, path: str, ndim: int) -> str:
+    """How the chunks of an array are encoded, as text to compare and to show.
+
+    An array of fewer than `ndim` axes counts as one row of an array with one more.
+    """
+    array = zarr.open_array(store, path=path, mode="r")
+    held: Any = array.metadata
+    how = (held.order, held.filters, held.compressor) if held.zarr_format == 2 else held.codecs
+    chunks = (1,) * (ndim - array.ndim) + (array.shards or array.chunks)
+    return f"{chunks} of {array.dtype.str}, {how}"

@@ -10,18 +10,19 @@ in type, codecs, chunks or encoding is refused by name, before anything is writt
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from xarray.backends.zarr import encode_zarr_attr_value
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
+from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
@@ -52,7 +53,6 @@ type Validation = Literal["auto", "etag", "modified", "none"]
 _VALIDATIONS: Final = ("auto", "etag", "modified", "none")
 _FIXED: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "dimension_names")
 _SLACK_MS: Final = 1000
-_GROUP: Final[Mapping[str, Any]] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 def write_virtual(
@@ -81,7 +81,7 @@ def write_virtual(
     group : str, optional
         Path of the group; by default the root.
     mode : {"w", "w-", "a", "r+"}, optional
-        `w-`, the default, writes where nothing is; `w` replaces the group and all below it; `a`
+        `w-`, the default, writes where no arrays are; `w` replaces the group and all below it; `a`
         writes over existing variables and adds others; `r+` writes over existing ones only.
     append_dim : hashable, optional
         Append along this dimension; if the group has no data yet, it is created.
@@ -145,8 +145,9 @@ def write_virtual(
         store = target if isinstance(target, ManifestStore) else target.store
         if mode == "w":
             workspace_of(store).delete_below(directory(top))
-        writes = [_Write(target, store, part, validate, checksums, check) for part in parts]
-        for change in [change for write in writes for change in write.planned()]:
+        how: Any = {"store": store, "validate": validate, "checksums": checksums}
+        writes = [_Write(target=target, part=part, **how) for part in parts]
+        for change in [change for write in writes for change in write.planned(check=check)]:
             change()
 
     if isinstance(location, ManifestStore):
@@ -160,141 +161,102 @@ def write_virtual(
     return session.commit(message)
 
 
+@dataclass(kw_only=True)
 class _Write:
     """One group of a virtual dataset, on its way into a store."""
 
-    def __init__(
-        self,
-        target: ManifestStore | Session,
-        store: ManifestStore,
-        part: DatasetPart,
-        validate: Validation,
-        checksums: bool,
-        check: bool,
-    ) -> None:
-        self._target, self._store, self._ds, self._path = target, store, part.ds, part.group
-        self._mode, self._append_dim, self._part = part.mode, part.append_dim, part
-        self._region: dict[str, slice] | None = None
-        self._validate, self._checksums, self._check = validate, checksums, check
-        self._workspace: Workspace = workspace_of(store)
-        self._reader = VirtualReader(self._workspace.context.containers)
-        self._versions: dict[str, tuple[Version, int]] = {}
+    target: ManifestStore | Session
+    store: ManifestStore
+    part: DatasetPart
+    validate: Validation
+    checksums: bool
+    region: dict[str, slice] | None = None
+    versions: dict[str, Version] = field(default_factory=dict)
 
-    def planned(self) -> list[Callable[[], None]]:
+    @property
+    def workspace(self) -> Workspace:
+        """Where to write."""
+        return workspace_of(self.store)
+
+    @property
+    def reader(self) -> VirtualReader:
+        """What looks at files."""
+        return VirtualReader(self.workspace.context.containers)
+
+    def planned(self, *, check: bool) -> list[Callable[[], None]]:
         """Check the dataset against what is there; what writes it, in order."""
-        contents, region = self._workspace.contents, self._part.region
-        old = contents.node(self._path)
-        if old is not None and old.array is not None:
-            raise AlreadyExistsError(f"/{self._path} is an array; a group is due")
-        here = any(name != self._path for name in contents.within(self._path))
-        if here and self._append_dim is None and region is None and self._mode in (None, "w-"):
-            raise AlreadyExistsError(
-                f"there is something at /{self._path}: say mode='w' to replace it, mode='a' to "
-                "write over it, append_dim= or region="
-            )
-        loaded = [name for name, var in self._ds.variables.items() if not is_virtual(var)]
-        if isinstance(self._target, ManifestStore):
-            self._ds = self._ds.copy()  # the caller's stays lazy
-            for name in loaded:  # other processes could not hand back what they write
-                self._ds.variables[name].load()
-        mode = self._mode if region is not None or self._mode == "r+" else "a"
-        part = replace(self._part, ds=self._ds, mode=mode, append=None, only_group=False)
-        found = prepare(part, self._store, check=self._check)
+        part, node = self.part, self.workspace.contents.node(self.part.group)
+        if node is not None and node.array is not None:
+            raise AlreadyExistsError(f"/{part.group} is an array; a group is due")
+        ds = part.ds.copy()  # the caller's stays lazy
+        virtual = {name: var for name, var in ds.variables.items() if is_virtual(var)}
+        if isinstance(self.target, ManifestStore):
+            for name in ds.variables.keys() - virtual.keys():
+                ds.variables[name].load()  # other processes could not hand back what they write
+        mode = "a" if part.mode == "w" else part.mode  # what was there is gone
+        found = prepare(
+            replace(part, ds=ds, mode=mode, append=None, only_group=False), self.store, check=check
+        )
         assert found is not None
         if found.options["zarr_format"] == 2:
             raise InvalidArgumentError(
-                f"/{self._path} is of Zarr format 2, and references of VirtualiZarr are of format "
+                f"/{part.group} is of Zarr format 2, and references of VirtualiZarr are of format "
                 "3: write to another group, with group=..."
             )
-        own, options = found.part.ds, dict(found.options)
-        if region is not None:
-            self._region = located(self._ds, self._store, options, region)
-            place = {dim: at for dim, at in self._region.items() if dim in own.dims}
-            part = replace(part, region=place)
-        if self._append_dim not in own.dims:
+        own, options, place = found.part.ds, dict(found.options), None
+        if part.region is not None:
+            self.region = located(ds, self.store, options, part.region)
+            place = {dim: at for dim, at in self.region.items() if dim in own.dims}
+        if part.append_dim not in own.dims:
             options["append_dim"] = None
-        found = replace(found, part=replace(part, ds=own), options=options)
-        how: Any = {"statistics": True, "scheduler": None, "relocate": False}
-        changes = [partial(put, found, self._target, **how)] if loaded else []
-        changes.append(partial(self._put_group, self._document(self._ds)))
-        virtual = [name for name in self._ds.variables if name not in loaded]
-        return changes + [self._planned(str(name), self._ds.variables[name]) for name in virtual]
-
-    def _document(self, ds: xr.Dataset) -> dict[str, Any]:
-        """The group's document, with the attributes of the dataset beside those that are there."""
-        node = self._workspace.contents.node(self._path)
-        document = dict(_GROUP if node is None else json.loads(node.documents[V3_DOCUMENT]))
-        attributes = _plain(ds.attrs)
+        attributes = {} if node is None else dict(fields_of(node).get("attributes", {}))
         others = sorted(str(name) for name in ds.coords if name not in ds.dims)
         if others:
             attributes["coordinates"] = " ".join(others)
-        return {**document, "attributes": {**document.get("attributes", {}), **attributes}}
-
-    def _put_group(self, document: Mapping[str, Any]) -> None:
-        above = self._path
-        while above:  # parents first is not needed: all are written before anything is read
-            above = above.rpartition("/")[0]
-            if self._workspace.contents.node(above) is None:
-                self._put_document(above, _GROUP)
-        self._put_document(self._path, document)
-
-    def _put_document(self, path: str, document: Mapping[str, Any]) -> None:
-        self._workspace.set(join(path, V3_DOCUMENT), json.dumps(document).encode())
-
-    # --- variables ---------------------------------------------------------------------------
+        own = own.reset_coords([name for name in own.coords if name not in own.dims])
+        own.attrs = {**attributes, **ds.attrs}
+        found = replace(found, part=replace(found.part, ds=own, region=place), options=options)
+        how: Any = {"statistics": True, "scheduler": None, "relocate": False}
+        rest = [self._planned(str(name), var) for name, var in virtual.items()]
+        return [partial(put, found, self.target, **how), *rest]
 
     def _planned(self, name: str, var: xr.Variable) -> Callable[[], None]:
         """Check a virtual variable against what is there; what writes it."""
-        path = join(self._path, name)
-        node = self._workspace.contents.node(path)
-        if node is None and (self._region is not None or self._mode == "r+"):
+        path, part = join(self.part.group, name), self.part
+        node = self.workspace.contents.node(path)
+        if node is None and (self.region is not None or part.mode == "r+"):
             raise NotFoundError(f"there is no array /{path} to write to")
         if node is not None and node.array is None:
             raise InvalidArgumentError(f"/{path} is a group, and no array")
-        new, grows = _document(var), self._append_dim is not None and self._append_dim in var.dims
-        if node is None or not (grows or self._region is not None):
-            return partial(self._put_array, path, new, var)
+        document = _document(var)
+        if node is None or (self.region is None and part.append_dim not in var.dims):
+            return partial(self._put, path, document, var)
         assert node.array is not None
         old = json.loads(node.documents[V3_DOCUMENT])
-        if tuple(old.get("dimension_names") or ()) != tuple(map(str, var.dims)):
-            raise InvalidArgumentError(
-                f"/{path} has the dimensions {old.get('dimension_names')}, not {list(var.dims)}"
-            )
-        start, shape = self._place(path, old, var)
-        _check_fits(path, old, new)
-        chunks = node.array.chunk_shape
-        for dim, at, chunk, size, whole in zip(
-            var.dims, start, chunks, var.shape, shape, strict=True
+        _check_fits(path, old, document)
+        first, shape = [], []
+        for dim, size, have, chunk in zip(
+            var.dims, var.shape, old["shape"], node.array.chunk_shape, strict=True
         ):
-            ends = at + size
-            if at % chunk or (ends % chunk and ends != whole):
+            grows = dim == part.append_dim
+            whole = have + size if grows else have
+            side = slice(have, None) if grows else (self.region or {}).get(str(dim), slice(None))
+            at, end, step = side.indices(whole)
+            if step != 1 or end - at != size:
                 raise InvalidArgumentError(
-                    f"/{path} cannot be written from {at} to {ends} of {str(dim)!r}: its chunks "
-                    f"have {chunk} there, and one would be filled partly by each of two files"
-                )
-        first = tuple(at // chunk for at, chunk in zip(start, chunks, strict=True))
-        return partial(self._put_array, path, {**old, "shape": shape}, var, first)
-
-    def _place(
-        self, path: str, old: Mapping[str, Any], var: xr.Variable
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where a variable begins in an existing array, and the shape of the array afterwards."""
-        start, shape = [], []
-        for dim, have, size in zip(var.dims, old["shape"], var.shape, strict=True):
-            part, there = (self._region or {}).get(str(dim), slice(None)), have
-            if dim == self._append_dim:
-                part, there = slice(have, None), have + size
-            begin, end, step = part.indices(there)
-            if step != 1 or end - begin != size:
-                raise InvalidArgumentError(
-                    f"/{path} has {have} along {str(dim)!r}, of which {end - begin} are to be "
+                    f"/{path} has {have} along {str(dim)!r}, of which {end - at} are to be "
                     f"written, and the dataset has {size}"
                 )
-            start.append(begin)
-            shape.append(there)
-        return tuple(start), tuple(shape)
+            if at % chunk or (end % chunk and end != whole):
+                raise InvalidArgumentError(
+                    f"/{path} cannot be written from {at} to {end} of {str(dim)!r}: its chunks "
+                    f"have {chunk} there, and one would be filled partly by each of two files"
+                )
+            first.append(at // chunk)
+            shape.append(whole)
+        return partial(self._put, path, {**old, "shape": shape}, var, tuple(first))
 
-    def _put_array(
+    def _put(
         self,
         path: str,
         document: Mapping[str, Any],
@@ -302,126 +264,102 @@ class _Write:
         first: tuple[int, ...] | None = None,
     ) -> None:
         """Put an array, or more of it, whose first chunk lies at `first`."""
+        workspace = self.workspace
         if first is None:
-            self._workspace.edits.drop(path)
-        self._put_document(path, document)
-        self._refer(path, var, first or (0,) * var.ndim)
-
-    # --- references --------------------------------------------------------------------------
-
-    def _refer(self, path: str, var: xr.Variable, first: tuple[int, ...]) -> None:
-        """Set the references of a variable, whose first chunk lies at `first`."""
+            workspace.edits.drop(path)
+        workspace.set(join(path, V3_DOCUMENT), json.dumps(document).encode())
+        array = workspace.contents.array_at(path).array
+        assert array is not None
         manifest: Any = _references(var).manifest
-        paths = manifest._paths.ravel().tolist()
-        names = list(dict.fromkeys(paths))
-        source = np.arange(len(paths))
-        if len(names) < len(paths):
-            numbers = {name: number for number, name in enumerate(names)}
-            source = np.fromiter(map(numbers.__getitem__, paths), np.int64, len(paths))
-        here = Box((0,) * var.ndim, manifest._paths.shape)
-        present = np.ones(len(paths), np.bool_)
-        if "" in names:
-            present &= source != names.index("")
+        paths = manifest._paths.ravel()
+        here, start = (
+            Box((0,) * var.ndim, manifest._paths.shape),
+            np.array(first or (0,) * var.ndim),
+        )
+        present = paths != ""
         for coords in manifest._inlined:
             present[here.ravel_one(coords)] = False
+        if self.region is not None and not present.all():  # fill value is due there
+            absent = here.unravel(np.flatnonzero(~present)) + start
+            if var.ndim:
+                workspace.put_table(path, array.grid, unset_at(absent))
+            else:
+                workspace.delete(join(path, array.chunk_keys.encode(())))
         rows = np.flatnonzero(present)
-        if self._region is not None:
-            self._unset(path, here, ~present, first)
-        used, source = np.unique(source[rows], return_inverse=True)
-        locations = [names[number] for number in used.tolist()]
-        index = here.unravel(rows) + np.array(first, np.int64)
-        offset = manifest._offsets.ravel()[rows].astype(np.int64)
-        length = manifest._lengths.ravel()[rows].astype(np.int64)
-        noted = self._noted(locations)
+        source, used = pd.factorize(paths[rows].astype(object))
+        locations, parts = (
+            used.tolist(),
+            (
+                manifest._offsets.ravel()[rows].astype(np.int64),
+                manifest._lengths.ravel()[rows].astype(np.int64),
+            ),
+        )
         if len(rows):
-            self._store.set_virtual_refs(
+            self.store.set_virtual_refs(
                 path,
-                index,
+                here.unravel(rows) + start,
                 locations,
                 source,
-                offset,
-                length,
-                **noted,
-                checksums=self._sums(locations, source, offset, length),
+                *parts,
+                **self._noted(locations),
+                checksums=self._sums(locations, source, *parts) if self.checksums else None,
             )
-        node = self._workspace.contents.array_at(path)
-        assert node.array is not None
         for coords, data in manifest._inlined.items():
-            at = tuple(a + b for a, b in zip(coords, first, strict=True))
-            self._workspace.set(join(path, node.array.chunk_keys.encode(at)), bytes(data))
+            at = tuple((start + coords).tolist())
+            workspace.set(join(path, array.chunk_keys.encode(at)), bytes(data))
 
-    def _unset(self, path: str, here: Box, absent: Any, first: tuple[int, ...]) -> None:
-        """Unset chunks of a region that the variable does not have: fill value is due there."""
-        node = self._workspace.contents.array_at(path)
-        assert node.array is not None
-        if absent.any() and here.ndim:
-            at = here.unravel(np.flatnonzero(absent)) + np.array(first, np.int64)
-            self._workspace.put_table(path, node.array.grid, unset_at(at))
-        elif absent.any():
-            self._workspace.delete(join(path, node.array.chunk_keys.encode(())))
+    # --- what is noted of files --------------------------------------------------------------
 
     def _noted(self, locations: list[str]) -> dict[str, Any]:
         """What is noted of the files, by column: versions, and since when they must be the same."""
-        if self._validate == "none":
+        if self.validate == "none":
             return {}
-        runtime, containers = self._workspace.runtime, self._workspace.context.containers
-        due = [each for each in locations if each not in self._versions]
-        held: list[str] = []
-        if containers.places:
-            names, container, _ = containers.locate_all(due)
-            held = [url for url, at in zip(due, container.tolist(), strict=True) if names[at]]
-        if self._validate != "auto" and len(held) < len(due):
+        runtime, containers = self.workspace.runtime, self.workspace.context.containers
+        names, container, _ = containers.locate_all(locations)
+        held = [url for url, at in zip(locations, container.tolist(), strict=True) if names[at]]
+        if self.validate != "auto" and len(held) < len(locations):
             raise VirtualContainerError(
-                f"{next(iter({*due} - {*held}))} lies below no container, so that its "
-                f"{self._validate} cannot be noted: open the repository with a container that "
+                f"{next(iter({*locations} - {*held}))} lies below no container, so that its "
+                f"{self.validate} cannot be noted: open the repository with a container that "
                 "holds it, or say validate='auto'"
             )
-        runtime.parallel([partial(self._look, each) for each in held])
-        since_ms = runtime.now_ms() + _SLACK_MS
-        if not self._versions:
-            return {"unchanged_since": np.full(len(locations), since_ms)}
-        same = Version(), since_ms
-        versions = [self._versions.get(each, same) for each in locations]
+        due = [url for url in held if url not in self.versions]
+        looks = runtime.parallel([partial(self._look, url) for url in due])
+        self.versions |= zip(due, looks, strict=True)
+        none, since = Version(), runtime.now_ms() + _SLACK_MS
+        found = [self.versions.get(url, none) for url in locations]
         return {
-            "etags": [version.etag for version, _ in versions],
-            "modified": [_or_none(version.modified_ms) for version, _ in versions],
-            "sizes": [_or_none(version.nbytes) for version, _ in versions],
-            "unchanged_since": [since for _, since in versions],
+            "etags": [version.etag for version in found],
+            "modified": [_or_none(version.modified_ms) for version in found],
+            "sizes": [_or_none(version.nbytes) for version in found],
+            "unchanged_since": [-1 if url in self.versions else since for url in locations],
         }
 
-    def _look(self, location: str) -> None:
-        found = self._reader.version(location)
-        tagged = self._validate == "etag" or (self._validate == "auto" and found.etag is not None)
+    def _look(self, location: str) -> Version:
+        """The etag of a file, or else its time of modification."""
+        found = self.reader.version(location)
+        tagged = self.validate == "etag" or (self.validate == "auto" and found.etag is not None)
         if (found.etag if tagged else found.modified_ms) is None:
-            raise InvalidArgumentError(f"{location}: its {self._validate} is not known there")
-        noted = Version(found.etag if tagged else None, None if tagged else found.modified_ms)
-        self._versions[location] = Version(noted.etag, noted.modified_ms, found.nbytes), -1
+            raise InvalidArgumentError(f"{location}: its {self.validate} is not known there")
+        return replace(found, modified_ms=None) if tagged else replace(found, etag=None)
 
     def _sums(
         self, locations: list[str], source: IndexArray, offset: IndexArray, length: IndexArray
-    ) -> IndexArray | None:
-        """The checksum of each chunk, if they are wanted."""
-        if not self._checksums:
-            return None
-        containers = self._workspace.context.containers
+    ) -> IndexArray:
+        """The checksum of each chunk."""
+        containers, reader = self.workspace.context.containers, self.reader
 
         def checksum(number: int, start: int, nbytes: int) -> int:
             ref = VirtualRef(containers.source_at(locations[number]), start, nbytes)
-            return crc32c(self._reader.read(ref, 0, nbytes))
+            return crc32c(reader.read(ref, 0, nbytes))
 
         rows = zip(source.tolist(), offset.tolist(), length.tolist(), strict=True)
         calls = [partial(checksum, *row) for row in rows]
-        return np.array(self._workspace.runtime.parallel(calls), np.int64)
+        return np.array(self.workspace.runtime.parallel(calls), np.int64)
 
 
 def _references(var: xr.Variable) -> Any:
     return var._data
-
-
-def _plain(attributes: Mapping[Any, Any]) -> dict[str, Any]:
-    """Attributes as JSON has them."""
-    encode: Callable[[Any], Any] = encode_zarr_attr_value
-    return {str(name): encode(value) for name, value in attributes.items()}
 
 
 def _or_none(value: int | None) -> int:
@@ -432,27 +370,22 @@ def _document(var: xr.Variable) -> dict[str, Any]:
     """The `zarr.json` of a virtual variable."""
     metadata = _references(var).metadata
     found = metadata.to_buffer_dict(default_buffer_prototype())[V3_DOCUMENT].to_bytes()
-    document: dict[str, Any] = json.loads(found)
+    encode: Callable[[Any], Any] = encode_zarr_attr_value
     attributes = {**var.attrs, **{k: v for k, v in var.encoding.items() if k in DECODED_BY}}
-    document["attributes"] = _plain(attributes)
-    document["dimension_names"] = list(map(str, var.dims))
-    document["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
-    return document
+    return {
+        **json.loads(found),
+        "attributes": {str(name): encode(value) for name, value in attributes.items()},
+        "dimension_names": list(map(str, var.dims)),
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+    }
 
 
 def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Refuse what would decode differently from what is there."""
-    for name in _FIXED:
-        if old.get(name) != new.get(name):
-            raise InvalidArgumentError(
-                f"/{path} has another {name} than what is written to it: {old.get(name)} there, "
-                f"{new.get(name)} here"
-            )
-    was, now = old.get("attributes", {}), new.get("attributes", {})
-    for name in DECODED_BY:
+    was, now = ({**document.get("attributes", {}), **document} for document in (old, new))
+    for name in (*_FIXED, *DECODED_BY):
         a, b = was.get(name), now.get(name)
-        nans = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
-        if a != b and not nans:
+        if a != b and json.dumps(a) != json.dumps(b):  # as text, NaN is NaN
             raise InvalidArgumentError(
                 f"/{path} has the {name} {a!r}, and what is written to it {b!r}: chunks of both "
                 "cannot be in one array"

@@ -102,7 +102,7 @@ def test_everything_virtual_and_in_a_group(repo: zm.Repository, tmp_path: Path) 
     xr.testing.assert_identical(read(repo, "a/b"), expect(path))
     refs = repo.readonly_session().store.get_virtual_refs("a/b/p")
     assert (refs.checksums >= 0).all()
-    with pytest.raises(AlreadyExistsError, match="mode='w' to replace it"):
+    with pytest.raises(AlreadyExistsError, match="mode='w' to replace"):
         zm.virtual.write(vds, repo, group="a/b")
     zm.virtual.write(vds[["t"]], repo, group="a/b", mode="w")
     assert set(read(repo, "a/b").data_vars) == {"t"}
@@ -153,8 +153,8 @@ def test_chunks_that_are_absent_or_inline(repo: zm.Repository, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"chunksizes": (4, 6)}, "/t has another chunk_grid"),
-        ({"dtype": "i4"}, "/t has another data_type"),
+        ({"chunksizes": (4, 6)}, "/t has the chunk_grid"),
+        ({"dtype": "i4"}, "/t has the data_type"),
         ({"scale_factor": 0.1}, "/t has the scale_factor"),
     ],
 )

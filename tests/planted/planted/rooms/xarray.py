@@ -114,33 +114,33 @@ FAULTS = [
     # ingested files
     Fault(
         "a-file-that-changes-while-it-is-read-is-ingested",
-        "xarray/ingest_rows.py",
-        "if error[0] is None and stamp_of(",
-        "if False and stamp_of(",
+        "xarray/source_files.py",
+        "if _stamp_of(file.url) != (file.nbytes, file.stamp):",
+        "if False:",
     ),
     Fault(
         "a-file-that-another-ingests-meanwhile-is-ingested-twice",
-        "xarray/ingest_run.py",
-        "if self._is_there(known.get(url), file)]",
-        "if False]",
+        "xarray/ingest_files.py",
+        "if known[url].stamps == (file.nbytes, file.stamp, self.source.text):",
+        "if False:",
     ),
     Fault(
         "an-older-state-that-another-ingested-is-appended-to",
-        "xarray/ingest_run.py",
-        "[url for url in waiting if url in known and url not in again]",
-        "[]",
+        "xarray/ingest_files.py",
+        "elif url not in self.changed:",
+        "elif False:",
     ),
     Fault(
         "a-changed-file-with-more-rows-overwrites-the-next-file",
-        "xarray/ingest_run.py",
-        "start = known.start if known.rows == file.rows else None",
-        "start = known.start",
+        "planning/file_rows.py",
+        "elif rows != file.rows:",
+        "elif False:",
     ),
     Fault(
         "a-chunk-is-referred-to-in-two-files",
-        "xarray/ingest_run.py",
-        "if each.start % chunk), None)",
-        "if False), None)",
+        "xarray/ingest_rows.py",
+        "        if within:\n",
+        "        if False:\n",
     ),
     # workers
     Fault(
