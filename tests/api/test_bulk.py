@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from effort import examples
 from storages import CountingStorage
-from stored import put
+from stored import get, put
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
@@ -129,12 +130,16 @@ class Model:
         if self.committed is not None:
             there = self.committed[1].values()
             assert self.repository.du(path="a").total == Amount(len(there), sum(map(len, there)))
-            due.append((self.repository.readonly_session(), *self.committed))
+            fresh = zm.open(self.repository.storage, virtual_containers={"raw": RAW})
+            due += [(each.readonly_session(), *self.committed) for each in (self.repository, fresh)]
         for session, length, chunks in due:
             inside = [range(n)[part] for n, part in zip((length, 2), box, strict=True)]
             expected = {
                 (i, j): chunks[i, j] for i in inside[0] for j in inside[1] if (i, j) in chunks
             }
+            # One after another, for which refs are looked up ahead.
+            for i, j in product(*inside):
+                assert get(session, f"a/c/{i}/{j}") == chunks.get((i, j))
             found = session.chunk_refs("a", box)
             assert list(map(tuple, found.coords.tolist())) == sorted(expected)
             assert found.length.tolist() == [len(expected[at]) for at in sorted(expected)]

@@ -168,26 +168,6 @@ def check_net(before: State, after: State, net: list[Change]) -> None:
         assert coords - old <= set(told) - unset
 
 
-def test_the_net_change_of_many_commits(repository: Repository) -> None:
-    session = repository.writable_session("main")
-    make(session, "a", (40,))
-    for i in range(40):
-        put(session, f"a/c/{i}")
-    start = session.commit("full")
-    for size in (3, 40):
-        zarr.open_array(session.store, path="a").resize((size,))
-        session.commit("cut off, and grown again")
-    for i in range(5, 25):
-        put(session, f"a/c/{i}")
-        end = session.commit("a chunk")
-    net = list(repository.changes(start, mode="net"))
-    assert only(net) == [
-        ("/a", "truncate", []),
-        ("/a", "overwrite", [[i] for i in range(5, 25)]),
-    ]
-    assert replay(state_of(repository, start), net) == state_of(repository, end)
-
-
 @pytest.mark.parametrize("kind", ["snapshots", "deltas", "manifests"])
 def test_an_expired_range_is_an_error_before_the_first_record(kind: str) -> None:
     """Each commit has a manifest of its own, and a log too long for a copy of it."""

@@ -422,20 +422,6 @@ def test_what_others_left_in_the_end_is_not_overwritten(last: str) -> None:
 # --- policies --------------------------------------------------------------------------------
 
 
-def test_policies_decide_whose_chunks_stay() -> None:
-    def mine(session: Session) -> None:
-        put(session, "a/c/0/0", b"mine")
-        put(session, "a/c/0/1", b"01")
-
-    def theirs(session: Session) -> None:
-        put(session, "a/c/0/0", b"other")
-        put(session, "a/c/1/1", b"11")
-
-    for policy, first in (("ours", b"mine"), ("theirs", b"other")):
-        found = both(base(), mine, theirs, rebase=policy)
-        assert [found[f"a/c/{at}"] for at in ("0/0", "0/1", "1/1")] == [first, b"01", b"11"]
-
-
 def attributes(found: dict[str, bytes], path: str = "a") -> dict[str, Any]:
     document = found[f"{path}/zarr.json"]
     assert document is not None

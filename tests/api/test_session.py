@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from stored import contents, get, overtaking, put
+from stored import contents, get, put
 from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import (
@@ -73,30 +73,6 @@ def test_branch_deleted_under_a_session(repository: Repository) -> None:
         repository.readonly_session("gone")
 
 
-def test_commits_of_others_during_a_fold_stay_on_top() -> None:
-    storage = MemoryStorage()
-    with_array(zm.create(storage, {"compaction": {"max-delta-count": 3}}))
-    other = zm.open(storage, {"compaction": {"max-delta-count": 1000}}).writable_session("main")
-
-    def intrude() -> None:
-        put(other, "a/c/50", b"intruder")
-        other.commit("intruder")
-
-    # The third swap is the fold's own, when it has read what it folds.
-    runtime = overtaking(lambda: None, lambda: None, intrude)
-    writer = zm.open(storage, runtime=runtime).writable_session("main")
-    for i in range(2):
-        put(writer, f"a/c/{i}", b"1")
-        writer.commit(f"{i}")
-    repository = zm.open(storage)
-    infos = [*repository.ancestry()]
-    assert [info.kind for info in infos[:2]] == ["rewrite", "overwrite"]
-    assert infos[1].message == "intruder"
-    read = repository.readonly_session()
-    assert [get(read, f"a/c/{i}") for i in (0, 1, 50)] == [b"1", b"1", b"intruder"]
-    assert get(writer, "a/c/50") == b"intruder"
-
-
 def travel(fork: Fork) -> Fork:
     copy = pickle.loads(pickle.dumps(fork))
     assert isinstance(copy, Fork)
@@ -106,37 +82,6 @@ def travel(fork: Fork) -> Fork:
 @pytest.fixture
 def local(tmp_path: Path) -> Repository:
     return with_array(zm.create(tmp_path / "repository"))
-
-
-def test_overlapping_chunks_with_different_bytes_are_named(local: Repository) -> None:
-    session = local.writable_session("main")
-    one, two = session.fork(), session.fork()
-    for i in (3, 4, 5):
-        put(one, f"a/c/{i}", b"one")
-    for i in (4, 5, 6):
-        put(two, f"a/c/{i}", b"two" * 500)
-    session.merge(one)
-    with pytest.raises(ConflictError, match=r"/a: chunks \[\(4,\), \(5,\)\]"):
-        session.merge(two)
-    assert get(session, "a/c/4") == b"one"
-    assert get(session, "a/c/6") is None  # nothing of it was merged
-
-
-def test_merging_the_same_copy_twice_counts_once(local: Repository) -> None:
-    session = local.writable_session("main")
-    fork = session.fork()
-    put(fork, "a/c/3", BIG)
-    session.merge(fork)
-    session.merge(fork, fork)
-    put(fork, "a/c/3", BIG + b"more")
-    put(fork, "a/c/4", b"more")
-    session.merge(fork)  # what the same copy has changed since
-    assert session.status().chunks == {"/a": 2}
-    session.commit("once")
-    read = local.readonly_session()
-    assert (get(read, "a/c/3"), get(read, "a/c/4")) == (BIG + b"more", b"more")
-    objects = [*local.storage.list("chunks/")]
-    assert next(local.ancestry()).written["chunk-objects"] == len(objects) == 2
 
 
 def test_deletes_in_a_fork_are_merged(local: Repository) -> None:

@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import cpu
 
+import stored
 import zarr_manifests as zm
-from isolation import Access, Transaction, check_isolation
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage import Storage
@@ -41,6 +40,7 @@ KEYS = [f"a/c/{at}" for at in range(CHUNKS)] + [f"attribute {at}" for at in rang
 CONFIG = {"commits": {"attempts": 100}, "compaction": {"max-delta-count": 20}}
 
 type Record = dict[str, Any]
+type Values = dict[str, str | None]
 
 
 def make(storage: Storage) -> Repository:
@@ -50,63 +50,53 @@ def make(storage: Storage) -> Repository:
     return repository
 
 
-def get(session: Session, key: str) -> str | None:
-    """What is at the key: a chunk's text, or an attribute."""
-    if key.startswith("a/c/"):
-        found = session.store.get_sync(key)
-        return None if found is None else found.to_bytes().rstrip(b".").decode()
-    value = attributes(session)["attributes"].get(key)
-    assert value is None or isinstance(value, str)
-    return value
-
-
-def attributes(session: Session) -> dict[str, Any]:
-    found = session.store.get_sync("a/zarr.json")
-    assert found is not None
-    fields = json.loads(found.to_bytes())
+def document(session: Session) -> dict[str, Any]:
+    fields = json.loads(stored.get(session, "a/zarr.json") or b"")
     assert isinstance(fields, dict)
     return fields
 
 
+def get(session: Session, key: str) -> str | None:
+    """What is at the key: a chunk's text, or an attribute."""
+    if not key.startswith("a/c/"):
+        value: str | None = document(session)["attributes"].get(key)
+        return value
+    found = stored.get(session, key)
+    return None if found is None else found.rstrip(b".").decode()
+
+
 def put(session: Session, key: str, value: str | None, nbytes: int) -> None:
     if not key.startswith("a/c/"):
-        fields = attributes(session)
+        fields = document(session)
         fields["attributes"][key] = value
-        session.store.set_sync("a/zarr.json", cpu.Buffer.from_bytes(json.dumps(fields).encode()))
+        stored.put(session, "a/zarr.json", json.dumps(fields).encode())
     elif value is None:
         session.store.delete_sync(key)
-    else:
-        data = value.encode().ljust(nbytes, b".")  # inline, in a pack, or an object of its own
-        session.store.set_sync(key, cpu.Buffer.from_bytes(data))
+    else:  # inline, in a pack, or an object of its own
+        stored.put(session, key, value.encode().ljust(nbytes, b"."))
 
 
-def operations(
-    session: Session, rng: np.random.Generator, name: str, *, writing: bool
-) -> list[tuple[str, str, str | None]]:
-    """A few reads and writes; what they did, for the record."""
-    done: list[tuple[str, str, str | None]] = []
+def operate(session: Session, rng: np.random.Generator, name: str, *, writing: bool) -> Any:
+    """A few reads and writes; what was read of others, and what was written."""
+    reads: Values = {}
+    writes: Values = {}
     chosen = rng.choice(KEYS, int(rng.integers(2, 5)), replace=False)
     for number, key in enumerate(map(str, chosen)):
         what = rng.integers(4) if number or not writing else 3
         if what < 3 or not writing:
-            done.append(("read", key, get(session, key)))
+            reads[key] = get(session, key)
         if what > 1 and writing:
             value = None if key.startswith("a/c/") and rng.random() < 0.1 else f"{name}/{number}"
             if value is None and get(session, key) is None:
                 continue  # deleting what is not there is no write
             put(session, key, value, int(rng.choice([1, 2_000, 300_000], p=[0.5, 0.45, 0.05])))
-            done.append(("write", key, value))
-            if rng.random() < 0.2:
-                done.append(("read", key, get(session, key)))
-    return done
+            assert get(session, key) == value
+            writes[key] = value
+    return reads, writes
 
 
 def work(
-    repository: Repository,
-    client: int,
-    life: int,
-    commits: int,
-    note: Callable[[Record], object],
+    repository: Repository, client: int, life: int, commits: int, note: Callable[[Record], object]
 ) -> None:
     """So many commits, and what else comes between."""
     rng = np.random.default_rng([client, life])
@@ -116,21 +106,16 @@ def work(
         number += 1
         writing = bool(rng.random() < 0.85)
         serializable = bool(rng.random() < 0.5)
+        isolation: Any = "serializable" if serializable else "snapshot"
         if writing:
-            isolation: Any = "serializable" if serializable else "snapshot"
             session = repository.writable_session("main", isolation=isolation)
         else:
             session = repository.readonly_session("main")
-        record = {
-            "name": name,
-            "began_at": session.snapshot_id,
-            "operations": operations(session, rng, name, writing=writing),
-            "outcome": "unknown" if writing else "reader",
-            "serializable": serializable,
-            "client": str(client),
-        }
-        note(record)
-        if not writing or not session.status():
+        began, outcome = session.snapshot_id, "unknown" if writing else "reader"
+        reads, writes = operate(session, rng, name, writing=writing)
+        record = {"name": name, "began": began, "reads": reads, "writes": writes}
+        note(record | {"client": client, "outcome": outcome, "serializable": serializable})
+        if not session.status():
             continue
         try:
             snapshot_id = session.commit(name)
@@ -141,44 +126,55 @@ def work(
             note({"name": name, "outcome": "committed", "snapshot_id": snapshot_id})
 
 
-def transactions(records: Iterable[Record]) -> list[Transaction]:
-    merged: dict[str, Record] = {}
-    for record in records:
-        merged.setdefault(record["name"], {}).update(record)
-    for record in merged.values():
-        record["operations"] = tuple(Access(*one) for one in record["operations"])
-    return [Transaction(**record) for record in merged.values()]
-
-
-def history_of(repository: Repository) -> list[tuple[str, str]]:
-    """The branch's snapshots, oldest first, and whose they are."""
-    found = []
-    for info in [*repository.ancestry()][::-1]:
-        ours = info.kind != "rewrite" and info.message not in ("create repository", "array")
-        found.append((info.snapshot_id, info.message if ours else ""))
-    return found
-
-
-def all_read(repository: Repository, snapshot_id: str, name: str) -> Transaction:
-    """A reader of everything there is."""
+def all_read(repository: Repository, snapshot_id: str) -> Values:
     session = repository.readonly_session(snapshot_id)
-    reads = tuple(Access("read", key, get(session, key)) for key in KEYS)
-    return Transaction(name, snapshot_id, reads, "reader")
+    return {key: get(session, key) for key in KEYS}
 
 
-def check(repository: Repository, done: list[Transaction]) -> Counter[str]:
+def check_isolation(done: dict[str, Record], repository: Repository) -> None:
+    """Each read its snapshot, wrote over nothing newer, and landed once if it was told so.
+
+    A serialisable one that landed has read nothing that others changed before it did.
+    """
+    place: dict[str, int] = {}
+    states: list[Values] = []
+    changed = defaultdict[str, list[int]](list)
+    landed: dict[str, int] = {}
+    now: Values = dict.fromkeys(KEYS)
+    for at, info in enumerate([*repository.ancestry()][::-1]):
+        place[info.snapshot_id] = at
+        ours = info.kind != "rewrite" and info.message not in ("create repository", "array")
+        if ours:
+            assert info.message not in landed, "it landed twice"
+            landed[info.message] = at
+            now = now | done[info.message]["writes"]
+            for key in done[info.message]["writes"]:
+                changed[key].append(at)
+        states.append(now)
+        if at % 10 == 1:
+            assert all_read(repository, info.snapshot_id) == now
+    last = Counter[int]()
+    for name, one in done.items():
+        began, at = place[one["began"]], landed.get(name)
+        assert one["reads"].items() <= states[began].items(), name
+        assert began >= last[one["client"]], "it began before its client's last commit"
+        if one["outcome"] in ("refused", "reader"):
+            assert at is None, name
+        elif one["outcome"] == "committed":
+            assert at == place[one["snapshot_id"]], name
+        if at is not None:
+            last[one["client"]] = at
+            for key in {*one["writes"], *(one["reads"] if one["serializable"] else ())}:
+                assert not [other for other in changed[key] if began < other < at], (name, key)
+
+
+def check(repository: Repository, records: list[Record]) -> Counter[str]:
     """All of it is as promised; how often each outcome was."""
-    history = history_of(repository)
-    outcomes = Counter(one.outcome for one in done)
-    landed = {name for _, name in history if name}
-    assert landed <= {one.name for one in done}
-    readers = [
-        all_read(repository, snapshot_id, f"of {at}")
-        for at, (snapshot_id, _) in enumerate(history)
-        if at % 10 == 1 or at == len(history) - 1
-    ]
-    assert check_isolation([*done, *readers], history) == []
-    last = readers[-1].operations
+    done: dict[str, Record] = {}
+    for record in records:
+        done.setdefault(record["name"], {}).update(record)
+    check_isolation(done, repository)
+    last = all_read(repository, repository.list_branches()["main"])
     # The lock is free, nothing is damaged, and that stays so without what is not needed any more.
     with repository.transaction(message="and one more") as store:
         zarr.create_array(store, name="b", shape=(1,), dtype="u1")[:] = 1
@@ -187,10 +183,9 @@ def check(repository: Repository, done: list[Transaction]) -> Counter[str]:
     repository.garbage_collect(timedelta(0))
     again = zm.open(repository.storage)
     assert again.verify().ok
-    head = again.list_branches()["main"]
-    assert all_read(again, head, "after").operations == last
+    assert all_read(again, again.list_branches()["main"]) == last
     assert len(list(again.ancestry())) <= 4
-    return outcomes
+    return Counter(one["outcome"] for one in done.values())
 
 
 def test_threads_on_memory_see_and_do_what_was_promised() -> None:
@@ -211,7 +206,7 @@ def test_threads_on_memory_see_and_do_what_was_promised() -> None:
     for thread in threads:
         thread.join()
     assert failed == []
-    outcomes = check(repository, transactions(record for records in notes for record in records))
+    outcomes = check(repository, [record for records in notes for record in records])
     assert outcomes["committed"] == CLIENTS * commits
 
 
@@ -304,8 +299,8 @@ def test_processes_that_are_killed_lose_nothing_that_was_acknowledged(tmp_path: 
             assert process.exitcode in (0, -signal.SIGKILL)
             kills += process.exitcode != 0
             start(client)
-    done = transactions(one for client in range(CLIENTS) for one in journal(tmp_path, client))
-    outcomes = check(repository, done)
+    records = [one for client in range(CLIENTS) for one in journal(tmp_path, client)]
+    outcomes = check(repository, records)
     assert outcomes["committed"] == CLIENTS * commits
     assert kills >= most_kills / 2
     assert outcomes["refused"] > 0

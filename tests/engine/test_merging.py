@@ -215,3 +215,29 @@ def test_a_copy_whose_chunks_were_collected_is_fenced_off(repository: Repository
     assert repository.garbage_collect(timedelta(0)).objects["chunks"] == 1
     with pytest.raises(FencedError):
         pickle.dumps(fork)
+
+
+def test_refs_to_objects_of_strangers_are_found_in_what_was_spilled(repository: Repository) -> None:
+    """Nothing protects these objects until a snapshot reaches them."""
+    stranger = repository.writable_session()
+    put(stranger, "a/c/5", b"theirs")
+    workspace_of(stranger.store).flush()
+    ((node, refs),) = contents_of(stranger.store).changes.chunks.items()
+    planted = dict(refs)
+
+    def with_theirs(session: Session) -> Fork:
+        fork = sent(session.fork())
+        refer(fork, 100, 601)
+        contents_of(fork.store).changes.chunks[node] = dict(planted)
+        refer(fork, 700, 1_300)
+        return sent(fork)
+
+    session = repository.writable_session()
+    fork = with_theirs(session)
+    with pytest.raises(InvalidArgumentError, match="neither this session nor its copies"):
+        session.merge(fork)
+    stranger.commit("now they are reached")
+    session = repository.writable_session()
+    session.merge(with_theirs(session))
+    session.commit("fine")
+    assert repository.verify().ok

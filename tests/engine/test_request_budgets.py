@@ -9,22 +9,28 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
+from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from inside import change_root, root_of
 from storages import CountingStorage, LatencyStorage, copy_of
-from stored import get, put
+from stored import array_document, get, put
 from zarr_manifests import Repository, Session
 from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 
 MANIFESTS, ROWS = 8, 1_000
 CHUNK = b"\x05" * 8
+STOPPED = replace(SYSTEM, monotonic_s=lambda: 1000.0)
 CONFIG = {
     "inline-chunk-bytes": 512,
     "compaction": {"mode": "manual"},
@@ -106,7 +112,7 @@ def paged(ahead: MemoryStorage) -> MemoryStorage:
 
 def cold(storage: MemoryStorage) -> tuple[CountingStorage, Repository]:
     counting = CountingStorage(LatencyStorage(storage, latency_s=0))
-    return counting, zm.open(counting, runtime=replace(SYSTEM, monotonic_s=lambda: 1000.0))
+    return counting, zm.open(counting, runtime=STOPPED)
 
 
 def walk(session: Session) -> int:
@@ -114,16 +120,60 @@ def walk(session: Session) -> int:
     return len([*zarr.open_group(session.store, mode="r").arrays()])
 
 
-def test_a_repository_that_fits_in_its_root_is_read_in_one_round() -> None:
+def weather(n: int) -> xr.Dataset:
+    return xr.Dataset(
+        {"t2m": (("time", "lat", "lon"), np.random.default_rng(0).normal(size=(n, 20, 30)))},
+        coords={
+            "time": np.arange(n, dtype="int64"),
+            "lat": np.linspace(90, -90, 20),
+            "lon": np.linspace(0, 348, 30),
+        },
+    )
+
+
+def small_repository(commits: int) -> MemoryStorage:
+    """A dataset whose data chunks are objects and whose coordinates are small."""
     storage = MemoryStorage()
-    with zm.create(storage).transaction(message="small") as store:
-        group = zarr.create_group(store)
-        group.create_array("x", data=np.arange(9.0), dimension_names=("x",))
-    counting, repository = cold(storage)
-    session = repository.readonly_session()
-    assert walk(session) == 1
-    np.testing.assert_array_equal(zarr.open_array(session.store, path="x")[:], np.arange(9.0))
-    assert counting.rounds() == 1
+    repository = zm.create(storage)
+    for i in range(commits):
+        session = repository.writable_session("main")
+        data = weather(4).assign_coords(time=np.arange(4) + 4 * i)
+        how = {"append_dim": "time"} if i else {"encoding": {"t2m": {"chunks": (2, 20, 30)}}}
+        data.to_zarr(session.store, consolidated=False, zarr_format=3, **how)
+        session.commit(f"months {i}")
+    return storage
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_small_repository_opens_with_its_coordinates_in_one_request(folded: bool) -> None:
+    storage = small_repository(4)
+    if folded:
+        zm.open(storage).compact(mode="full")
+    counting = CountingStorage(storage)
+    repository = zm.open(counting, runtime=STOPPED)
+    ds = xr.open_zarr(repository.readonly_session("main").store, consolidated=False)
+    np.testing.assert_array_equal(ds.lat.values, np.linspace(90, -90, 20))
+    np.testing.assert_array_equal(ds.time.values, np.arange(16))
+    assert [(r.op, r.key) for r in counting.log] == [("get_tagged", "current")]
+    # A data chunk is one request more.
+    counting.reset()
+    assert ds.t2m[0, 0, 0].values == weather(4).t2m.values[0, 0, 0]
+    assert [record.op for record in counting.log] == ["get"]
+
+
+def test_a_commit_of_others_is_not_missed_by_a_session() -> None:
+    """The first may use what `open` has read, unless that was a while ago; others ask again."""
+    storage, times = small_repository(1), [1000.0]
+    counting = CountingStorage(storage)
+    repository = zm.open(counting, runtime=replace(SYSTEM, monotonic_s=lambda: times[0]))
+    times[0] += 1.0
+    repository.readonly_session("main")
+    assert [record.key for record in counting.log] == ["current", "current"]
+    other = zm.open(storage).writable_session("main")
+    put(other, "note", b"x")
+    snapshot_id = other.commit("of another handle")
+    assert repository.readonly_session("main").snapshot_id == snapshot_id
+    assert counting.requests == 3
 
 
 @pytest.mark.parametrize("branch", ["main", "branch-4"])
@@ -214,6 +264,23 @@ def test_a_commit_takes_two_rounds_and_few_bytes(
     assert with_pages or nbytes.total() <= commits * 16 * 1024
 
 
+def test_a_warm_commit_to_a_disk_takes_three_rounds(tmp_path: Path) -> None:
+    """In its turn it reads the root, has everything on the disk at once, and swaps."""
+    counting = CountingStorage(LocalStorage(tmp_path))
+    session = zm.create(counting).writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(30, 2**18), chunks=(1, 2**18), dtype="u1")
+    session.commit("an array")
+    for i in range(3):
+        for chunk in range(10):
+            put(session, f"a/c/{10 * i + chunk}/0", bytes([i + 1]) * 2**18)
+        counting.reset()
+        session.commit("a pack of 2.5 MB")
+        log = [(r.op, r.key.split("/")[0]) for r in counting.log]
+        assert log[0] == ("get_tagged", "current")
+        assert ("create", "chunks") in log
+        assert counting.rounds() == 3, log
+
+
 def test_an_expiry_of_a_long_history_takes_few_rounds() -> None:
     repository = zm.create(storage := MemoryStorage(), CONFIG)
     for i in range(150):
@@ -225,3 +292,43 @@ def test_an_expiry_of_a_long_history_takes_few_rounds() -> None:
     assert len(report.snapshots) == 151 - 5
     assert counting.rounds() <= 20
     assert [info.snapshot_id for info in zm.open(storage).ancestry()] == kept
+
+
+# --- bases in pages --------------------------------------------------------------------------
+
+GROUP = b'{"zarr_format": 3, "node_type": "group"}'
+GROUPS, IN_A_GROUP = 50, 100
+
+
+def collected(names: Any) -> list[str]:
+    async def gather() -> list[str]:
+        return [name async for name in names]
+
+    return sync(gather())
+
+
+def test_one_array_or_group_of_many_is_found_by_few_pages() -> None:
+    storage = CountingStorage(LatencyStorage(MemoryStorage(), latency_s=0))
+    with zm.create(storage).transaction("main", message="make") as store:
+        put(store, "zarr.json", GROUP)
+        for group in range(GROUPS):
+            put(store, f"g{group}/zarr.json", GROUP)
+            for i in range(IN_A_GROUP):
+                put(store, f"g{group}/a{i}/zarr.json", array_document((i + 1,)))
+    storage.reset()
+    session = zm.open(storage).readonly_session("main")
+    assert zarr.open_array(session.store, path="g7/a23", mode="r").shape == (24,)
+    assert storage.rounds() <= 3
+    assert storage.bytes_read <= 32 * 1024
+    storage.reset()
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(session.store, path="g7/a100", mode="r")
+    assert storage.requests <= 1  # the page of a path beyond those of the group
+    storage.reset()
+    assert len(collected(session.store.list_dir(""))) == GROUPS + 1
+    assert storage.requests <= 1
+    storage.reset()
+    group = zarr.open_group(session.store, path="g3", mode="r")
+    assert len(list(group.array_keys())) == IN_A_GROUP
+    assert storage.requests <= 3
+    assert storage.rounds() <= 2

@@ -1,9 +1,13 @@
-"""Any sequence of store operations, commits and folds does what a dict does."""
+"""Any sequence of store operations, commits and folds does what a dict does.
+
+Whether changes are spilled or not, and bases are in pages or not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from hypothesis.stateful import (
 
 import zarr_manifests as zm
 from effort import examples
+from inside import small_node_pages
 from stored import array_document, get, put
 from zarr_manifests.keys import (
     DOCUMENTS,
@@ -136,13 +141,18 @@ _values = st.binary(max_size=8)
 
 
 class Machine(RuleBasedStateMachine):
-    @initialize(deltas=st.integers(1, 4))
-    def start(self, deltas: int) -> None:
+    @initialize(
+        deltas=st.integers(1, 4), spill_refs=st.sampled_from([1, 1_000]), pages=st.booleans()
+    )
+    def start(self, deltas: int, spill_refs: int, pages: bool) -> None:
         config = {
             "inline-chunk-bytes": 4,
             "compaction": {"max-delta-count": deltas},
             "pack-bytes": 20,
+            "spill-refs": spill_refs,
         }
+        self.small = ExitStack()  # few nodes make many pages of a base
+        self.small.enter_context(small_node_pages() if pages else nullcontext())
         self.storage = MemoryStorage()
         self.repository = zm.create(self.storage, config)
         self.session = self.repository.writable_session()
@@ -217,9 +227,11 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
+            self.small.close()
             fresh = zm.open(self.storage)
             for snapshot_id, model in self.history:
                 _check(fresh.readonly_session(snapshot_id).store, model)
+            assert fresh.verify().problems == ()
             if not self.session.status():
                 assert self.model == self.committed
 

@@ -1,8 +1,7 @@
 """Faults put into the package on purpose, each of which the simulation must find.
 
-A mutant replaces functions of the package by ones that leave a mechanism out. `SEEDS` has a seed
-that finds each; `python tests/simulation/mutants.py` looks for one for those that have none any
-more.
+A mutant replaces functions of the package by ones that leave a mechanism out, and has a seed that
+finds it; `python tests/simulation/mutants.py` looks for one for those that have none any more.
 """
 
 from __future__ import annotations
@@ -47,10 +46,11 @@ BUDGET = 2000
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: what the package does wrong, how to plant it, and who takes part besides."""
+    """A fault: what the package does wrong, which seed finds it, and who takes part besides."""
 
     name: str
     says: str
+    seed: int
     put_in: Callable[[pytest.MonkeyPatch], None]
     streams: bool = False
     finders: bool = False
@@ -60,10 +60,11 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    says: str, *, streams: bool = False, finders: bool = False
+    says: str, seed: int, *, streams: bool = False, finders: bool = False
 ) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
     def enter(put_in: Callable[[pytest.MonkeyPatch], None]) -> None:
-        MUTANTS.append(Mutant(put_in.__name__.replace("_", "-"), says, put_in, streams, finders))
+        name = put_in.__name__.replace("_", "-")
+        MUTANTS.append(Mutant(name, says, seed, put_in, streams, finders))
 
     return enter
 
@@ -71,7 +72,7 @@ def mutant(
 # --- the swap ----------------------------------------------------------------------------------
 
 
-@mutant("The root is overwritten without comparing its version.")
+@mutant("The root is overwritten without comparing its version.", 0)
 def swap_without_compare(patch: pytest.MonkeyPatch) -> None:
     swap = Roots.swap
 
@@ -82,7 +83,7 @@ def swap_without_compare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "swap", always)
 
 
-@mutant("A lost answer is looked up in the newest root only, not in its log.")
+@mutant("A lost answer is looked up in the newest root only, not in its log.", 68)
 def log_walk_left_out(patch: pytest.MonkeyPatch) -> None:
     def newest_only(self: Any, found: Any, new: Any, *args: Any, **more: Any) -> Any:
         return found if found.root.write_id == new.write_id else None
@@ -90,7 +91,7 @@ def log_walk_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "_outcome", newest_only)
 
 
-@mutant("A swap with an unknown outcome is treated as lost to another writer.")
+@mutant("A swap with an unknown outcome is treated as lost to another writer.", 96)
 def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
     swap = Roots.swap
 
@@ -103,7 +104,7 @@ def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "swap", guess)
 
 
-@mutant("The swap is made although an earlier upload failed.")
+@mutant("The swap is made although an earlier upload failed.", 9)
 def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
     upload = commit._upload
 
@@ -117,7 +118,7 @@ def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_upload", careless)
 
 
-@mutant("The first session after opening may begin at any root seen before.")
+@mutant("The first session after opening may begin at any root seen before.", 39)
 def old_root_reused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(refs, "_FRESH_S", 1e9)
     patch.setattr(Roots, "undisturbed", lambda self, at: True)
@@ -126,12 +127,12 @@ def old_root_reused(patch: pytest.MonkeyPatch) -> None:
 # --- streams -----------------------------------------------------------------------------------
 
 
-@mutant("A step's mark is compared when its commit begins, not where it lands.", streams=True)
+@mutant("A step's mark is compared when its commit begins, not where it lands.", 3, streams=True)
 def marks_compared_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "check_marks", lambda *_: None)
 
 
-@mutant("Whether a step is committed is found out after conflicts and the fence.", streams=True)
+@mutant("Whether a step is committed is found out after conflicts and the fence.", 0, streams=True)
 def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
     check, after = commit.check_marks, commit.marks_after
     due: list[Any] = []
@@ -148,7 +149,7 @@ def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commits, "check_now", lambda *_: None)
 
 
-@mutant("A root that was read earlier may say that a step is committed.", streams=True)
+@mutant("A root that was read earlier may say that a step is committed.", 19, streams=True)
 def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     def stale(context: Any, branch: str, txn: Any) -> None:
         root = context.roots.with_branch(context.roots.latest.root, branch)
@@ -157,7 +158,7 @@ def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commits, "check_now", stale)
 
 
-@mutant("Marks are those of the snapshot that the session read.", streams=True)
+@mutant("Marks are those of the snapshot that the session read.", 3, streams=True)
 def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
     land, after = commit._Landing.land, commit.marks_after
     base: list[Any] = []
@@ -170,7 +171,7 @@ def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "marks_after", lambda c, _, *args: after(c, base[0], *args))
 
 
-@mutant("A compaction drops the marks.", streams=True)
+@mutant("A compaction drops the marks.", 4, streams=True)
 def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
     made = compact.Snapshot
 
@@ -180,7 +181,7 @@ def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "Snapshot", without)
 
 
-@mutant("Versions that are missing before a step are not noticed.", streams=True)
+@mutant("Versions that are missing before a step are not noticed.", 11, streams=True)
 def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
     check = advance_marks._check_txn
 
@@ -193,24 +194,24 @@ def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
 # --- conflicts and branches --------------------------------------------------------------------
 
 
-@mutant("A commit is rebased onto anything.")
+@mutant("A commit is rebased onto anything.", 1)
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
 
 
-@mutant("A rebase ignores what the commit has read.")
+@mutant("A rebase ignores what the commit has read.", 1)
 def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
 
 
-@mutant("A commit ignores what its serializable session has read.")
+@mutant("A commit ignores what its serializable session has read.", 1)
 def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
 
 
-@mutant("Chunks that a policy leaves to others are overwritten.")
+@mutant("Chunks that a policy leaves to others are overwritten.", 41)
 def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(
@@ -218,7 +219,7 @@ def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("A relocated append keeps its chunks where they were.")
+@mutant("A relocated append keeps its chunks where they were.", 36)
 def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     def put(result: Any, move: Any, table: Any) -> None:
         result.put_table(move.node_id, table)
@@ -226,23 +227,23 @@ def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(relocating, "_put_shifted", put)
 
 
-@mutant("A commit lands on a branch that was reset to a history without its base.")
+@mutant("A commit lands on a branch that was reset to a history without its base.", 1)
 def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     between = rebasing.deltas_between
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
 
 
-@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.")
+@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.", 0)
 def all_is_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "apart", lambda mine, theirs: True)
 
 
-@mutant("A head is amended although the branch has moved.")
+@mutant("A head is amended although the branch has moved.", 10)
 def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_amends", lambda head: None)
 
 
-@mutant("Whatever exists can be named, although a collection deletes parts of it.", finders=True)
+@mutant("Whatever exists can be named, although a collection deletes parts of it.", 0, finders=True)
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
         ref = by_id.snapshot_ref(context, snapshot_id)
@@ -251,7 +252,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.")
+@mutant("Refs can be restored from before the last collection.", 13)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -259,12 +260,12 @@ def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
 # --- forks -------------------------------------------------------------------------------------
 
 
-@mutant("One fork's write is overwritten by another's.")
+@mutant("One fork's write is overwritten by another's.", 20)
 def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_chunk_conflicts", lambda *args: [])
 
 
-@mutant("A copy that is merged twice conflicts with itself.")
+@mutant("A copy that is merged twice conflicts with itself.", 4)
 def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
     begin = Merge.__init__
@@ -276,7 +277,7 @@ def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Merge, "__init__", begun)
 
 
-@mutant("A fork of another session is merged.")
+@mutant("A fork of another session is merged.", 675)
 def strangers_merged(patch: pytest.MonkeyPatch) -> None:
     merge = forks.merge_forks
 
@@ -288,7 +289,7 @@ def strangers_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("zarr_manifests.engine.edit.copies.merge_forks", anyone)
 
 
-@mutant("A copy writes objects under the names of its original session.")
+@mutant("A copy writes objects under the names of its original session.", 4)
 def copies_share_names(patch: pytest.MonkeyPatch) -> None:
     draw = SessionKeys._draw
 
@@ -303,7 +304,7 @@ def copies_share_names(patch: pytest.MonkeyPatch) -> None:
 # --- compaction --------------------------------------------------------------------------------
 
 
-@mutant("A compaction replaces newer deltas instead of going below them.")
+@mutant("A compaction replaces newer deltas instead of going below them.", 5)
 def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
     attempt = compact._try
 
@@ -320,7 +321,7 @@ def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant(
-    "A commit takes the read list of the snapshot it began at, undoing a compaction in between."
+    "A commit takes the read list of the snapshot it began at, undoing a compaction in between.", 3
 )
 def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     place = commit._place
@@ -346,7 +347,7 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_place", stale)
 
 
-@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.")
+@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 5)
 def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     layers_of = rollup._layers
 
@@ -356,7 +357,7 @@ def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rollup, "_layers", apart)
 
 
-@mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.")
+@mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.", 35)
 def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     layers_of = rollup._layers
 
@@ -371,12 +372,12 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rollup, "_layers", without)
 
 
-@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.")
+@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 88)
 def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking restores chunks that others have changed since it read them.")
+@mutant("A repacking restores chunks that others have changed since it read them.", 24)
 def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(current: Any, moved: Any) -> list[Any]:
         return [(node_id, new) for node_id, _, new in moved]
@@ -387,7 +388,7 @@ def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
 # --- the fence, leases, expiry, collection -----------------------------------------------------
 
 
-@mutant("A session from before the fence can commit.")
+@mutant("A session from before the fence can commit.", 3)
 def no_fence_check(patch: pytest.MonkeyPatch) -> None:
     def unfenced(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, fence=0), *args)
@@ -395,12 +396,12 @@ def no_fence_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "admission", unfenced)
 
 
-@mutant("A writer continues although another has claimed the branch.")
+@mutant("A writer continues although another has claimed the branch.", 4)
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
-@mutant("A compactor continues although another has taken over.")
+@mutant("A compactor continues although another has taken over.", 18)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, epochs={}), *args)
@@ -408,7 +409,7 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "admission", unclaimed)
 
 
-@mutant("A repacking from before the fence lands.")
+@mutant("A repacking from before the fence lands.", 409)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     standing = repacking._Repacking._standing
 
@@ -422,7 +423,7 @@ def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repacking._Repacking, "_standing", unfenced)
 
 
-@mutant("A lease counts by the reader's clock, not by its existence.")
+@mutant("A lease counts by the reader's clock, not by its existence.", 123)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     refusal = epochs._refusal
 
@@ -434,34 +435,34 @@ def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "_refusal", by_clock)
 
 
-@mutant("A collection deletes objects of sessions that hold a lease.")
+@mutant("A collection deletes objects of sessions that hold a lease.", 123)
 def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
 
 
-@mutant("An expiry ignores leases.")
+@mutant("An expiry ignores leases.", 0)
 def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     count = expire.kept_count
     patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.")
+@mutant("A lease is taken and renewed on an expired snapshot.", 13)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "find_in_history", lambda *args: None)
 
 
-@mutant("A session from before the fence takes a lease.")
+@mutant("A session from before the fence takes a lease.", 36)
 def lease_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "_check_start", lambda root, session: None)
 
 
-@mutant("A collection deletes unmarked objects of sessions newer than the fence.")
+@mutant("A collection deletes unmarked objects of sessions newer than the fence.", 0)
 def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
     dead = collect.is_dead
     patch.setattr(collect, "is_dead", lambda key, marked, fence, x: dead(key, marked, 1 << 40, x))
 
 
-@mutant("A collection does not mark the deltas of commits that were compacted since.")
+@mutant("A collection does not mark the deltas of commits that were compacted since.", 0)
 def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     children = reach.children
 
@@ -475,7 +476,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reach, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.")
+@mutant("A collection does not mark what only tags lead to.", 27)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = collect.live_snapshots
     patch.setattr(
@@ -483,7 +484,7 @@ def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("A collection marks from the root before its first swap.")
+@mutant("A collection marks from the root before its first swap.", 22)
 def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -494,7 +495,7 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", early)
 
 
-@mutant("A collection deletes without archiving the root it starts from.")
+@mutant("A collection deletes without archiving the root it starts from.", 16)
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -517,12 +518,12 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 # --- looking and going back --------------------------------------------------------------------
 
 
-@mutant("A verification reports damage without checking against the newer root.")
+@mutant("A verification reports damage without checking against the newer root.", 207)
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
 
 
-@mutant("A verification lists the archives before it reads the root.")
+@mutant("A verification lists the archives before it reads the root.", 18)
 def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
     patch.setattr(verify, "_first_kept", lambda root: 0)
@@ -537,7 +538,7 @@ def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "archived_versions", lambda context: listed[0])
 
 
-@mutant("A recovery keeps fence and leases, so earlier sessions continue.")
+@mutant("A recovery keeps fence and leases, so earlier sessions continue.", 8)
 def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     renewed = recover._renewed
 
@@ -547,12 +548,12 @@ def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_renewed", unfenced)
 
 
-@mutant("A lease is relied on however long ago it was renewed.")
+@mutant("A lease is relied on however long ago it was renewed.", 113)
 def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
 
 
-@mutant("A policy function's answer for chunks is reused for attributes.")
+@mutant("A policy function's answer for chunks is reused for attributes.", 41)
 def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     choice = rules._choice
 
@@ -562,60 +563,7 @@ def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_choice", asked_about_chunks)
 
 
-# --- seeds -------------------------------------------------------------------------------------
-
-SEEDS: dict[str, int] = {
-    "swap-without-compare": 0,
-    "log-walk-left-out": 68,
-    "unknown-taken-for-lost": 96,
-    "failed-uploads-ignored": 9,
-    "old-root-reused": 39,
-    "marks-compared-once": 3,
-    "marks-compared-last": 0,
-    "marks-of-an-old-root": 19,
-    "marks-of-the-base": 3,
-    "marks-lost-in-a-compaction": 4,
-    "gaps-ignored": 11,
-    "conflicts-ignored": 1,
-    "dependent-reads-left-out": 1,
-    "serializable-reads-left-out": 1,
-    "left-to-others-and-written": 41,
-    "appended-in-place": 36,
-    "any-base-will-do": 1,
-    "all-is-apart": 0,
-    "amended-unseen": 10,
-    "refs-to-anywhere": 0,
-    "restore-without-guard": 13,
-    "merge-overwrites": 20,
-    "merge-without-dedupe": 4,
-    "strangers-merged": 675,
-    "copies-share-names": 4,
-    "compaction-over-newer": 5,
-    "compaction-merged-into-the-commit": 3,
-    "run-of-no-neighbours": 5,
-    "deletions-left-out-of-runs": 35,
-    "dropped-before-merged": 88,
-    "repacked-over-newer": 24,
-    "no-fence-check": 3,
-    "claim-not-checked": 4,
-    "zombie-compactor": 18,
-    "repacked-behind-the-fence": 409,
-    "lease-checked-by-clock": 123,
-    "leases-not-honoured": 123,
-    "leased-snapshots-expire": 0,
-    "lease-on-the-expired": 13,
-    "lease-behind-the-fence": 36,
-    "collected-beyond-the-fence": 0,
-    "logs-not-marked": 0,
-    "tags-not-marked": 27,
-    "marked-too-early": 22,
-    "archive-before-the-deletions-left-out": 16,
-    "looked-at-once": 207,
-    "archives-listed-first": 18,
-    "recovered-without-a-fence": 8,
-    "lease-relied-on-for-ever": 113,
-    "function-asked-once": 41,
-}
+# --- what finds them ---------------------------------------------------------------------------
 
 
 def run(mutant: Mutant, seed: int) -> Outcome:
@@ -633,9 +581,8 @@ def first_seed(mutant: Mutant) -> int | None:
 
 def main() -> None:
     for one in MUTANTS:
-        known = SEEDS.get(one.name)
-        if known is None or run(one, known).failure is None:
-            print(f'"{one.name}": {first_seed(one)},', flush=True)
+        if run(one, one.seed).failure is None:
+            print(f"{one.name}: {first_seed(one)}", flush=True)
 
 
 if __name__ == "__main__":

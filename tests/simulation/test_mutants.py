@@ -9,12 +9,11 @@ import mutants
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_seed_within_the_budget_finds_the_fault(mutant: mutants.Mutant) -> None:
-    seed = mutants.SEEDS[mutant.name]
-    assert 0 <= seed < mutants.BUDGET
-    assert mutants.run(mutant, seed).failure is not None
+    assert 0 <= mutant.seed < mutants.BUDGET
+    assert mutants.run(mutant, mutant.seed).failure is not None
 
 
-SCHEDULES = sorted({(mutants.SEEDS[one.name], one.streams, one.finders) for one in mutants.MUTANTS})
+SCHEDULES = sorted({(one.seed, one.streams, one.finders) for one in mutants.MUTANTS})
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -108,7 +108,7 @@ def test_a_run_leaves_nothing_in_memory() -> None:
     for seed in range(5):
         simulate(seed)
     (fault,) = [one for one in mutants.MUTANTS if one.name == "old-root-reused"]
-    assert mutants.run(fault, mutants.SEEDS[fault.name]).failure is not None
+    assert mutants.run(fault, fault.seed).failure is not None
     forks._VIEWS.clear()  # a few that the whole process keeps
     while gc.collect():  # what a finalizer held goes in the next round
         pass

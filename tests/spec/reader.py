@@ -596,24 +596,17 @@ class Reader:
 
     def places(self, snapshot: dict[str, Any]) -> dict[str, Place]:
         """By key: the document, or where the chunk is."""
-        base: dict[str, Any] = {"nodes": [], "manifests": [], "sequence": 0}
-        if snapshot.get("base") is not None:
-            base = self.base(snapshot["base"])
-        nodes = {record[0]: record for record in base["nodes"]}
+        base = self.base(snapshot)
         cuts: list[dict[bytes, list[int]]] = []
         newest = 0
         for entry in snapshot["deltas"]:
             demand(newest < entry["first"] <= entry["last"], "order of sequences")
             newest = entry["last"]
             delta = self.follow(entry["log"], DELTA) if entry["nodes"] else {}
-            if entry["last"] > base["sequence"]:
-                for path in delta.get("deleted", ()):
-                    nodes.pop(path, None)
-                nodes.update((record[0], record) for record in delta.get("nodes", ()))
             cuts.append(dict(map(tuple, delta.get("truncated", ()))))
         demand(newest <= snapshot["sequence"], "sequence of the snapshot")
         found: dict[str, Place] = {}
-        for path, node_id, kind, documents in nodes.values():
+        for path, node_id, kind, documents in self.nodes(snapshot):
             if kind == OPAQUE:
                 places = self.chunks(snapshot, base, cuts, node_id)
                 found.update((path[1:], place) for place in places.values())
@@ -686,9 +679,7 @@ class Reader:
 
     def nodes(self, snapshot: dict[str, Any]) -> list[list[Any]]:
         """The records of all nodes."""
-        base: dict[str, Any] = {"nodes": [], "sequence": 0}
-        if snapshot.get("base") is not None:
-            base = self.base(snapshot["base"])
+        base = self.base(snapshot)
         nodes = {record[0]: record for record in base["nodes"]}
         for entry in snapshot["deltas"]:
             if entry["nodes"] and entry["last"] > base["sequence"]:
@@ -698,9 +689,11 @@ class Reader:
                 nodes.update((record[0], record) for record in delta.get("nodes", ()))
         return [*nodes.values()]
 
-    def base(self, pointer: dict[str, Any]) -> dict[str, Any]:
-        """A base with all that is in its pages."""
-        base = self.follow(pointer, BASE)
+    def base(self, snapshot: dict[str, Any]) -> dict[str, Any]:
+        """The base of a snapshot with all that is in its pages; an empty one if it has none."""
+        if snapshot.get("base") is None:
+            return {"nodes": [], "manifests": [], "counts": [], "sequence": 0}
+        base = self.follow(snapshot["base"], BASE)
         listed, large = base.get("pages", []), base.get("leaf_pages", [])
         if not listed and not large:
             return base
@@ -801,9 +794,7 @@ class Reader:
 
     def count(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[int, int] | None:
         """Chunks of a node and their bytes, if that is known without its manifests."""
-        base: dict[str, Any] = {"counts": [], "sequence": 0}
-        if snapshot.get("base") is not None:
-            base = self.base(snapshot["base"])
+        base = self.base(snapshot)
         known = [base["counts"]]
         known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
         if any(counts is None for counts in known):
@@ -816,9 +807,7 @@ class Reader:
 
     def is_exact(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[bool, bool]:
         """Whether `count`'s numbers are exact, or not too small."""
-        base: dict[str, Any] = {"counts": [], "sequence": 0}
-        if snapshot.get("base") is not None:
-            base = self.base(snapshot["base"])
+        base = self.base(snapshot)
         known = [*base["counts"]]
         for entry in snapshot["deltas"]:
             known += entry["counts"] if entry["last"] > base["sequence"] else []

@@ -41,7 +41,6 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.plain import plain_text
-from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.serving.served import OpenSnapshot, Served
 from zarr_manifests.session import estimate_of

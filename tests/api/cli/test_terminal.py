@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +118,3 @@ def test_a_shell_completes_verbs_options_and_versions(url: Path) -> None:
     assert completed(f"zarr-manifests merge {url} t") == ["trial"]
     assert completed(f"zarr-manifests merge {url} trial --into t") == ["trial"]
     assert completed(f"zarr-manifests log {url}-lost --at ") == []
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_long_verbs_draw_nothing_in_a_pipe(verb: str, places: dict[str, str]) -> None:
-    if verb == "export":
-        shutil.rmtree(places["PLAIN"])
-    done = CliRunner().invoke(app, [places.get(word, word) for word in VERBS[verb][0]])
-    assert (done.exit_code, done.stderr) == (0, "")
