@@ -19,7 +19,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -27,14 +26,12 @@ from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import join
 from zarr_manifests.planning.conflict.append_labels import (
     AppendPlan,
     OnExisting,
     plan_append,
 )
-from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.stored_group import StoredGroup
 
 __all__ = ["Append"]
@@ -102,7 +99,7 @@ class Append:
         AlreadyExistsError, InvalidArgumentError
             Like `plan_append`.
         """
-        there, given = self._labels(group)
+        there, given = group.labels(self.dim, self.labels)
         keep = self.sort == "keep"
         return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
 
@@ -116,12 +113,12 @@ class Append:
         stored = contents.view.nodes.get(path)
         touched = stored is not None and stored.node_id in changes.touched()
         if touched or path in changes.nodes:
-            before, _ = self._labels(self._stored(contents.context, contents.view))
+            before, _ = self._stored(contents.context, contents.view).labels(self.dim, self.labels)
             return partial(self._check_same, contents.context, before)
         return partial(self._check_plan, contents.context, planned, relocate)
 
     def _check_same(self, context: ReadContext, before: npt.NDArray[Any], on: SnapshotView) -> None:
-        now, _ = self._labels(self._stored(context, on))
+        now, _ = self._stored(context, on).labels(self.dim, self.labels)
         if not np.array_equal(now, before):
             raise self._conflict(ConflictKind.READ, "read", _CHANGED)
 
@@ -184,21 +181,3 @@ class Append:
             if not rows and variable.chunks is not None and self.dim in variable.dims:
                 variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
         return part
-
-    def _labels(self, group: StoredGroup) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The existing labels, and the given ones as they would be read back, of one type."""
-        node = group.nodes.get(self.dim)
-        if node is None or not _is_index(node, self.dim):
-            return self.labels.values[:0], self.labels.values
-        stored, attributes = group.values(self.dim), group.attributes[self.dim]
-        encoded = np.asarray(group.encoded(self.dim, self.labels).values)
-        if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
-            stored, encoded = stored.astype(object), encoded.astype(object)
-        with quiet():  # `write` itself reports what they warn of
-            both = xr.Variable((self.dim,), np.concatenate((stored, encoded)), attributes)
-            labels = decode_cf_variable(self.dim, both, stack_char_dim=False).values
-        return labels[: len(stored)], labels[len(stored) :]
-
-
-def _is_index(node: Node, dim: str) -> bool:
-    return node.array is not None and node.array.dimension_names == (dim,)

@@ -36,11 +36,11 @@ from zarr_manifests.xarray.encoding import (
     begin_write,
     explained,
     fits_of,
+    located,
     of_first_label,
-    open_target,
 )
 from zarr_manifests.xarray.fit import Fit, is_time
-from zarr_manifests.xarray.parts import DatasetPart, Encodings, Region, is_virtual
+from zarr_manifests.xarray.parts import DatasetPart, Encodings, is_virtual
 from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.unchanged import drop_unchanged
 
@@ -256,17 +256,6 @@ def _write(
         else:
             writer = begin_write(ds, _store(session), *how, statistics=statistics)
             writer.sync(chunkmanager_store_kwargs={"scheduler": scheduler})
-
-
-def located(
-    ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any], region: Region
-) -> dict[str, slice]:
-    """Return the region with slices in place of "auto", as xarray finds them by the labels."""
-    given = dict(region) if isinstance(region, Mapping) else region
-    with _told(ds):
-        target: Any = open_target(store, options, given)
-        target._validate_and_autodetect_region(ds)
-    return dict(target._write_region)
 
 
 @contextmanager

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
-from xarray.backends import ZarrStore
+from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper, encode_zarr_variable
 from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
@@ -24,15 +24,25 @@ from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.here import read_here
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
-from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
+from zarr_manifests.keys import (
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
+    V3_DOCUMENT,
+    ArrayMeta,
+    join,
+    split,
+)
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.xarray.fit import TIMED_BY
 
-__all__ = ["StoredGroup", "arrays_below", "meaning_of_bounds", "open_array"]
+__all__ = ["StoredGroup", "meaning_of_bounds"]
 
 _FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+_MOST_PARSED: Final = 1024
+_PARSED: dict[bytes, Any] = {}
+"""What Zarr makes of v3 documents. Nobody changes it: arrays are made longer by a copy."""
 
 
 class StoredGroup:
@@ -48,16 +58,28 @@ class StoredGroup:
     Attributes
     ----------
     nodes : dict of str to Node
-        The group's arrays by name.
+        The arrays right below the group by name; only those of its format, as in Zarr, or all if
+        there is no document of the group.
+    exists : bool
+        Whether there is a document of the group.
+    zarr_format : int
+        The format of the group.
     """
 
     def __init__(self, contents: SessionView, path: str) -> None:
-        self.nodes = arrays_below(contents, path)
         self._path, self._group = path, contents.node(path)
         self._store = ManifestStore(contents, read_only=True)
         self._arrays: dict[str, zarr.Array[Any]] = {}
-        self._variables: dict[str, xr.Variable] = {}
         self._likes: dict[str, xr.Variable] = {}
+        self.exists = self._group is not None
+        is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
+        self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
+        self.nodes = {
+            split(at)[1]: node
+            for at, node in contents.members(path).items()
+            if node.array is not None
+            and (not self.exists or (V3_DOCUMENT in node.documents) == is_v3)
+        }
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
@@ -67,15 +89,16 @@ class StoredGroup:
         """
         return cls(unrecorded(contents_of(store)), path)
 
-    @property
-    def exists(self) -> bool:
-        """Whether there is a document of the group."""
-        return self._group is not None
+    def meta(self, name: str) -> ArrayMeta:
+        """Shape, chunks and names of the dimensions of one of its arrays."""
+        found = self.nodes[name].array
+        assert found is not None
+        return found
 
     def array(self, name: str) -> zarr.Array[Any]:
         """One of its arrays, which is read in bulk."""
         if name not in self._arrays:
-            found = open_array(self._store, self.nodes[name].path, self._zarr_format)
+            found = self._open(self.nodes[name].path)
             use_bulk(found)
             self._arrays[name] = found
         return self._arrays[name]
@@ -84,32 +107,34 @@ class StoredGroup:
         """All stored values of one of its arrays."""
         return read_here(self.array(name))
 
-    def variable(self, name: str) -> xr.Variable:
-        """One of its arrays as xarray's variable, not decoded, and not read yet."""
-        if name not in self._variables:
-            self._opened.members[name] = self.array(name)
-            opened: Any = self._opened.open_store_variable
-            self._variables[name] = opened(name)
-        return self._variables[name]
-
     @cached_property
     def attributes(self) -> dict[str, Mapping[str, Any]]:
         """The attributes of each of its arrays."""
         return {name: fields_of(node).get("attributes") or {} for name, node in self.nodes.items()}
 
+    def decoded_by(self, name: str) -> dict[str, Any]:
+        """The attributes of one of its arrays as xarray sees them when it decodes the values."""
+        array, found = self.array(name), dict(self.attributes[name])
+        found.pop("_ARRAY_DIMENSIONS", None)
+        if self.zarr_format == 2 and array.fill_value is not None:
+            found["_FillValue"] = array.fill_value
+        elif self.zarr_format == 3 and "_FillValue" in found:
+            found["_FillValue"] = FillValueCoder.decode(found["_FillValue"], array.dtype)
+        return {**meaning_of_bounds(name, self.attributes.values()), **found}
+
     def like(self, name: str) -> xr.Variable:
         """One of its arrays as xarray decodes it, with the encoding for more of its values.
 
-        Its own values mean nothing.
+        Its own values and lengths mean nothing.
         """
         if name not in self._likes:
-            stored = self.variable(name)
-            attributes = {**meaning_of_bounds(name, self.attributes.values()), **stored.attrs}
-            some: Any = stored._data  # of texts, whose length may be that of an axis; not read
-            if stored.dtype.kind not in "SOT":
-                some = np.zeros((1,) * stored.ndim, stored.dtype)
+            array = self.array(name)
+            dtype = ZarrArrayWrapper(array).dtype  # type: ignore[no-untyped-call]
+            some = np.full((1,) * array.ndim, "" if dtype.kind in "SOTU" else 0, dtype)
+            encoding = {"dtype": dtype} if dtype.kind == "T" else {}
+            dims = [str(axis) for axis in range(array.ndim)]
+            own = xr.Variable(dims, some, self.decoded_by(name), encoding)
             with quiet():  # xarray itself warns when it reads
-                own = xr.Variable(stored.dims, some, attributes, stored.encoding)
                 # Of single bytes, xarray would join those along the last axis.
                 self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
         return self._likes[name]
@@ -130,27 +155,30 @@ class StoredGroup:
 
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
         """Decoded values in memory as xarray would store them in the array of that name."""
-        encode: Any = self._opened.encode_variable
-        own = xr.Variable(variable.dims, self.as_fine(name, variable).values)
-        own.encoding = dict(self.like(name).encoding)
+        values, encoding = self.as_fine(name, variable).values, dict(self.like(name).encoding)
+        own: Any = xr.Variable(variable.dims, values, {}, encoding)
         with quiet():  # what they warn of is checked
-            found: xr.Variable = encode(own, name=name)
+            found: xr.Variable = encode_zarr_variable(own, name=name, zarr_format=self.zarr_format)
         return found
 
-    @property
-    def is_v2(self) -> bool:
-        """Whether the group is of Zarr format 2."""
-        return self._zarr_format == 2
-
-    @property
-    def _zarr_format(self) -> int:
-        return 2 if self._group is not None and V3_DOCUMENT not in self._group.documents else 3
+    def labels(self, dim: str, given: xr.Variable) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The labels along a dimension, and given ones as they would be read back, of one type."""
+        if dim not in self.nodes or self.meta(dim).dimension_names != (dim,):
+            return given.values[:0], given.values
+        stored, encoded = self.values(dim), np.asarray(self.encoded(dim, given).values)
+        if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
+            stored, encoded = stored.astype(object), encoded.astype(object)
+        with quiet():  # `write` itself reports what they warn of
+            both = np.concatenate((stored, encoded))
+            variable = xr.Variable((dim,), both, self.attributes[dim])
+            labels = decode_cf_variable(dim, variable, stack_char_dim=False).values
+        return labels[: len(stored)], labels[len(stored) :]
 
     def open_in(self, store: ManifestStore) -> zarr.Group:
         """The group, which exists, in another store of the same contents."""
         assert self._group is not None
         documents = self._group.documents
-        if self._zarr_format == 3:
+        if self.zarr_format == 3:
             document = json.loads(documents[V3_DOCUMENT])
         else:
             attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
@@ -160,7 +188,7 @@ class StoredGroup:
         return zarr.Group(opened)
 
     def open_array_in(
-        self, store: ManifestStore, name: str, shape: Sequence[int] | None = None
+        self, store: ManifestStore, name: str, shape: Sequence[int]
     ) -> zarr.Array[Any]:
         """One of its arrays in another store of the same contents, made longer to that shape.
 
@@ -168,9 +196,9 @@ class StoredGroup:
         """
         held = self.array(name).async_array
         metadata: Any = held.metadata
-        for document in [V3_DOCUMENT] if self._zarr_format == 3 else [V2_ARRAY, V2_ATTRIBUTES]:
+        for document in [V3_DOCUMENT] if self.zarr_format == 3 else [V2_ARRAY, V2_ATTRIBUTES]:
             contents_of(store).find(join(held.path, document))
-        if shape is not None:
+        if tuple(shape) != metadata.shape:
             metadata = metadata.update_shape(tuple(shape))
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
@@ -179,22 +207,32 @@ class StoredGroup:
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
 
-    @cached_property
-    def _opened(self) -> ZarrStore:
-        store: Any = _Unlisted
-        found: ZarrStore = store(
-            self.open_in(self._store), "r", use_zarr_fill_value_as_mask=self.is_v2
-        )
-        return found
+    def _open(self, path: str) -> zarr.Array[Any]:
+        """The array at the path, opened without Zarr's event loop."""
+
+        def document(name: str) -> bytes:
+            found = self._store.get_sync(join(path, name), prototype=default_buffer_prototype())
+            return b"{}" if found is None else found.to_bytes()
+
+        place = StorePath(self._store, path)
+        if self.zarr_format != 3:
+            attributes = json.loads(document(V2_ATTRIBUTES))
+            fields = {**json.loads(document(V2_ARRAY)), "attributes": attributes}
+            return zarr.Array.from_dict(place, fields)
+        stored = document(V3_DOCUMENT)
+        if stored not in _PARSED:
+            found = zarr.Array.from_dict(place, json.loads(stored))
+            _keep(stored, found.metadata)
+            return found
+        return zarr.Array(zarr.AsyncArray(metadata=_PARSED[stored], store_path=place))
 
 
-class _Unlisted(ZarrStore):
-    """Xarray's store of a group whose members are added one by one."""
-
-    __slots__ = ()
-
-    def _fetch_members(self) -> dict[str, Any]:
-        return {}
+def _keep(document: bytes, metadata: Any) -> None:
+    if getattr(metadata, "_stored_document", None) is not None:  # which Zarr has yet to repair
+        return
+    if len(_PARSED) >= _MOST_PARSED:
+        _PARSED.clear()
+    _PARSED[document] = metadata
 
 
 def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -211,56 +249,3 @@ def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str
         if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
             return {key: attributes[key] for key in TIMED_BY if key in attributes}
     return {}
-
-
-def arrays_below(contents: SessionView, path: str) -> dict[str, Node]:
-    """The arrays right below the group at the path, by name; only those of its format, as in Zarr.
-
-    All of them if there is no document of the group.
-    """
-    group = contents.node(path)
-    return {
-        split(at)[1]: node
-        for at, node in contents.members(path).items()
-        if node.array is not None
-        and (group is None or (V3_DOCUMENT in node.documents) == (V3_DOCUMENT in group.documents))
-    }
-
-
-def open_array(store: ManifestStore, path: str, zarr_format: int) -> zarr.Array[Any]:
-    """The array at the path, which is there, opened without Zarr's event loop.
-
-    Its documents are read like by Zarr, so a session notes them as read.
-    """
-
-    def document(name: str) -> bytes:
-        found = store.get_sync(join(path, name), prototype=default_buffer_prototype())
-        return b"{}" if found is None else found.to_bytes()
-
-    place = StorePath(store, path)
-    if zarr_format != 3:
-        fields = {
-            **json.loads(document(V2_ARRAY)),
-            "attributes": json.loads(document(V2_ATTRIBUTES)),
-        }
-        return zarr.Array.from_dict(place, fields)
-    stored = document(V3_DOCUMENT)
-    known = _PARSED.get(stored)
-    if known is not None:
-        return zarr.Array(zarr.AsyncArray(metadata=known, store_path=place))
-    found = zarr.Array.from_dict(place, json.loads(stored))
-    _keep(stored, found.metadata)
-    return found
-
-
-_MOST_PARSED: Final = 1024
-_PARSED: dict[bytes, Any] = {}
-"""What Zarr makes of v3 documents. Nobody changes it: arrays are made longer by a copy."""
-
-
-def _keep(document: bytes, metadata: Any) -> None:
-    if getattr(metadata, "_stored_document", None) is not None:  # which Zarr has yet to repair
-        return
-    if len(_PARSED) >= _MOST_PARSED:
-        _PARSED.clear()
-    _PARSED[document] = metadata
