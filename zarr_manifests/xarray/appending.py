@@ -1,8 +1,10 @@
-"""Appends that compare labels: which rows to skip, to write over, and to append.
+"""What has to be on the branch's tip for a write to land there, and what is there already.
 
 An append is planned from the index coordinate in a session (`planning.conflict.append_labels`).
-`plan` reads it, and `tip_check` plans again on the tip that a commit is about to land on. If the
-plan differs, the commit is a conflict, and `write` starts over there.
+`Append.plan` reads it, and `Append.tip_check` plans again on the tip that a commit is about to land
+on. If the plan differs, the commit is a conflict, and `write` starts over there. `SameLabels` is
+for writes from rows, which look up positions in the coordinates of one snapshot. Reads made to
+compare do not count as reads of the session.
 
 Invariant: labels are compared as they would be read back. Given labels are encoded like the
 existing array and decoded together with its labels, so that a label that was rounded when it was
@@ -11,7 +13,7 @@ stored is found again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -21,12 +23,16 @@ import numpy.typing as npt
 import xarray as xr
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
+from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.edit.workspace import TipCheck
+from zarr_manifests.engine.edit.workspace import TipCheck, Workspace
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
-from zarr_manifests.keys import join
+from zarr_manifests.format.chunk_table import StoredRef, Unset
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.grid import Coords
+from zarr_manifests.keys import join, split
 from zarr_manifests.planning.conflict.append_labels import (
     AppendPlan,
     OnExisting,
@@ -34,7 +40,7 @@ from zarr_manifests.planning.conflict.append_labels import (
 )
 from zarr_manifests.xarray.stored_group import StoredGroup
 
-__all__ = ["Append"]
+__all__ = ["Append", "SameLabels", "changes_nothing", "drop_unchanged"]
 
 _CHANGED: Final = "the labels that are there have changed"
 
@@ -99,9 +105,8 @@ class Append:
         AlreadyExistsError, InvalidArgumentError
             Like `plan_append`.
         """
-        there, given = group.labels(self.dim, self.labels)
-        keep = self.sort == "keep"
-        return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
+        labels, keep = group.labels(self.dim, self.labels), self.sort == "keep"
+        return plan_append(self.dim, *labels, self.on_existing, keep_order=keep)
 
     def tip_check(self, contents: SessionView, planned: AppendPlan, *, relocate: bool) -> TipCheck:
         """What refuses a tip on which a plan would differ that was made on these contents.
@@ -113,32 +118,30 @@ class Append:
         stored = contents.view.nodes.get(path)
         touched = stored is not None and stored.node_id in changes.touched()
         if touched or path in changes.nodes:
-            before, _ = self._stored(contents.context, contents.view).labels(self.dim, self.labels)
+            before = self._labels(contents.context, contents.view)
             return partial(self._check_same, contents.context, before)
         return partial(self._check_plan, contents.context, planned, relocate)
 
     def _check_same(self, context: ReadContext, before: npt.NDArray[Any], on: SnapshotView) -> None:
-        now, _ = self._stored(context, on).labels(self.dim, self.labels)
-        if not np.array_equal(now, before):
+        if not np.array_equal(self._labels(context, on), before):
             raise self._conflict(ConflictKind.READ, "read", _CHANGED)
 
     def _check_plan(
         self, context: ReadContext, planned: AppendPlan, relocate: bool, on: SnapshotView
     ) -> None:
         try:
-            now = self.plan(self._stored(context, on))
+            now = self.plan(StoredGroup(SessionView(context, on), self.group))
         except (AlreadyExistsError, InvalidArgumentError) as error:
             reason = f"with the labels that are there now, {error}"
             raise self._conflict(ConflictKind.READ, "read", reason) from None
-        moved = now.start != planned.start and bool(planned.appended)
         if (now.appended, now.replaced) != (planned.appended, planned.replaced):
             raise self._conflict(ConflictKind.READ, "read", _CHANGED)
-        if moved and not relocate:
+        if now.start != planned.start and planned.appended and not relocate:
             reason = f"both commits append along {self.dim!r}"
             raise self._conflict(ConflictKind.APPEND, "growth", reason)
 
-    def _stored(self, context: ReadContext, view: SnapshotView) -> StoredGroup:
-        return StoredGroup(SessionView(context, view), self.group)
+    def _labels(self, context: ReadContext, view: SnapshotView) -> npt.NDArray[Any]:
+        return StoredGroup(SessionView(context, view), self.group).labels(self.dim, self.labels)[0]
 
     def _conflict(self, kind: ConflictKind, component: str, reason: str) -> ConflictError:
         return ConflictError(
@@ -181,3 +184,92 @@ class Append:
             if not rows and variable.chunks is not None and self.dim in variable.dims:
                 variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
         return part
+
+
+class SameLabels:
+    """The stored coordinates of a snapshot, to compare with those of a tip.
+
+    Parameters
+    ----------
+    context : ReadContext
+        What reads the repository.
+    view : SnapshotView
+        The snapshot.
+    paths : sequence of str
+        Paths of the coordinates; those that are not there are left out.
+    """
+
+    def __init__(self, context: ReadContext, view: SnapshotView, paths: Sequence[str]) -> None:
+        self._context = context
+        self._planned = {path: self._stored(view, path) for path in paths if path in view.nodes}
+
+    def check(self, on: SnapshotView) -> None:
+        """Refuse a tip on which a coordinate has other labels; it may have more.
+
+        Raises
+        ------
+        ConflictError
+            If one has.
+        """
+        for path, planned in self._planned.items():
+            now = self._stored(on, path) if path in on.nodes else planned[:0]
+            alike, floats = now.dtype == planned.dtype, now.dtype.kind in "fc"
+            if not alike or not np.array_equal(now[: len(planned)], planned, equal_nan=floats):
+                raise ConflictError(
+                    f"another commit came first and changed the coordinate {path!r}, by which rows "
+                    "were looked up; nothing was committed. Write again",
+                    [Conflict(ConflictKind.READ, f"/{path}", "read", "the labels have changed")],
+                )
+
+    def _stored(self, view: SnapshotView, path: str) -> npt.NDArray[Any]:
+        group, name = split(path)
+        return StoredGroup(SessionView(self._context, view), group).values(name)
+
+
+# --- what the snapshot has already ----------------------------------------------------------------
+
+
+def changes_nothing(workspace: Workspace) -> bool:
+    """Whether the snapshot has everything that was written already, byte for byte."""
+    changes = workspace.contents.changes
+    if changes.nodes or changes.truncated:
+        return False
+    # A differing checksum shows most changes, before any chunk is read.
+    return all(
+        all(_is_same(workspace, *each, reads=reads) for each in _written(changes))
+        for reads in (False, True)
+    )
+
+
+def _written(changes: ChangeSet) -> Iterator[tuple[bytes, Coords, StoredRef]]:
+    yield from changes.refs()
+    for node_id, tables in changes.tables.items():
+        for rows in tables:
+            yield from ((node_id, coords, ref) for coords, ref in changes.rows(rows).refs())
+
+
+def drop_unchanged(workspace: Workspace, nodes: Iterable[Node]) -> None:
+    """Drop written chunks of these nodes that the snapshot has already, unless set in bulk."""
+    own, changes = {node.node_id for node in nodes}, workspace.contents.changes
+    same = [
+        (node_id, coords)
+        for node_id, coords, new in changes.refs()
+        if node_id in own and _is_same(workspace, node_id, coords, new, reads=True)
+    ]
+    with workspace.lock:
+        for node_id, coords in same:
+            del changes.chunks[node_id][coords]
+
+
+def _is_same(
+    workspace: Workspace, node_id: bytes, coords: Coords, new: StoredRef, *, reads: bool
+) -> bool:
+    """Whether the snapshot has the chunk; without a read, whether its checksum is the same."""
+    old, reader = workspace.contents.view.lookup(node_id, coords), workspace.contents.reader
+    if old is None or isinstance(new, Unset) or not same_bytes(old, new):
+        return False
+    return (
+        not reads
+        or old == new
+        or reader.read(old, 0, old.length) == reader.read(new, 0, new.length)
+    )

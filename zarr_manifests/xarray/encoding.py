@@ -224,7 +224,7 @@ def _check_names(
     encoding: Mapping[Hashable, Mapping[str, Any]],
 ) -> None:
     """Refuse variables and encodings that do not go with the arrays that are there."""
-    along, dims = options["append_dim"], {dim for name in there.nodes for dim in _dims(there, name)}
+    along, dims = options["append_dim"], {dim for name in there.nodes for dim in there.sizes(name)}
     for name in encoding:
         if str(name) in there.nodes:
             raise InvalidArgumentError(
@@ -241,10 +241,6 @@ def _check_names(
         raise InvalidArgumentError(
             f"append_dim {along!r} is not a dimension of the group; there are: {listed}"
         )
-
-
-def _dims(there: StoredGroup, name: str) -> tuple[str | None, ...]:
-    return tuple(there.meta(name).dimension_names or ())
 
 
 def _encoded(
@@ -333,7 +329,7 @@ class _Place:
         options: Mapping[str, Any],
         region: Mapping[str, slice],
     ) -> _Place:
-        meta, dims, along = there.meta(name), _dims(there, name), options["append_dim"]
+        meta, dims, along = there.meta(name), (*there.sizes(name),), options["append_dim"]
         if variable.dims != dims:
             raise InvalidArgumentError(
                 f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "

@@ -31,6 +31,7 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.xarray.agreement import check_agreement, check_not_new
+from zarr_manifests.xarray.appending import drop_unchanged
 from zarr_manifests.xarray.distributed import computed_elsewhere, write_elsewhere
 from zarr_manifests.xarray.encoding import (
     begin_write,
@@ -42,7 +43,6 @@ from zarr_manifests.xarray.encoding import (
 from zarr_manifests.xarray.fit import Fit, is_time
 from zarr_manifests.xarray.parts import DatasetPart, Encodings, is_virtual
 from zarr_manifests.xarray.stored_group import StoredGroup
-from zarr_manifests.xarray.unchanged import drop_unchanged
 
 __all__ = ["PreparedPart", "check_checks", "located", "prepare", "put", "zarr_format_at"]
 
@@ -112,7 +112,7 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
         _check_labels(ds, there, fits)
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
-        check_not_new(ds, there.nodes, options["append_dim"])
+        check_not_new(ds, there, options["append_dim"])
     return PreparedPart(part, options, fits, there, planned)
 
 

@@ -95,6 +95,11 @@ class StoredGroup:
         assert found is not None
         return found
 
+    def sizes(self, name: str) -> dict[str | None, int]:
+        """The lengths of one of its arrays, by dimension."""
+        meta = self.meta(name)
+        return dict(zip(meta.dimension_names or (), meta.shape, strict=False))
+
     def array(self, name: str) -> zarr.Array[Any]:
         """One of its arrays, which is read in bulk."""
         if name not in self._arrays:

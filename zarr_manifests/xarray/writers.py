@@ -16,10 +16,10 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import workspace_of
+from zarr_manifests.xarray.appending import changes_nothing
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.parts import DatasetPart, Encodings, Given, Region, WriteMode, parts_of
 from zarr_manifests.xarray.putting import PreparedPart, check_checks, prepare, put
-from zarr_manifests.xarray.unchanged import changes_nothing
 
 __all__ = ["to_session", "write"]
 
