@@ -13,7 +13,7 @@ stored is found again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -160,19 +160,18 @@ class Append:
 
     def parts(
         self, ds: xr.Dataset, planned: AppendPlan
-    ) -> Iterator[tuple[xr.Dataset, slice | None, Sequence[int]]]:
-        """Yield the parts to write, where they go, and which rows they are.
+    ) -> Iterator[tuple[xr.Dataset, Mapping[str, slice] | None, Mapping[Hashable, Sequence[int]]]]:
+        """Yield the parts to write, their regions, and by dimension which rows they are.
 
-        None is the end of the array.
+        A region of None is the end of the array.
         """
         fixed = [name for name, v in ds.variables.items() if self.dim not in v.dims]
-        for run in planned.replaced:
-            values = ds.drop_vars([*fixed, self.dim])
-            if values.variables:
-                stop = run.start + len(run.rows)
-                yield self._rows(values, run.rows), slice(run.start, stop), run.rows
+        values = ds.drop_vars([*fixed, self.dim])
+        for run in planned.replaced if values.variables else ():
+            place = {self.dim: slice(run.start, run.start + len(run.rows))}
+            yield self._rows(values, run.rows), place, {self.dim: run.rows}
         if planned.appended or planned.replaced or not ds.sizes[self.dim]:
-            yield self._rows(ds, planned.appended), None, planned.appended
+            yield self._rows(ds, planned.appended), None, {self.dim: planned.appended}
 
     def _rows(self, ds: xr.Dataset, rows: Sequence[int]) -> xr.Dataset:
         first = rows[0] if rows else 0

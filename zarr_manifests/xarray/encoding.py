@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,19 @@ import xarray as xr
 import zarr
 from xarray.backends import ZarrStore
 from xarray.backends.chunks import validate_grid_chunks_alignment
-from xarray.backends.common import ArrayWriter
 from xarray.backends.zarr import encode_zarr_attr_value, encode_zarr_variable
 from xarray.conventions import decode_cf_variable, encode_dataset_coordinates
 from zarr.core.group import ConsolidatedMetadata
 
-from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
-from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.array_target import DatasetWriter
 from zarr_manifests.xarray.fit import DECODED_BY, Fit, MisfitError, is_time
 from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds
 
 __all__ = [
-    "DatasetWriter",
     "begin_write",
     "explained",
     "fit_of",
@@ -106,58 +103,29 @@ def begin_write(
     _check_names(ds, there, options, encoding)
     encode: Any = encode_dataset_coordinates
     variables, attributes = encode(ds)
-    for name, own in encoding.items():
-        variables[name].encoding = dict(own)
+    for name, how in encoding.items():
+        variables[name].encoding = dict(how)
     # All is checked before any of it is written.
     encoded = {name: _encoded(str(name), v, there, fits) for name, v in variables.items()}
     old = {
-        name: _Place.of(str(name), variable, there, options, place)
+        str(name): _fitted(str(name), variable, there, options, place)
         for name, variable in encoded.items()
         if str(name) in there.nodes and (mode != "a-" or along is None or along in variable.dims)
     }
-    writer = DatasetWriter(workspace_of(store), statistics=statistics)
-    group = there.open_in(store)
+    new = {name: v for name, v in encoded.items() if str(name) not in there.nodes}
+    writer, group = DatasetWriter(workspace_of(store), statistics=statistics), there.open_in(store)
     if mode != "r+":
         _set_attributes(group, attributes)
-    _create(
-        {n: v for n, v in encoded.items() if str(n) not in there.nodes}, group, encoding, writer
-    )
-    for name, to in old.items():
-        array = there.open_array_in(store, str(name), to.shape)
-        writer.add(to.aligned(encoded[name], mode), array, to.region)
+    if new:
+        # What else is in the group is nothing to these: xarray would open all of it.
+        alone: Any = replace(group.metadata, consolidated_metadata=ConsolidatedMetadata({}))
+        only = zarr.Group(zarr.AsyncGroup(metadata=alone, store_path=group.store_path))
+        to: Any = ZarrStore
+        to = to(only, "a", use_zarr_fill_value_as_mask=there.zarr_format == 2)
+        to.set_variables(new, {*encoding}, writer)
+    for name, (data, cells, shape) in old.items():
+        writer.add(data, there.open_array_in(store, name, shape), cells)
     return writer
-
-
-class DatasetWriter(ArrayWriter):
-    """Xarray's writer, which may measure what it writes; values in memory are written at once."""
-
-    __slots__ = ("_all", "_statistics", "_workspace")
-    sources: list[Any]
-    targets: list[ArrayTarget]
-    regions: list[Any]
-
-    def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._workspace, self._statistics = workspace, statistics
-        self._all: list[ArrayTarget] = []
-
-    def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write the source, or keep it for `sync` if dask computes it."""
-        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
-        self._all.append(to)
-        add: Any = super().add
-        add(source, to, region)
-
-    def sync(self, *args: Any, **options: Any) -> Any:
-        """Compute and write the dask arrays, and record zone maps of all arrays."""
-        sync: Any = super().sync
-        sync(*args, **options)
-        self.record()
-
-    def record(self) -> None:
-        """Record the zone maps of what is written so far."""
-        for array in self._all:
-            array.record()
 
 
 def located(
@@ -282,89 +250,50 @@ def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
         group.attrs.put(given)
 
 
-def _create(
-    new: Mapping[Hashable, xr.Variable],
-    group: zarr.Group,
-    encoding: Mapping[Hashable, Any],
-    writer: DatasetWriter,
-) -> None:
-    """Have xarray make arrays of encoded variables, and write their values."""
-    if not new:
-        return
-    # What else is in the group is nothing to these: xarray would open all of it.
-    alone = replace(group.metadata, consolidated_metadata=ConsolidatedMetadata(metadata={}))
-    opened = zarr.Group(zarr.AsyncGroup(metadata=alone, store_path=group.store_path))
-    is_v2 = alone.zarr_format == 2
-    to: Any = ZarrStore
-    to(opened, "a", use_zarr_fill_value_as_mask=is_v2).set_variables(new, {*encoding}, writer)
+def _fitted(
+    name: str,
+    variable: xr.Variable,
+    there: StoredGroup,
+    options: Mapping[str, Any],
+    region: Mapping[str, slice],
+) -> tuple[Any, tuple[slice, ...], tuple[int, ...]]:
+    """The data for an existing array, the cells it goes to, and the shape the array then has.
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where values go in an existing array.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array.
-    region : tuple of slice
-        The cells.
-    shape : tuple of int
-        The shape that the array then has.
-    chunks : tuple of int
-        The lengths of what is stored together.
+    No two dask blocks write to a chunk.
     """
-
-    name: str
-    region: tuple[slice, ...]
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        variable: xr.Variable,
-        there: StoredGroup,
-        options: Mapping[str, Any],
-        region: Mapping[str, slice],
-    ) -> _Place:
-        meta, dims, along = there.meta(name), (*there.sizes(name),), options["append_dim"]
-        if variable.dims != dims:
+    meta, dims, along = there.meta(name), (*there.sizes(name),), options["append_dim"]
+    if variable.dims != dims:
+        raise InvalidArgumentError(
+            f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "
+            "rename them, or write the array anew"
+        )
+    shape, cells = list(meta.shape), []
+    for axis, (dim, size) in enumerate(variable.sizes.items()):
+        start, stop, _ = region.get(str(dim), slice(None)).indices(shape[axis])
+        if dim == along:
+            start, stop = shape[axis], shape[axis] + size
+            shape[axis] = stop
+        if stop - start != size:
             raise InvalidArgumentError(
-                f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "
-                "rename them, or write the array anew"
+                f"{name!r} has {size} values along {dim!r}, and there is room for "
+                f"{max(stop - start, 0)}: give append_dim={dim!r} to append, or region to "
+                "write to a part"
             )
-        shape, parts = list(meta.shape), []
-        for axis, (dim, size) in enumerate(variable.sizes.items()):
-            start, stop, _ = region.get(str(dim), slice(None)).indices(shape[axis])
-            if dim == along:
-                start, stop = shape[axis], shape[axis] + size
-                shape[axis] = stop
-            if stop - start != size:
-                raise InvalidArgumentError(
-                    f"{name!r} has {size} values along {dim!r}, and there is room for "
-                    f"{max(stop - start, 0)}: give append_dim={dim!r} to append, or region to "
-                    "write to a part"
-                )
-            parts.append(slice(start, stop))
-        return cls(name, tuple(parts), tuple(shape), tuple(meta.chunk_shape))
-
-    def aligned(self, variable: xr.Variable, mode: str) -> Any:
-        """The variable's data, in dask blocks of which no two write to a chunk."""
-        if variable.chunks is not None:
-            starts = [part.start for part in self.region]
-            each = zip(variable.dims, variable.chunks, starts, self.chunks, strict=True)
-            variable = variable.chunk({dim: aligned_blocks(*rest) for dim, *rest in each})
-            validate_grid_chunks_alignment(
-                nd_v_chunks=variable.chunks,
-                enc_chunks=self.chunks,
-                region=self.region,
-                allow_partial_chunks=mode != "r+",
-                name=self.name,
-                backend_shape=self.shape,
-            )
-        return variable.data
+        cells.append(slice(start, stop))
+    if variable.chunks is not None:
+        starts = [part.start for part in cells]
+        each = zip(variable.chunks, starts, meta.chunk_shape, strict=True)
+        blocks = [aligned_blocks(*axis) for axis in each]
+        variable = variable.chunk(dict(zip(dims, blocks, strict=True)))
+        validate_grid_chunks_alignment(
+            nd_v_chunks=variable.chunks,
+            enc_chunks=tuple(meta.chunk_shape),
+            region=tuple(cells),
+            allow_partial_chunks=options["mode"] != "r+",
+            name=name,
+            backend_shape=tuple(shape),
+        )
+    return variable.data, tuple(cells), tuple(shape)
 
 
 # --- what does not fit ---------------------------------------------------------------------------
@@ -393,42 +322,37 @@ def explained(
     try:
         yield
     except MisfitError as error:
-        raise InvalidArgumentError(_explained(error, ds, fits[error.name], rows or {})) from None
-
-
-def _explained(
-    error: MisfitError, ds: xr.Dataset, fit: Fit, rows: Mapping[Hashable, Sequence[int]]
-) -> str:
-    """Describe what does not fit, where it is, what would fit, and what to do."""
-    told = "; ".join(
-        f"{found.given} {_place(ds, fit.name, found.index, rows)}would be read back as {found.read}"
-        for found in error.misfits
-    )
-    where, way = "the array that is there", "write the array anew, with room for both"
-    if fit.stored is None:
-        where = "their encoding"
-        way = (
-            f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
-            f"data, by ds[{fit.name!r}].encoding.clear()"
+        fit = fits[error.name]
+        told = "; ".join(
+            f"{found.given} {_place(ds, fit.name, found.index, rows or {})}would be read back as "
+            f"{found.read}"
+            for found in error.misfits
         )
-    return (
-        f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: {told}. "
-        f"Nothing is committed. Correct the values, or {way}; check=False writes them as "
-        "they are"
-    )
+        where, way = "the array that is there", "write the array anew, with room for both"
+        if fit.stored is None:
+            where = "their encoding"
+            way = (
+                f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
+                f"data, by ds[{fit.name!r}].encoding.clear()"
+            )
+        raise InvalidArgumentError(
+            f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: "
+            f"{told}. Nothing is committed. Correct the values, or {way}; check=False writes them "
+            "as they are"
+        ) from None
 
 
 def _place(
     ds: xr.Dataset, name: str, index: Sequence[int], rows: Mapping[Hashable, Sequence[int]]
 ) -> str:
     """Labels and positions of a value."""
-    dims = ds.variables[name].dims
-    index = [rows[dim][at] if dim in rows else at for dim, at in zip(dims, index, strict=True)]
+    each = zip(ds.variables[name].dims, index, strict=True)
+    places = {dim: rows[dim][at] if dim in rows else at for dim, at in each}
     labels = [
         f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
-        for dim, at in zip(dims, index, strict=True)
+        for dim, at in places.items()
     ]
-    positions = ", ".join(map(str, index))
+    positions = ", ".join(map(str, places.values()))
     return f"at {', '.join(labels)} (position {positions}) " if labels else ""
 
 
