@@ -420,24 +420,20 @@ def of_first_label(
 
     Units that the encodings name stay.
     """
-    if ds.sizes.get(dim) != 1:
-        return ds, encoding
     for name, variable in ds.variables.items():
         how = encoding.get(name, variable.encoding)
+        asked = name in encoding and "units" in how
+        in_memory = variable.dtype.kind == "M" and variable.chunks is None
+        if asked or not in_memory or dim not in variable.dims or ds.sizes[dim] != 1:
+            continue
         dtype = np.dtype(how.get("dtype") or np.int64)
-        if dim not in variable.dims or variable.dtype.kind != "M" or variable.chunks is not None:
-            continue
-        if name in encoding and "units" in how:
-            continue
         units = units_of_first(variable.values, how.get("units"), dtype)
-        if units is None:
-            continue
-        if name in encoding:
-            encoding = {**encoding, name: {**how, "units": units}}
-        else:
+        if units is not None:
             timed = variable.copy(deep=False)
             timed.encoding = {**how, "units": units}
             ds = ds.assign({name: timed})
+            if name in encoding:
+                encoding = {**encoding, name: timed.encoding}
     return ds, encoding
 
 

@@ -346,10 +346,7 @@ class _Comparison:
             stored = codes.astype(self.stored, copy=False)
             read = self._read(stored, self.attributes)
             if self.with_own is not None:
-                opened = self._read(stored, self.with_own)
-                lost = self._lost(stored, opened)
-                if lost.any():
-                    return lost, opened
+                self._read(stored, self.with_own)
             return self._differ(given, read), read
 
     def _read(self, stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[Any]:
@@ -357,17 +354,6 @@ class _Comparison:
         raw = xr.Variable(_dims(self.name, stored), stored, dict(attributes))
         with nullcontext() if self.in_parts else quiet():  # the reader is warned
             return np.asarray(decode_cf_variable(self.name, raw).values)
-
-    def _lost(self, stored: npt.NDArray[Any], opened: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which numbers that were given encoded are no times, and were not given as missing."""
-        if opened.dtype.kind not in "mM" or stored.dtype.kind not in "iuf":
-            return np.zeros(stored.shape, bool)
-        assert self.with_own is not None
-        marks = [np.ravel(self.with_own.get(key, ())) for key in _MISSING]
-        lost = np.isnat(opened) | np.isinf(stored)  # of an infinity xarray makes the first day
-        if stored.dtype.kind != "f":
-            lost &= stored != np.iinfo(stored.dtype).min  # which stands for NaT
-        return np.asarray(lost & (stored == stored) & ~np.isin(stored, np.concatenate(marks)))
 
     def _differ(self, given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which values are read back differently."""
@@ -407,16 +393,14 @@ class _Comparison:
 
     def _allowed(self, given: npt.NDArray[Any], read: np.dtype[Any]) -> Any:
         """By how much each may be off."""
-        if self.packing is None:
-            info = np.finfo(self.stored)
-            return np.abs(given) * float(info.eps) + float(info.smallest_subnormal)
-        step, offset = self.packing
+        step, offset = self.packing or (0.0, 0.0)
         floats = [kind for kind in (given.dtype, read, self.stored) if kind.kind in "fc"]
         error = _ULPS * max((float(np.finfo(kind).eps) for kind in floats), default=0.0)
         if self.stored.kind in "iu":  # a constant: one huge value hides no other
             extent = step * 2.0 ** (8 * self.stored.itemsize)
             return step * (0.5 + 1e-6) + error * (extent + 2 * offset)
-        return error * (np.abs(given) + 2 * offset) + step * float(np.finfo(self.stored).tiny)
+        least = (step or 1.0) * float(np.finfo(self.stored).tiny)
+        return error * (np.abs(given) + 2 * offset) + least
 
 
 def _dims(name: str, values: npt.NDArray[Any]) -> list[str]:

@@ -35,6 +35,7 @@ from zarr_manifests.bulk.here import read_here
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import (
     V2_ARRAY,
     V2_ATTRIBUTES,
@@ -120,7 +121,7 @@ class StoredGroup:
     def array(self, name: str) -> zarr.Array[Any]:
         """One of its arrays, which is read in bulk."""
         if name not in self._arrays:
-            found = self._open(self.nodes[name].path)
+            found = self._open(self.nodes[name])
             use_bulk(found)
             self._arrays[name] = found
         return self._arrays[name]
@@ -229,19 +230,14 @@ class StoredGroup:
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
 
-    def _open(self, path: str) -> zarr.Array[Any]:
-        """The array at the path, opened without Zarr's event loop."""
-
-        def document(name: str) -> bytes:
-            found = self._store.get_sync(join(path, name), prototype=default_buffer_prototype())
-            return b"{}" if found is None else found.to_bytes()
-
-        place = StorePath(self._store, path)
+    def _open(self, node: Node) -> zarr.Array[Any]:
+        """The array of the node, opened without Zarr's event loop."""
+        place, documents = StorePath(self._store, node.path), node.documents
         if self.zarr_format != 3:
-            attributes = json.loads(document(V2_ATTRIBUTES))
-            fields = {**json.loads(document(V2_ARRAY)), "attributes": attributes}
+            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
+            fields = {**json.loads(documents[V2_ARRAY]), "attributes": attributes}
             return zarr.Array.from_dict(place, fields)
-        stored = document(V3_DOCUMENT)
+        stored = bytes(documents[V3_DOCUMENT])
         if stored not in _PARSED:
             found = zarr.Array.from_dict(place, json.loads(stored))
             _keep(stored, found.metadata)

@@ -456,17 +456,15 @@ def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -
 def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
     """The dataset with axes as those of the existing arrays, and times as fine as there."""
     turned = {}
-    for name, variable in ds.variables.items():
-        node = there.nodes.get(str(name))
-        if node is None or node.array is None:
-            continue
-        dims, fitting = node.array.dimension_names or (), variable
-        turns = variable.dims != dims and {*variable.dims} == {*dims}
-        if turns and not is_virtual(variable):
-            fitting = variable.transpose(*dims)
-        fitting = there.as_fine(str(name), fitting)
+    for key, variable in ds.variables.items():
+        name, fitting = str(key), variable
+        if name in there.nodes:
+            dims = (*there.sizes(name),)
+            if variable.dims != dims and {*variable.dims} == {*dims} and not is_virtual(variable):
+                fitting = variable.transpose(*dims)
+            fitting = there.as_fine(name, fitting)
         if fitting is not variable:
-            turned[name] = fitting
+            turned[key] = fitting
     return ds.assign(turned) if turned else ds
 
 

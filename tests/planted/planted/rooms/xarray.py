@@ -102,7 +102,7 @@ FAULTS = [
     Fault(
         "labels-of-a-session-that-changed-them-are-not-compared",
         "xarray/appending.py",
-        "if not np.array_equal(now, before):",
+        "if not np.array_equal(self._labels(context, on), before):",
         "if False:",
     ),
     Fault(
