@@ -49,7 +49,7 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.xarray.fit import PACKED_BY, TIMED_BY
 
-__all__ = ["StoredGroup", "check_agreement", "check_not_new", "is_virtual", "meaning_of_bounds"]
+__all__ = ["StoredGroup", "check_agreement", "check_lengths", "is_virtual", "meaning_of_bounds"]
 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
@@ -297,9 +297,7 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
         existing ones are not; or if after the append arrays would differ in length, or an index
         coordinate would not match the existing one.
     """
-    if append_dim is not None:
-        _check_lengths(ds, group, append_dim)
-    _check_sizes(ds, group, append_dim)
+    check_lengths(ds, group, append_dim)
     for key, variable in ds.variables.items():
         name = str(key)
         if name in group.nodes:
@@ -309,62 +307,38 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
                 _check_index(name, variable, group)
 
 
-def check_not_new(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable) -> None:
-    """Refuse variables along the dimension that the group, which has values along it, lacks.
+def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
+    """Refuse a write after which a dimension would have two lengths.
 
     Raises
     ------
     InvalidArgumentError
-        If there are any.
+        If one would, that is appended along or that a new array has.
     """
-    new = {str(k) for k, v in ds.variables.items() if append_dim in v.dims} - group.nodes.keys()
-    if new:
-        raise InvalidArgumentError(
-            f"{_names(new)} does not exist yet, so an append would leave it shorter than the "
-            f"rest along {append_dim!r}: write it at full length first, or drop it from the append"
-        )
-
-
-def _check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable) -> None:
-    sizes = {name: group.sizes(name).get(str(append_dim)) for name in group.nodes}
-    lengths = {name: size for name, size in sizes.items() if size is not None}
-    if len({*lengths.values()}) > 1:
-        listed = ", ".join(f"{name} {n}" for name, n in sorted(lengths.items())[:_LISTED])
-        raise InvalidArgumentError(
-            f"the arrays along {append_dim!r} have different lengths already ({listed}), so an "
-            "append would put values at different positions; resize them to one length first"
-        )
-    missing = lengths.keys() - {str(name) for name in ds.variables}
-    if missing:
-        raise InvalidArgumentError(
-            f"{_names(missing)} would be left shorter than the rest along {append_dim!r}, and the "
-            "group could not be opened as a dataset any more: append all of its variables "
-            "together, or delete those arrays"
-        )
-    if any(lengths.values()):
-        check_not_new(ds, group, append_dim)
-
-
-def _check_sizes(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
-    """Refuse new variables with which the group would not open: a dimension has one length."""
-    sizes: dict[Any, tuple[int, str]] = {
-        dim: (size, name) for name in group.nodes for dim, size in group.sizes(name).items()
-    }
-    scalars = {name for name in group.nodes if not group.meta(name).shape}
-    for name, variable in ds.variables.items():
-        if str(name) in group.nodes:
-            continue
-        wrong = "is a dimension there" if not variable.dims and str(name) in sizes else ""
-        for dim, size in variable.sizes.items():
-            there, other = sizes.get(str(dim), (size, ""))
-            if dim in scalars:
-                wrong = f"has the dimension {dim!r}, which is a scalar there"
-            elif there != size and dim != append_dim:
-                wrong = f"has {size} values along {dim!r}, and {other!r} has {there} there"
-        if wrong:
+    given = {str(name): variable.sizes for name, variable in ds.variables.items()}
+    lengths: dict[str | None, dict[str, list[str]]] = {}
+    along = None if append_dim is None else str(append_dim)
+    for name in sorted({*group.nodes, *given}):
+        # No rows stand for some: what comes later is written to the same arrays.
+        own: dict[str | None, int]
+        own = {str(dim): size or dim == append_dim for dim, size in given.get(name, {}).items()}
+        after = own
+        if name in group.nodes:
+            after = group.sizes(name)
+            if along in after:
+                after[along] += own.get(along, 0)
+        for dim, size in after.items():
+            lengths.setdefault(dim, {}).setdefault(f"{size} long", []).append(name)
+        if not after:
+            lengths.setdefault(name, {}).setdefault("a scalar", []).append(name)
+    for dim, arrays in lengths.items():
+        new = {name for names in arrays.values() for name in names} - group.nodes.keys()
+        if len(arrays) > 1 and (dim == along or new):
+            told = ", ".join(f"{what} in {_names(names)}" for what, names in arrays.items())
             raise InvalidArgumentError(
-                f"{name!r} {wrong}: the group could not be opened as a dataset any more. Rename "
-                "variable or dimension, or write to another group, with group=..."
+                f"{dim!r} would be {told}, and the group could not be opened as a dataset any "
+                f"more: append all variables along {dim!r} together, write new ones at full length "
+                "first, or rename the dimension or what is not of it"
             )
 
 

@@ -53,7 +53,7 @@ from zarr_manifests.xarray.parts import (
 from zarr_manifests.xarray.stored_group import (
     StoredGroup,
     check_agreement,
-    check_not_new,
+    check_lengths,
     is_virtual,
 )
 
@@ -424,7 +424,7 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
         _check_labels(ds, there, fits)
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
-        check_not_new(ds, there, options["append_dim"])
+        check_lengths(ds, there, options["append_dim"])
     return PreparedPart(part, options, fits, there, planned)
 
 

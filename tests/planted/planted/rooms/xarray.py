@@ -65,14 +65,14 @@ FAULTS = [
     Fault(
         "an-append-leaves-arrays-behind",
         "xarray/stored_group.py",
-        "    if missing:\n",
-        "    if False:\n",
+        "(dim == along or new)",
+        "new",
     ),
     Fault(
         "a-dimension-may-have-two-lengths",
         "xarray/stored_group.py",
-        "elif there != size and dim != append_dim:",
-        "elif False:",
+        "(dim == along or new)",
+        "dim == along",
     ),
     Fault(
         "what-checks-read-counts-as-read",
