@@ -75,7 +75,7 @@ _HOMES: Final = {
 
 
 def _accessor(vds: Any) -> Any:
-    from zarr_manifests.xarray.accessor import VirtualAccessor
+    from zarr_manifests.xarray.virtual_datasets import VirtualAccessor
 
     return VirtualAccessor(vds)
 

@@ -39,14 +39,12 @@ from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.write_plan import WriteOptions, WritePlan
 from zarr_manifests.store import workspace_of
-from zarr_manifests.xarray.agreement import check_agreement
-from zarr_manifests.xarray.appending import Append
+from zarr_manifests.xarray.appending import Append, SameLabels
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.encoding import begin_write, explained, fit_of, fits_of
 from zarr_manifests.xarray.fit import Fit, MisfitError
-from zarr_manifests.xarray.putting import zarr_format_at
-from zarr_manifests.xarray.same_labels import SameLabels
-from zarr_manifests.xarray.stored_group import StoredGroup
+from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
+from zarr_manifests.xarray.writers import zarr_format_at
 
 __all__ = ["Begun", "Target", "begin"]
 

@@ -1,8 +1,10 @@
-"""Appends that compare labels: which rows to skip, to write over, and to append.
+"""What has to be on the branch's tip for a write to land there, and what is there already.
 
 An append is planned from the index coordinate in a session (`planning.conflict.append_labels`).
-`plan` reads it, and `tip_check` plans again on the tip that a commit is about to land on. If the
-plan differs, the commit is a conflict, and `write` starts over there.
+`Append.plan` reads it, and `Append.tip_check` plans again on the tip that a commit is about to land
+on. If the plan differs, the commit is a conflict, and `write` starts over there. `SameLabels` is
+for writes from rows, which look up positions in the coordinates of one snapshot. Reads made to
+compare do not count as reads of the session.
 
 Invariant: labels are compared as they would be read back. Given labels are encoded like the
 existing array and decoded together with its labels, so that a label that was rounded when it was
@@ -11,7 +13,7 @@ stored is found again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -19,25 +21,26 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.conflicts import Conflict, ConflictKind
+from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.edit.workspace import TipCheck
+from zarr_manifests.engine.edit.workspace import TipCheck, Workspace
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
+from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import join
+from zarr_manifests.grid import Coords
+from zarr_manifests.keys import join, split
 from zarr_manifests.planning.conflict.append_labels import (
     AppendPlan,
     OnExisting,
     plan_append,
 )
-from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.stored_group import StoredGroup
 
-__all__ = ["Append"]
+__all__ = ["Append", "SameLabels", "changes_nothing", "drop_unchanged"]
 
 _CHANGED: Final = "the labels that are there have changed"
 
@@ -102,9 +105,8 @@ class Append:
         AlreadyExistsError, InvalidArgumentError
             Like `plan_append`.
         """
-        there, given = self._labels(group)
-        keep = self.sort == "keep"
-        return plan_append(self.dim, there, given, self.on_existing, keep_order=keep)
+        labels, keep = group.labels(self.dim, self.labels), self.sort == "keep"
+        return plan_append(self.dim, *labels, self.on_existing, keep_order=keep)
 
     def tip_check(self, contents: SessionView, planned: AppendPlan, *, relocate: bool) -> TipCheck:
         """What refuses a tip on which a plan would differ that was made on these contents.
@@ -116,32 +118,30 @@ class Append:
         stored = contents.view.nodes.get(path)
         touched = stored is not None and stored.node_id in changes.touched()
         if touched or path in changes.nodes:
-            before, _ = self._labels(self._stored(contents.context, contents.view))
+            before = self._labels(contents.context, contents.view)
             return partial(self._check_same, contents.context, before)
         return partial(self._check_plan, contents.context, planned, relocate)
 
     def _check_same(self, context: ReadContext, before: npt.NDArray[Any], on: SnapshotView) -> None:
-        now, _ = self._labels(self._stored(context, on))
-        if not np.array_equal(now, before):
+        if not np.array_equal(self._labels(context, on), before):
             raise self._conflict(ConflictKind.READ, "read", _CHANGED)
 
     def _check_plan(
         self, context: ReadContext, planned: AppendPlan, relocate: bool, on: SnapshotView
     ) -> None:
         try:
-            now = self.plan(self._stored(context, on))
+            now = self.plan(StoredGroup(SessionView(context, on), self.group))
         except (AlreadyExistsError, InvalidArgumentError) as error:
             reason = f"with the labels that are there now, {error}"
             raise self._conflict(ConflictKind.READ, "read", reason) from None
-        moved = now.start != planned.start and bool(planned.appended)
         if (now.appended, now.replaced) != (planned.appended, planned.replaced):
             raise self._conflict(ConflictKind.READ, "read", _CHANGED)
-        if moved and not relocate:
+        if now.start != planned.start and planned.appended and not relocate:
             reason = f"both commits append along {self.dim!r}"
             raise self._conflict(ConflictKind.APPEND, "growth", reason)
 
-    def _stored(self, context: ReadContext, view: SnapshotView) -> StoredGroup:
-        return StoredGroup(SessionView(context, view), self.group)
+    def _labels(self, context: ReadContext, view: SnapshotView) -> npt.NDArray[Any]:
+        return StoredGroup(SessionView(context, view), self.group).labels(self.dim, self.labels)[0]
 
     def _conflict(self, kind: ConflictKind, component: str, reason: str) -> ConflictError:
         return ConflictError(
@@ -160,19 +160,18 @@ class Append:
 
     def parts(
         self, ds: xr.Dataset, planned: AppendPlan
-    ) -> Iterator[tuple[xr.Dataset, slice | None, Sequence[int]]]:
-        """Yield the parts to write, where they go, and which rows they are.
+    ) -> Iterator[tuple[xr.Dataset, Mapping[str, slice] | None, Mapping[Hashable, Sequence[int]]]]:
+        """Yield the parts to write, their regions, and by dimension which rows they are.
 
-        None is the end of the array.
+        A region of None is the end of the array.
         """
         fixed = [name for name, v in ds.variables.items() if self.dim not in v.dims]
-        for run in planned.replaced:
-            values = ds.drop_vars([*fixed, self.dim])
-            if values.variables:
-                stop = run.start + len(run.rows)
-                yield self._rows(values, run.rows), slice(run.start, stop), run.rows
+        values = ds.drop_vars([*fixed, self.dim])
+        for run in planned.replaced if values.variables else ():
+            place = {self.dim: slice(run.start, run.start + len(run.rows))}
+            yield self._rows(values, run.rows), place, {self.dim: run.rows}
         if planned.appended or planned.replaced or not ds.sizes[self.dim]:
-            yield self._rows(ds, planned.appended), None, planned.appended
+            yield self._rows(ds, planned.appended), None, {self.dim: planned.appended}
 
     def _rows(self, ds: xr.Dataset, rows: Sequence[int]) -> xr.Dataset:
         first = rows[0] if rows else 0
@@ -185,20 +184,91 @@ class Append:
                 variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
         return part
 
-    def _labels(self, group: StoredGroup) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The existing labels, and the given ones as they would be read back, of one type."""
-        node = group.nodes.get(self.dim)
-        if node is None or not _is_index(node, self.dim):
-            return self.labels.values[:0], self.labels.values
-        stored, attributes = group.values(self.dim), group.attributes[self.dim]
-        encoded = np.asarray(group.encoded(self.dim, self.labels).values)
-        if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
-            stored, encoded = stored.astype(object), encoded.astype(object)
-        with quiet():  # `write` itself reports what they warn of
-            both = xr.Variable((self.dim,), np.concatenate((stored, encoded)), attributes)
-            labels = decode_cf_variable(self.dim, both, stack_char_dim=False).values
-        return labels[: len(stored)], labels[len(stored) :]
+
+class SameLabels:
+    """The stored coordinates of a snapshot, to compare with those of a tip.
+
+    Parameters
+    ----------
+    context : ReadContext
+        What reads the repository.
+    view : SnapshotView
+        The snapshot.
+    paths : sequence of str
+        Paths of the coordinates; those that are not there are left out.
+    """
+
+    def __init__(self, context: ReadContext, view: SnapshotView, paths: Sequence[str]) -> None:
+        self._context = context
+        self._planned = {path: self._stored(view, path) for path in paths if path in view.nodes}
+
+    def check(self, on: SnapshotView) -> None:
+        """Refuse a tip on which a coordinate has other labels; it may have more.
+
+        Raises
+        ------
+        ConflictError
+            If one has.
+        """
+        for path, planned in self._planned.items():
+            now = self._stored(on, path) if path in on.nodes else planned[:0]
+            alike, floats = now.dtype == planned.dtype, now.dtype.kind in "fc"
+            if not alike or not np.array_equal(now[: len(planned)], planned, equal_nan=floats):
+                raise ConflictError(
+                    f"another commit came first and changed the coordinate {path!r}, by which rows "
+                    "were looked up; nothing was committed. Write again",
+                    [Conflict(ConflictKind.READ, f"/{path}", "read", "the labels have changed")],
+                )
+
+    def _stored(self, view: SnapshotView, path: str) -> npt.NDArray[Any]:
+        group, name = split(path)
+        return StoredGroup(SessionView(self._context, view), group).values(name)
 
 
-def _is_index(node: Node, dim: str) -> bool:
-    return node.array is not None and node.array.dimension_names == (dim,)
+# --- what the snapshot has already ----------------------------------------------------------------
+
+
+def changes_nothing(workspace: Workspace) -> bool:
+    """Whether the snapshot has everything that was written already, byte for byte."""
+    changes = workspace.contents.changes
+    if changes.nodes or changes.truncated:
+        return False
+    # A differing checksum shows most changes, before any chunk is read.
+    return all(
+        all(_is_same(workspace, *each, reads=reads) for each in _written(changes))
+        for reads in (False, True)
+    )
+
+
+def _written(changes: ChangeSet) -> Iterator[tuple[bytes, Coords, StoredRef]]:
+    yield from changes.refs()
+    for node_id, tables in changes.tables.items():
+        for rows in tables:
+            yield from ((node_id, coords, ref) for coords, ref in changes.rows(rows).refs())
+
+
+def drop_unchanged(workspace: Workspace, nodes: Iterable[Node]) -> None:
+    """Drop written chunks of these nodes that the snapshot has already, unless set in bulk."""
+    own, changes = {node.node_id for node in nodes}, workspace.contents.changes
+    same = [
+        (node_id, coords)
+        for node_id, coords, new in changes.refs()
+        if node_id in own and _is_same(workspace, node_id, coords, new, reads=True)
+    ]
+    with workspace.lock:
+        for node_id, coords in same:
+            del changes.chunks[node_id][coords]
+
+
+def _is_same(
+    workspace: Workspace, node_id: bytes, coords: Coords, new: StoredRef, *, reads: bool
+) -> bool:
+    """Whether the snapshot has the chunk; without a read, whether its checksum is the same."""
+    old, reader = workspace.contents.view.lookup(node_id, coords), workspace.contents.reader
+    if old is None or isinstance(new, Unset) or not same_bytes(old, new):
+        return False
+    return (
+        not reads
+        or old == new
+        or reader.read(old, 0, old.length) == reader.read(new, 0, new.length)
+    )

@@ -1,5 +1,13 @@
-"""Zone maps made while arrays are written: bounds and counts of each chunk's stored values.
+"""Writes encoded values to arrays: here, or where dask computes them; and measures them.
 
+Where dask computes in threads of this process, its tasks write to the session's own store. Where it
+computes in other processes, each block is a task that makes its own fork of the session, writes its
+block there, and returns its changes, which are a few references and no data. One result for each
+block is merged into the session. A task that runs twice writes to a different fork each time; only
+the result that came back counts. If two tasks wrote to the same chunk, the merge fails, so nothing
+is lost silently.
+
+Zone maps are made meanwhile: bounds and counts of each chunk's stored values.
 Only chunks that a write covers wholly have an entry, since the other values of a chunk are unknown
 here. A chunk at the array's edge is whole if all its cells inside the array are written; Zarr then
 fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the edge is unknown.
@@ -8,21 +16,28 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xarray as xr
 import zarr
+from xarray.backends.common import ArrayWriter
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.here import write_here
 from zarr_manifests.bulk.writing import watched
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.forks import freeze, revive
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.zones.meaning import Meaning
@@ -32,8 +47,12 @@ from zarr_manifests.planning.zones.measure import (
     ChunkMeasures,
     measure,
 )
+from zarr_manifests.repositories import let_others_open
+from zarr_manifests.session import Fork, Session, merge_own
+from zarr_manifests.storage import Storage
+from zarr_manifests.store import ManifestStore, freeze_store
 
-__all__ = ["ArrayTarget", "start_of"]
+__all__ = ["ArrayTarget", "DatasetWriter", "check_reachable", "computed_elsewhere"]
 
 _LARGE_BYTES = LARGE_BYTES
 """Larger chunks are measured one by one: others are many, and measured faster together."""
@@ -41,6 +60,8 @@ _of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
+type _Written = tuple[str, ChangeSet]
+"""Id of a fork, and its own changes."""
 
 
 class ArrayTarget:
@@ -70,7 +91,6 @@ class ArrayTarget:
         self.meaning, self._meta = Meaning.of(node.documents), node.array
         self._measures = statistics and self.meaning.measurable and self.meaning.lossless
         self._measured: list[tuple[Box, IndexArray, Bounds]] = []
-        self._chunks = self._no_chunks()
         self._pads = array.shards is None  # to the edge of a chunk
 
     def __dask_tokenize__(self) -> object:
@@ -85,26 +105,17 @@ class ArrayTarget:
         if box is None:
             write_here(self.array, place, block)
             return
-        found, compared = self._no_chunks(), self.meaning.compared
-        watch = watched(lambda at, chunk: found.add(at, compared(chunk)))
+        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
+        found = ChunkMeasures(meaning.dtype, meaning.missing)
+        watch = watched(lambda at, chunk: found.add(at, meaning.compared(chunk)))
         with watch if self._are_large(box) else nullcontext():
             write_here(self.array, place, block)
         if len(found) == box.size:
             self._measured.append(found.rows())
-        else:
-            self._measure(box, whole)
-
-    def _measure(self, box: Box, whole: Any) -> None:
-        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
-        values = meaning.compared(whole)
-        if values.shape == chunk_shape and values.dtype.kind not in "SU":
-            self._chunks.add(box.lo, values, _room())
             return
+        values = meaning.compared(whole)
         bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _room())
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
-
-    def _no_chunks(self) -> ChunkMeasures:
-        return ChunkMeasures(self.meaning.dtype, self.meaning.missing)
 
     def _are_large(self, box: Box) -> bool:
         """Whether each chunk is large, and wholly inside the array."""
@@ -138,9 +149,7 @@ class ArrayTarget:
 
     def record(self) -> None:
         """Record what was measured, once all of it is written."""
-        measured = self._measured
-        if len(self._chunks):
-            measured.append(self._chunks.rows())
+        measured, self._measured = self._measured, []
         if not measured:
             return
         around, index, joined = measured[0]  # in order
@@ -152,14 +161,6 @@ class ArrayTarget:
             index = index[order]
         where = self._workspace, self.array.path, around, self.meaning.digest
         record_zones(*where, joined, index)
-        self._measured, self._chunks = [], self._no_chunks()
-
-
-def start_of(place: Place | None, shape: Sequence[int]) -> tuple[int, ...]:
-    """Where a place in an array of that shape begins."""
-    if place is None or isinstance(place, EllipsisType):
-        return (0,) * len(shape)
-    return tuple(part.indices(n)[0] for part, n in zip(place, shape, strict=True))
 
 
 def _room() -> npt.NDArray[np.uint8]:
@@ -168,3 +169,155 @@ def _room() -> npt.NDArray[np.uint8]:
         _of_thread.room = np.empty(PIECE_BYTES, np.uint8)
     room: npt.NDArray[np.uint8] = _of_thread.room
     return room
+
+
+class DatasetWriter:
+    """Writes arrays of a dataset, as xarray tells it to; values in memory are written at once.
+
+    Parameters
+    ----------
+    workspace : Workspace
+        What the arrays are in.
+    statistics : bool
+        Whether to measure what is written.
+    """
+
+    def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
+        self._workspace, self._statistics = workspace, statistics
+        self._all: list[ArrayTarget] = []
+        writer: Any = ArrayWriter
+        self._writer = writer()
+
+    def add(self, source: Any, target: Any, region: Any = None) -> None:
+        """Write the source, or keep it for `sync` if dask computes it."""
+        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
+        self._all.append(to)
+        self._writer.add(source, to, region)
+
+    def sync(self, elsewhere: Session | Fork | None = None, *, scheduler: Any = None) -> None:
+        """Compute and write the dask arrays, and record zone maps of all arrays.
+
+        If dask computes in other processes, `elsewhere` is the session that they write to.
+        """
+        if elsewhere is None:
+            self._writer.sync(chunkmanager_store_kwargs={"scheduler": scheduler})
+        else:
+            let_others_open(elsewhere)
+            # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
+            origin = freeze_store(elsewhere.fork().store)
+            written = _write_blocks(origin, self._writer, scheduler, statistics=self._statistics)
+            merge_own(elsewhere, [_fork_with(origin, copy_id, own) for copy_id, own in written])
+        for array in self._all:
+            array.record()
+
+
+# --- where dask computes -------------------------------------------------------------------------
+
+
+def computed_elsewhere(ds: xr.Dataset, scheduler: Any = None) -> bool:
+    """Whether its dask arrays may be computed by other processes."""
+    graph: Any = ds.__dask_graph__
+    if graph() is None:  # dask's own test of a dataset takes twenty times as long
+        return False
+    from dask import local, threaded
+    from dask.base import get_scheduler
+
+    get: Any = get_scheduler(scheduler=scheduler, collections=[ds])  # type: ignore[no-untyped-call]
+    return get not in (threaded.get, local.get_sync)
+
+
+def check_reachable(storage: Storage, scheduler: Any) -> None:
+    """Refuse to compute elsewhere on a storage of this process only: it would never finish."""
+    from dask.base import compute
+    from dask.delayed import delayed
+
+    if storage.capabilities.shared:
+        return
+    task = delayed(os.getpid, pure=False)()
+    (worker,) = compute(task, scheduler=scheduler)  # type: ignore[no-untyped-call]
+    if worker != os.getpid():
+        raise InvalidArgumentError(
+            f"{storage.url} is in the memory of this process, and dask computes in others: write "
+            "to a path, or compute here, with dask.config.set(scheduler='threads')"
+        )
+
+
+def _write_blocks(
+    origin: ForkState, writer: Any, scheduler: Any, *, statistics: bool
+) -> Sequence[_Written]:
+    """Write each dask block to a fork of its own, where dask computes it."""
+    from dask.base import compute, persist
+    from dask.delayed import delayed
+
+    # The result of a task goes to each worker once; a literal would go with each block.
+    shared = delayed(_unchanged, pure=False)(origin)
+    written = [
+        source.map_blocks(
+            _write_block,
+            origin=shared,
+            path=target.array.path,
+            config=target.array.config,
+            start=[part.indices(n)[0] for part, n in zip(region, target.array.shape, strict=True)],
+            statistics=statistics,
+            dtype=object,
+            meta=np.empty((0,) * source.ndim, object),
+        )
+        for source, target, region in zip(
+            writer.sources, writer.targets, writer.regions, strict=True
+        )
+    ]
+    # Persisted together, so that work shared by arrays is done once; `compute` would try to
+    # assemble arrays from what the blocks return.
+    persisted = persist(*written, scheduler=scheduler)  # type: ignore[no-untyped-call]
+    blocks = [block for array in persisted for block in array.to_delayed().ravel()]
+    results: tuple[_Written, ...]
+    results = compute(*blocks, scheduler=scheduler)  # type: ignore[no-untyped-call]
+    return results
+
+
+def _unchanged(origin: ForkState) -> ForkState:
+    return origin
+
+
+def _write_block(
+    block: Any,
+    *,
+    origin: ForkState,
+    path: str,
+    config: Any,
+    start: Sequence[int],
+    statistics: bool,
+    block_info: Mapping[int, Mapping[str, Any]],
+) -> _Written:
+    workspace = revive(origin)
+    if block.size:
+        place = zip(start, block_info[0]["array-location"], strict=True)
+        array = zarr.open_array(
+            ManifestStore(workspace, read_only=False), path=path, mode="r+", config=config
+        )
+        target = ArrayTarget(array, workspace, statistics=statistics)
+        target[tuple(slice(at + lo, at + hi) for at, (lo, hi) in place)] = block
+        target.record()
+    state = freeze(workspace, explicit=True)
+    return state.copy_id, state.after.since(origin.before)
+
+
+def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> ForkState:
+    """The fork as it was after the block was written, with chunks of the block's array only."""
+    changed = own.touched()
+    kept = {node: refs for node, refs in origin.before.chunks.items() if node in changed}
+    # Nothing is spilled here: the session that merges the forks does that.
+    before = replace(origin.before, chunks=kept, unsynced=[], spill=None, zones={})
+    after = before.copy()
+    after.unsynced, after.durable, after.reads = own.unsynced, own.durable, own.reads
+    after.zones = {node: zones for node, zones in own.zones.items() if node in changed}
+    for node_id in changed:
+        tables = own.tables.get(node_id, ())
+        if node_id in kept:
+            for rows in tables:
+                after.put_table(node_id, rows)
+        elif tables:
+            after.tables[node_id] = (*after.tables.get(node_id, ()), *tables)
+        if node_id in own.chunks:
+            after.chunks[node_id] = {**after.chunks.get(node_id, {}), **own.chunks[node_id]}
+    return replace(origin, copy_id=copy_id, before=before, after=after)

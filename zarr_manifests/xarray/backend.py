@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import xarray as xr
-from xarray.backends import BackendEntrypoint
+from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.store import StoreBackendEntrypoint
 
+from zarr_manifests.bulk import use_bulk
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
@@ -20,9 +22,8 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.virtual.containers import Authorized
-from zarr_manifests.xarray.opened_arrays import OpenedStore
 
-__all__ = ["Location", "ManifestsBackendEntrypoint"]
+__all__ = ["Location", "ManifestsBackendEntrypoint", "bundle"]
 
 type Location = str | os.PathLike[str] | Storage | Repository
 
@@ -30,16 +31,9 @@ _LISTED: Final = 20
 _TASK_BYTES: Final = 32 * 1024**2
 
 
-def _options(
+def _opened(
     filename_or_obj: Location,
     *,
-    mask_and_scale: Any = True,
-    decode_times: Any = True,
-    concat_characters: Any = True,
-    decode_coords: Any = True,
-    drop_variables: str | Iterable[str] | None = None,
-    use_cftime: Any = None,
-    decode_timedelta: Any = None,
     group: str | None = None,
     version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -47,8 +41,9 @@ def _options(
     authorize: Authorized = (),
     tune: bool = True,
     task_bytes: int = _TASK_BYTES,
-) -> _Options:
-    """The engine's options, by what they are for."""
+    **decoding: Any,
+) -> tuple[ManifestStore, str, Callable[[Any], xr.Dataset]]:
+    """What to open, the path of the group, and what makes a dataset of a group."""
     if type(task_bytes) is not int or task_bytes < 0:
         raise InvalidArgumentError(f"task_bytes is a number of bytes, not {task_bytes!r}")
     repository = repository_of(
@@ -58,32 +53,13 @@ def _options(
         authorize=authorize,
     )
     store = repository.readonly_session(version).store
-    decoding = {
-        "mask_and_scale": mask_and_scale,
-        "decode_times": decode_times,
-        "concat_characters": concat_characters,
-        "decode_coords": decode_coords,
-        "drop_variables": drop_variables,
-        "use_cftime": use_cftime,
-        "decode_timedelta": decode_timedelta,
-    }
-    return _Options(store, _known_group(store, group), decoding, tune, task_bytes)
 
+    def decoded(opened: _OpenedStore) -> xr.Dataset:
+        opened.tune, opened.task_bytes = tune, task_bytes
+        decode: Any = StoreBackendEntrypoint().open_dataset
+        return _pinned(decode(opened, **decoding))
 
-class _Options(NamedTuple):
-    """The engine's options: what to open, how to decode it, and how to read it."""
-
-    store: ManifestStore
-    group: str
-    decoding: dict[str, Any]
-    tune: bool
-    task_bytes: int
-
-    def decoded(self, group: OpenedStore) -> xr.Dataset:
-        """The dataset of the group."""
-        group.tune, group.task_bytes = self.tune, self.task_bytes
-        opened: Any = StoreBackendEntrypoint().open_dataset
-        return _pinned(opened(group, **self.decoding))
+    return store, _known_group(store, group), decoded
 
 
 class ManifestsBackendEntrypoint(BackendEntrypoint):
@@ -115,7 +91,13 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
 
     description = "Open zarr_manifests repositories"
     supports_groups = True
-    open_dataset_parameters = tuple(signature(_options).parameters)
+    open_dataset_parameters = tuple(
+        {
+            **signature(StoreBackendEntrypoint.open_dataset).parameters,
+            **signature(_opened).parameters,
+        }.keys()
+        - {"self", "decoding"}
+    )
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         """Whether a repository is there, decided by one small local read.
@@ -134,18 +116,19 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
             return False
 
     def open_dataset(self, filename_or_obj: Any, **options: Any) -> xr.Dataset:
-        given = _options(filename_or_obj, **options)
-        open_group: Any = OpenedStore.open_group
-        return given.decoded(open_group(given.store, group=given.group, consolidated=False))
+        store, group, decoded = _opened(filename_or_obj, **options)
+        open_group: Any = _OpenedStore.open_group
+        return decoded(open_group(store, group=group, consolidated=False))
 
     def open_groups_as_dict(self, filename_or_obj: Any, **options: Any) -> dict[str, xr.Dataset]:
-        given = _options(filename_or_obj, **options)
-        open_store: Any = OpenedStore.open_store
-        top = f"/{given.group}"
-        groups = open_store(given.store, group=top, consolidated=False)
-        if given.group:  # paths are relative to it
-            groups = {str(PurePosixPath(path).relative_to(top)): of for path, of in groups.items()}
-        return {path: given.decoded(of) for path, of in groups.items()}
+        store, group, decoded = _opened(filename_or_obj, **options)
+        open_store: Any = _OpenedStore.open_store
+        groups = open_store(store, group=f"/{group}", consolidated=False)
+        if group:  # paths are relative to it
+            groups = {
+                str(PurePosixPath(at).relative_to(f"/{group}")): g for at, g in groups.items()
+            }
+        return {path: decoded(each) for path, each in groups.items()}
 
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
@@ -196,3 +179,89 @@ def _known_group(store: ManifestStore, group: str | None) -> str:
             f"group '/{path}' {what} in {contents.context.storage.url}; there are: {listed}"
         )
     return path
+
+
+class _OpenedStore(ZarrStore):
+    """Xarray's store of a group, whose variables say which chunks to compute together.
+
+    Attributes
+    ----------
+    task_bytes : int
+        The most that a dask chunk of `chunks={}` holds, if that is more than a stored chunk.
+    tune : bool
+        Whether arrays are read in bulk.
+    """
+
+    __slots__ = ("task_bytes", "tune")
+    task_bytes: int
+    tune: bool
+
+    def open_store_variable(self, name: Any) -> xr.Variable:
+        """The variable, not read yet."""
+        array: Any = self.members[name]
+        if self.tune:
+            use_bulk(array)
+        opened: Any = super().open_store_variable
+        variable: xr.Variable = opened(name)
+        stored = variable.encoding["preferred_chunks"]
+        lengths = variable.encoding["shards"] or tuple(stored.values())
+        # Other grids than regular ones have a tuple for an axis.
+        if variable.dtype.itemsize and all(type(length) is int for length in lengths):
+            chunks = bundle(variable.shape, lengths, variable.dtype.itemsize, self.task_bytes)
+            if chunks != lengths:
+                bundles = dict(zip(variable.dims, chunks, strict=True))
+                variable.encoding["preferred_chunks"] = _Bundles(bundles, stored)
+        return variable
+
+
+def bundle(
+    shape: Sequence[int], lengths: Sequence[int], itemsize: int, most_bytes: int
+) -> tuple[int, ...]:
+    """The lengths of a dask chunk that holds whole stored chunks, which lie beside each other.
+
+    Neighbours along the last axis are stored beside each other; once such a row is complete, so are
+    rows along the axis before.
+
+    Parameters
+    ----------
+    shape, lengths : sequence of int
+        Of the array, and of a stored chunk.
+    itemsize : int
+        Bytes of a cell.
+    most_bytes : int
+        The most that a dask chunk may hold, if it holds more than one stored chunk.
+
+    Examples
+    --------
+    >>> from zarr_manifests.xarray.backend import bundle
+    >>> bundle((365, 700, 1400), (1, 350, 350), 4, 32 * 2**20)
+    (8, 700, 1400)
+    """
+    found = list(lengths)
+    for axis in reversed(range(len(found))):
+        number = -(-shape[axis] // found[axis])
+        room = max(most_bytes // (math.prod(found) * itemsize), 1)
+        tasks = -(-number // room)  # of about the same size
+        found[axis] *= max(-(-number // max(tasks, 1)), 1)
+        if tasks > 1:
+            break
+    return tuple(found)
+
+
+class _Bundles(dict[Any, int]):
+    """Lengths of dask chunks by dimension, and what is stored.
+
+    Xarray looks up what to use where the caller of `open_dataset` does not say, with a default. It
+    looks up what the caller's chunks should not cut, without a default: these are stored chunks.
+    """
+
+    def __init__(self, bundles: Mapping[Any, int], stored: Mapping[Any, int]) -> None:
+        super().__init__(bundles)
+        self._stored = dict(stored)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self), self._stored)
+
+    def get(self, dim: Any, *default: Any) -> Any:
+        """The length along a dimension."""
+        return super().get(dim, *default) if default else self._stored.get(dim)

@@ -9,8 +9,9 @@ checked once, when and where they are computed.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,26 +20,26 @@ import pandas as pd
 import xarray as xr
 import zarr
 from xarray.backends import ZarrStore
-from xarray.backends.common import ArrayWriter
-from xarray.conventions import decode_cf_variable
+from xarray.backends.chunks import validate_grid_chunks_alignment
+from xarray.backends.zarr import encode_zarr_attr_value, encode_zarr_variable
+from xarray.conventions import decode_cf_variable, encode_dataset_coordinates
+from zarr.core.group import ConsolidatedMetadata
 
-from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.runtime import quiet
-from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
+from zarr_manifests.xarray.array_target import DatasetWriter
 from zarr_manifests.xarray.fit import DECODED_BY, Fit, MisfitError, is_time
-from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds, open_array
+from zarr_manifests.xarray.stored_group import StoredGroup, meaning_of_bounds
 
 __all__ = [
-    "DatasetWriter",
     "begin_write",
     "explained",
     "fit_of",
     "fits_of",
+    "located",
     "of_first_label",
-    "open_target",
     "units_of_first",
 ]
 
@@ -59,11 +60,11 @@ def begin_write(
     Parameters
     ----------
     ds : Dataset
-        The dataset to write.
+        The dataset to write. Axes are in the order of existing arrays.
     store : ManifestStore
         The store to write to.
     options : mapping
-        Arguments of `ZarrStore.open_group`: `group`, `mode`, `append_dim` and `zarr_format`.
+        `group`, `mode`, `append_dim` and `zarr_format`, as for `Dataset.to_zarr`.
     region : mapping or "auto", optional
         The region of `Dataset.to_zarr`.
     encoding : mapping
@@ -85,210 +86,214 @@ def begin_write(
     MisfitError
         If values in memory would be read back differently.
     """
-    from xarray.backends.writers import _validate_dataset_names, dump_to_store
-
-    _validate_dataset_names(ds)
+    path, mode, along = options["group"] or "", options["mode"], options["append_dim"]
+    there = there or StoredGroup.of(store, path)
+    if not there.exists or mode not in ("a", "a-", "r+"):
+        how: Any = "a" if mode == "a-" else mode
+        zarr.open_group(store, path=path, mode=how, zarr_format=options["zarr_format"])
+        there = StoredGroup.of(store, path)
     ds = ds.copy()
     for variable in ds.variables.values():
         if variable.size == 0:  # Zarr accepts no chunks of length 0
             variable.load()
-    writer = DatasetWriter(workspace_of(store), statistics=statistics)
-    target = open_target(store, options, region, there)
-    target.fits, target.writer = fits, writer
-    ds = target._validate_and_autodetect_region(ds)
-    target._validate_encoding(encoding)
-    dump_to_store(ds, target, writer, encoding=encoding)  # type: ignore[no-untyped-call]
+    place: Mapping[str, slice] = {}
+    if region is not None:
+        place = located(ds, store, options, region)
+        ds = ds.drop_vars(ds.indexes)
+    _check_names(ds, there, options, encoding)
+    encode: Any = encode_dataset_coordinates
+    variables, attributes = encode(ds)
+    for name, how in encoding.items():
+        variables[name].encoding = dict(how)
+    # All is checked before any of it is written.
+    encoded = {name: _encoded(str(name), v, there, fits) for name, v in variables.items()}
+    old = {
+        str(name): _fitted(str(name), variable, there, options, place)
+        for name, variable in encoded.items()
+        if str(name) in there.nodes and (mode != "a-" or along is None or along in variable.dims)
+    }
+    new = {name: v for name, v in encoded.items() if str(name) not in there.nodes}
+    writer, group = DatasetWriter(workspace_of(store), statistics=statistics), there.open_in(store)
+    if mode != "r+":
+        _set_attributes(group, attributes)
+    if new:
+        # What else is in the group is nothing to these: xarray would open all of it.
+        alone: Any = replace(group.metadata, consolidated_metadata=ConsolidatedMetadata({}))
+        only = zarr.Group(zarr.AsyncGroup(metadata=alone, store_path=group.store_path))
+        to: Any = ZarrStore
+        to = to(only, "a", use_zarr_fill_value_as_mask=there.zarr_format == 2)
+        to.set_variables(new, {*encoding}, writer)
+    for name, (data, cells, shape) in old.items():
+        writer.add(data, there.open_array_in(store, name, shape), cells)
     return writer
 
 
-class DatasetWriter(ArrayWriter):
-    """Xarray's writer, which may measure what it writes; values in memory are written at once."""
+def located(
+    ds: xr.Dataset, store: ManifestStore, options: Mapping[str, Any], region: Any
+) -> dict[str, slice]:
+    """Return the region with slices in place of "auto", which are found by the labels.
 
-    __slots__ = ("_all", "_statistics", "_workspace")
-    sources: list[Any]
-    targets: list[ArrayTarget]
-    regions: list[Any]
+    Raises
+    ------
+    InvalidArgumentError
+        If the region is none of this dataset, or labels are not there, or not beside each other.
+    """
+    group = StoredGroup(contents_of(store), options["group"] or "")  # a session notes it as read
+    found: dict[Hashable, Any] = dict.fromkeys(ds.dims, "auto") if region == "auto" else region
+    if not isinstance(found, Mapping):
+        raise InvalidArgumentError(f"region is a mapping or 'auto', not {region!r}")
+    for dim, part in found.items():
+        if dim not in ds.dims:
+            known = ", ".join(map(str, ds.dims)) or "none"
+            raise InvalidArgumentError(
+                f"region names {dim!r}, which is not a dimension of the dataset; there are: {known}"
+            )
+        if dim == options["append_dim"]:
+            raise InvalidArgumentError(f"{dim!r} cannot be both append_dim and in region")
+        if part == "auto" and options["mode"] == "a-":
+            raise InvalidArgumentError("region='auto' goes with mode 'r+' or 'a', not 'a-'")
+        if part != "auto" and (not isinstance(part, slice) or part.step not in (None, 1)):
+            raise InvalidArgumentError(
+                f"the region of {dim!r} is a slice with step 1 or 'auto', not {part!r}"
+            )
+    found = {d: _run_of(ds, d, group) if part == "auto" else part for d, part in found.items()}
+    apart = [name for name, v in ds.variables.items() if found and found.keys().isdisjoint(v.dims)]
+    if apart:
+        raise InvalidArgumentError(
+            f"{apart[0]!r} has none of the region's dimensions ({', '.join(map(str, found))}): "
+            f"leave such variables out, by ds.drop_vars({apart!r})"
+        )
+    return {str(dim): part for dim, part in found.items()}
 
-    def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._workspace, self._statistics = workspace, statistics
-        self._all: list[ArrayTarget] = []
 
-    def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write the source, or keep it for `sync` if dask computes it."""
-        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
-        self._all.append(to)
-        if isinstance(source, np.ndarray):
-            to[region or ...] = source
-            return
-        add: Any = super().add
-        add(source, to, region)
-
-    def sync(self, *args: Any, **options: Any) -> Any:
-        """Compute and write the dask arrays, and record zone maps of all arrays."""
-        sync: Any = super().sync
-        sync(*args, **options)
-        self.record()
-
-    def record(self) -> None:
-        """Record the zone maps of what is written so far."""
-        for array in self._all:
-            array.record()
+def _run_of(ds: xr.Dataset, dim: Hashable, group: StoredGroup) -> slice:
+    """Where the labels of a dataset are in the group."""
+    if dim not in ds.variables:
+        return slice(0, ds.sizes[dim])
+    if str(dim) not in group.nodes:
+        raise InvalidArgumentError(f"region: the group has no labels of {dim!r}; give a slice")
+    there, given = group.labels(str(dim), ds.variables[dim])
+    at = pd.Index(there).get_indexer(pd.Index(given))
+    if (at < 0).any():
+        raise InvalidArgumentError(
+            f"region: the label {given[at < 0][0]} of {dim!r} is not in the group; append it"
+        )
+    if (np.diff(at) != 1).any():
+        raise InvalidArgumentError(
+            f"region: the labels of {dim!r} are not beside each other, in this order, in the group"
+        )
+    return slice(int(at[0]), int(at[-1]) + 1) if at.size else slice(0, 0)
 
 
-def open_target(
-    store: ManifestStore,
+def _check_names(
+    ds: xr.Dataset,
+    there: StoredGroup,
     options: Mapping[str, Any],
-    region: Any,
-    there: StoredGroup | None = None,
-) -> _Store:
-    """Return the group to write to, made if it does not exist.
-
-    Takes arguments of `begin_write`.
-    """
-    how = {"write_region": region, "safe_chunks": True}
-    path, mode = options["group"] or "", options["mode"]
-    there = there or StoredGroup.of(store, path)
-    kind: Any = _Store
-    if there.exists and mode in ("a", "a-", "r+"):
-        how |= {"append_dim": options["append_dim"], "use_zarr_fill_value_as_mask": there.is_v2}
-        found: _Store = kind(there.open_in(store), mode, **how)
-    else:
-        found = kind.open_group(store, **options, **how, consolidated=False)
-        there = StoredGroup.of(store, path)
-    found.there = there
-    return found
-
-
-class _Store(ZarrStore):
-    """Xarray's store, which checks the values that it encodes.
-
-    Xarray makes new arrays. What goes to existing ones is encoded like them and written to them
-    here: xarray would open and decode all of them again.
-    """
-
-    __slots__ = ("fits", "there", "writer")
-    fits: Mapping[str, Fit]
-    there: StoredGroup
-    writer: DatasetWriter
-
-    def _fetch_members(self) -> dict[str, Any]:
-        """None: each array is opened where it is needed."""
-        return {}
-
-    def array_keys(self) -> tuple[str, ...]:
-        """The names of all arrays in the group."""
-        return tuple(self.there.nodes)
-
-    def arrays(self) -> tuple[tuple[str, zarr.Array[Any]], ...]:
-        """All arrays in the group."""
-        return tuple((name, self.there.array(name)) for name in self.there.nodes)
-
-    def open_store_variable(self, name: Any) -> xr.Variable:
-        """An array, to find a region by its labels: these are read by the session."""
-        node, store = self.there.nodes[name], self.zarr_group.store
-        self.members[name] = open_array(store, node.path, self.zarr_group.metadata.zarr_format)
-        opened: Any = super().open_store_variable
-        variable: xr.Variable = opened(name)
-        return variable
-
-    def store(
-        self,
-        variables: Mapping[Any, xr.Variable],
-        attributes: Any,
-        check_encoding_set: Collection[Any] = frozenset(),
-        writer: Any = None,
-        unlimited_dims: Any = None,
-    ) -> None:
-        """Write variables and the group's attributes."""
-        existing = {name: v for name, v in variables.items() if str(name) in self.there.nodes}
-        new = {name: v for name, v in variables.items() if name not in existing}
-        like = {name: self._like_stored(str(name), v) for name, v in existing.items()}
-        put: Any = super().store
-        put(new, attributes, check_encoding_set, writer, unlimited_dims)
-        for name, variable in like.items():
-            if self._mode != "a-" or self._append_dim is None or self._append_dim in variable.dims:
-                self._add_to(str(name), variable)
-
-    def _like_stored(self, name: str, variable: xr.Variable) -> xr.Variable:
-        """The variable, encoded like the array of that name and with its axes."""
-        from xarray.backends.zarr import (
-            _validate_and_transpose_existing_dims,
-            _validate_datatypes_for_zarr_append,
+    encoding: Mapping[Hashable, Mapping[str, Any]],
+) -> None:
+    """Refuse variables and encodings that do not go with the arrays that are there."""
+    along, dims = options["append_dim"], {dim for name in there.nodes for dim in there.sizes(name)}
+    for name in encoding:
+        if str(name) in there.nodes:
+            raise InvalidArgumentError(
+                f"{name!r} exists already and keeps its encoding: leave it out of encoding"
+            )
+    for name in ds.variables:
+        if options["mode"] == "r+" and str(name) not in there.nodes:
+            raise InvalidArgumentError(
+                f"{name!r} does not exist yet, and mode='r+', as with region, makes no arrays: "
+                "write it with mode='a', or drop it"
+            )
+    if along is not None and along not in dims:
+        listed = ", ".join(sorted(map(str, dims))) or "none"
+        raise InvalidArgumentError(
+            f"append_dim {along!r} is not a dimension of the group; there are: {listed}"
         )
 
-        like = self.there.like(name)
-        _validate_datatypes_for_zarr_append(name, like, variable)  # type: ignore[no-untyped-call]
-        given = variable.copy(deep=False)
-        given.encoding = dict(like.encoding)
-        encoded = self.encode({name: given}, {})[0][name]
-        fitting: Any = _validate_and_transpose_existing_dims
-        stored, region = self.there.variable(name), self._write_region
-        found: xr.Variable = fitting(name, encoded, stored, region, self._append_dim)
+
+def _encoded(
+    name: str, variable: xr.Variable, there: StoredGroup, fits: Mapping[str, Fit]
+) -> xr.Variable:
+    """The variable as it is stored; raises `MisfitError` if values in memory do not fit."""
+    fit, how = fits.get(name), variable.encoding
+    if name in there.nodes:
+        like = there.like(name)
+        how = dict(like.encoding)
+        texts = variable.dtype.kind in "SUT" and like.dtype != object
+        if texts and variable.dtype != like.dtype:
+            raise InvalidArgumentError(
+                f"{name!r} has texts of type {variable.dtype}, and the existing array has "
+                f"{like.dtype}: cast them, by astype"
+            )
+    if variable.dtype.kind in "iu" and how.get("add_offset") is not None:
+        variable = variable.astype(np.float64)  # xarray adds no offset to whole numbers
+    given: Any = variable.copy(deep=False)
+    given.encoding = how
+    if fit is None:
+        found: xr.Variable = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
         return found
+    if given.chunks is None:
+        given.load()  # once, if it is of a file
+    with np.errstate(all="ignore"), quiet():  # what they warn of is checked
+        own = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
+    return fit.checked(given, own)
 
-    def _add_to(self, name: str, variable: xr.Variable) -> None:
-        """Have an encoded variable written to the existing array of that name."""
-        from xarray.backends.chunks import validate_grid_chunks_alignment
-        from xarray.backends.zarr import extract_zarr_variable_encoding
 
-        encoding: Any = extract_zarr_variable_encoding
-        formatted = self.zarr_group.metadata.zarr_format
-        stored = encoding(variable, name=name, zarr_format=formatted)
-        shape, places = list(self.there.variable(name).shape), []
-        for axis, dim in enumerate(variable.dims):
-            if dim == self._append_dim:
-                places.append(slice(shape[axis], None))
-                shape[axis] += variable.shape[axis]
-            else:
-                places.append((self._write_region or {}).get(dim, slice(None)))
-        chunks = stored.get("shards") or stored["chunks"]
-        if variable.chunks is not None:  # no two blocks write to a chunk
-            starts = [part.indices(size)[0] for part, size in zip(places, shape, strict=True)]
-            each = zip(variable.dims, variable.chunks, starts, chunks, strict=True)
-            variable = variable.chunk({dim: aligned_blocks(*rest) for dim, *rest in each})
-        check: Any = validate_grid_chunks_alignment
-        check(
+def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
+    """Replace the group's attributes, if they differ as JSON: 1 and 1.0 do."""
+    encode: Any = encode_zarr_attr_value
+    given = {key: encode(value) for key, value in attributes.items()}
+    both = (
+        json.dumps(each, sort_keys=True, default=repr) for each in (group.attrs.asdict(), given)
+    )
+    if len({*both}) > 1:
+        group.attrs.put(given)
+
+
+def _fitted(
+    name: str,
+    variable: xr.Variable,
+    there: StoredGroup,
+    options: Mapping[str, Any],
+    region: Mapping[str, slice],
+) -> tuple[Any, tuple[slice, ...], tuple[int, ...]]:
+    """The data for an existing array, the cells it goes to, and the shape the array then has.
+
+    No two dask blocks write to a chunk.
+    """
+    meta, dims, along = there.meta(name), (*there.sizes(name),), options["append_dim"]
+    if variable.dims != dims:
+        raise InvalidArgumentError(
+            f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "
+            "rename them, or write the array anew"
+        )
+    shape, cells = list(meta.shape), []
+    for axis, (dim, size) in enumerate(variable.sizes.items()):
+        start, stop, _ = region.get(str(dim), slice(None)).indices(shape[axis])
+        if dim == along:
+            start, stop = shape[axis], shape[axis] + size
+            shape[axis] = stop
+        if stop - start != size:
+            raise InvalidArgumentError(
+                f"{name!r} has {size} values along {dim!r}, and there is room for "
+                f"{max(stop - start, 0)}: give append_dim={dim!r} to append, or region to "
+                "write to a part"
+            )
+        cells.append(slice(start, stop))
+    if variable.chunks is not None:
+        starts = [part.start for part in cells]
+        each = zip(variable.chunks, starts, meta.chunk_shape, strict=True)
+        blocks = [aligned_blocks(*axis) for axis in each]
+        variable = variable.chunk(dict(zip(dims, blocks, strict=True)))
+        validate_grid_chunks_alignment(
             nd_v_chunks=variable.chunks,
-            enc_chunks=chunks,
-            region=tuple(places),
-            allow_partial_chunks=self._mode != "r+",
+            enc_chunks=tuple(meta.chunk_shape),
+            region=tuple(cells),
+            allow_partial_chunks=options["mode"] != "r+",
             name=name,
             backend_shape=tuple(shape),
         )
-        longer = None if self._append_dim not in variable.dims else shape
-        array = self.there.open_array_in(self.zarr_group.store, name, longer)
-        self.writer.add(variable.data, array, tuple(places))
-
-    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Replace the group's attributes, if they differ as JSON: 1 and 1.0 do."""
-        there, given = (
-            json.dumps(each, sort_keys=True, default=repr)
-            for each in (self.zarr_group.attrs.asdict(), attributes)
-        )
-        if there != given:
-            put: Any = super().set_attributes
-            put(attributes)
-
-    def encode(self, variables: Mapping[str, xr.Variable], attributes: Any) -> Any:
-        """Encode the variables and attributes; raises `MisfitError` if values do not fit."""
-        encode: Any = super().encode
-        encoded = {}
-        for name, variable in variables.items():
-            how = variable.encoding
-            if variable.dtype.kind in "iu" and how.get("add_offset") is not None:
-                variable = variable.astype(np.float64)  # xarray adds no offset to whole numbers
-                variable.encoding = how
-            fit = self.fits.get(str(name))
-            if fit is not None and variable.chunks is None:
-                variable.load()  # once, if it is of a file
-            if fit is None:
-                encoded.update(encode({name: variable}, {})[0])
-                continue
-            with np.errstate(all="ignore"), quiet():  # what they warn of is checked
-                own = encode({name: variable}, {})[0][name]
-            encoded[name] = fit.checked(variable, own)
-        return encoded, encode({}, attributes)[1]
+    return variable.data, tuple(cells), tuple(shape)
 
 
 # --- what does not fit ---------------------------------------------------------------------------
@@ -317,42 +322,37 @@ def explained(
     try:
         yield
     except MisfitError as error:
-        raise InvalidArgumentError(_explained(error, ds, fits[error.name], rows or {})) from None
-
-
-def _explained(
-    error: MisfitError, ds: xr.Dataset, fit: Fit, rows: Mapping[Hashable, Sequence[int]]
-) -> str:
-    """Describe what does not fit, where it is, what would fit, and what to do."""
-    told = "; ".join(
-        f"{found.given} {_place(ds, fit.name, found.index, rows)}would be read back as {found.read}"
-        for found in error.misfits
-    )
-    where, way = "the array that is there", "write the array anew, with room for both"
-    if fit.stored is None:
-        where = "their encoding"
-        way = (
-            f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
-            f"data, by ds[{fit.name!r}].encoding.clear()"
+        fit = fits[error.name]
+        told = "; ".join(
+            f"{found.given} {_place(ds, fit.name, found.index, rows or {})}would be read back as "
+            f"{found.read}"
+            for found in error.misfits
         )
-    return (
-        f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: {told}. "
-        f"Nothing is committed. Correct the values, or {way}; check=False writes them as "
-        "they are"
-    )
+        where, way = "the array that is there", "write the array anew, with room for both"
+        if fit.stored is None:
+            where = "their encoding"
+            way = (
+                f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
+                f"data, by ds[{fit.name!r}].encoding.clear()"
+            )
+        raise InvalidArgumentError(
+            f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: "
+            f"{told}. Nothing is committed. Correct the values, or {way}; check=False writes them "
+            "as they are"
+        ) from None
 
 
 def _place(
     ds: xr.Dataset, name: str, index: Sequence[int], rows: Mapping[Hashable, Sequence[int]]
 ) -> str:
     """Labels and positions of a value."""
-    dims = ds.variables[name].dims
-    index = [rows[dim][at] if dim in rows else at for dim, at in zip(dims, index, strict=True)]
+    each = zip(ds.variables[name].dims, index, strict=True)
+    places = {dim: rows[dim][at] if dim in rows else at for dim, at in each}
     labels = [
         f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
-        for dim, at in zip(dims, index, strict=True)
+        for dim, at in places.items()
     ]
-    positions = ", ".join(map(str, index))
+    positions = ", ".join(map(str, places.values()))
     return f"at {', '.join(labels)} (position {positions}) " if labels else ""
 
 
@@ -408,9 +408,8 @@ def fits_of(
                 more["_FillValue"] = how["fill_value"]
             fits[name] = Fit(name, own, _kept(how), more=more)
         elif options["mode"] != "a-" or along is None or along in variable.dims:
-            stored = group.variable(name)
-            attributes = meaning_of_bounds(name, group.attributes.values()) | stored.attrs
-            fits[name] = Fit(name, own, _kept(group.like(name).encoding), stored.dtype, attributes)
+            how, attributes = group.like(name).encoding, group.decoded_by(name)
+            fits[name] = Fit(name, own, _kept(how), group.array(name).dtype, attributes)
     return fits
 
 
@@ -421,24 +420,20 @@ def of_first_label(
 
     Units that the encodings name stay.
     """
-    if ds.sizes.get(dim) != 1:
-        return ds, encoding
     for name, variable in ds.variables.items():
         how = encoding.get(name, variable.encoding)
+        asked = name in encoding and "units" in how
+        in_memory = variable.dtype.kind == "M" and variable.chunks is None
+        if asked or not in_memory or dim not in variable.dims or ds.sizes[dim] != 1:
+            continue
         dtype = np.dtype(how.get("dtype") or np.int64)
-        if dim not in variable.dims or variable.dtype.kind != "M" or variable.chunks is not None:
-            continue
-        if name in encoding and "units" in how:
-            continue
         units = units_of_first(variable.values, how.get("units"), dtype)
-        if units is None:
-            continue
-        if name in encoding:
-            encoding = {**encoding, name: {**how, "units": units}}
-        else:
+        if units is not None:
             timed = variable.copy(deep=False)
             timed.encoding = {**how, "units": units}
             ds = ds.assign({name: timed})
+            if name in encoding:
+                encoding = {**encoding, name: timed.encoding}
     return ds, encoding
 
 

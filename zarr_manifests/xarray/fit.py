@@ -50,6 +50,15 @@ _PACKING: Final = {"scale_factor": 1.0, "add_offset": 0.0}
 _ULPS: Final = 8
 """How many units in the last place packing and unpacking may change a value."""
 _SECOND: Final = timedelta(seconds=1)
+_FAILURES: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What xarray raises where it cannot encode or decode."""
 
 
 class MisfitError(Exception):
@@ -106,24 +115,23 @@ class Fit:
             If some would be read back differently.
         """
         check = _Comparison.of(self, variable.dtype, encoded)
-        if check is None and encoded.chunks is None:
+        if encoded.chunks is None:  # in memory, or lazy objects, which xarray has computed
+            if check is not None:
+                check.block(variable.values, encoded.values, (0,) * variable.ndim)
             return encoded
+        given, declared = variable.dtype, encoded.dtype
         if check is None:
             data = encoded.data.map_blocks(
-                _as_declared, of=self.name, declared=variable.dtype, dtype=encoded.dtype
+                _as_declared, of=self.name, declared=given, dtype=declared
             )
-            return xr.Variable(encoded.dims, data, encoded.attrs, encoded.encoding)
-        of_times = {key: encoded.attrs[key] for key in TIMED_BY if key in encoded.attrs}
-        how = dict(variable.attrs), dict(variable.encoding), of_times | {"dtype": encoded.dtype}
-        if encoded.chunks is None:  # in memory, or lazy objects, which xarray has computed
-            check.block(variable.values, encoded.values, (0,) * variable.ndim)
-            return encoded
-        lazy: Any = variable.chunk().data  # whatever is in memory still
-        starts = [np.cumsum([0, *sizes[:-1]]) for sizes in lazy.chunks]
-        none = np.empty((0,) * variable.ndim, encoded.dtype)
-        data = lazy.map_blocks(
-            check.of_block, how=how, starts=starts, dtype=encoded.dtype, meta=none
-        )
+        else:
+            how = dict(variable.attrs), dict(variable.encoding)
+            lazy: Any = variable.data
+            starts = [np.cumsum([0, *sizes[:-1]]) for sizes in lazy.chunks]
+            none = np.empty((0,) * variable.ndim, declared)
+            data = lazy.map_blocks(
+                check.of_block, how=how, starts=starts, dtype=declared, meta=none
+            )
         return xr.Variable(encoded.dims, data, encoded.attrs, encoded.encoding)
 
     def check_beside(
@@ -165,18 +173,16 @@ class Fit:
     def range_text(self) -> str:
         """Describe the values that fit."""
         how = self.encoding if self.attributes is None else self.attributes
-        dtype = self.encoding.get("dtype") if self.stored is None else self.stored
+        kind = self.encoding.get("dtype") if self.stored is None else self.stored
         if "units" in how:
             return f"times in {how['units']!r}"
-        if dtype is None:
+        if kind is None:
             return "other values"
-        dtype = np.dtype(object if dtype is str else dtype)
+        dtype = np.dtype(object if kind is str else kind)
         if dtype.kind in "SU":
             unit, size = ("bytes", 1) if dtype.kind == "S" else ("characters", 4)
             return f"texts of at most {dtype.itemsize // size} {unit}"
-        if dtype.kind in "biufc":
-            return _numbers_text(dtype, how)
-        return "texts, and none that is missing"
+        return _numbers_text(dtype, how) if dtype.kind in "biufc" else "texts, and none is missing"
 
 
 def _numbers_text(dtype: np.dtype[Any], how: Mapping[str, Any]) -> str:
@@ -188,18 +194,13 @@ def _numbers_text(dtype: np.dtype[Any], how: Mapping[str, Any]) -> str:
         largest = float(np.finfo(dtype).max)
         text = f"{-largest:.6g} to {largest:.6g} as {dtype}"
     elif dtype.kind in "iu":
-        kinds = {"true": "u", "false": "i"}
-        info = np.iinfo(
-            f"{kinds.get(str(how.get('_Unsigned')).lower(), dtype.kind)}{dtype.itemsize}"
-        )
-        least, greatest = int(info.min), int(info.max)
-        least, greatest = least + (least in missing), greatest - (greatest in missing)
-        packed = any(how.get(key) is not None for key in _PACKING)
-        lo, hi = sorted(
-            (least * scale + offset, greatest * scale + offset) if packed else (least, greatest)
-        )
-        kind = f"in steps of {abs(scale):g}" if packed else "whole numbers"
-        text = f"{_text(lo)} to {_text(hi)}, {kind}, as {dtype}"
+        sign = {"true": "u", "false": "i"}.get(str(how.get("_Unsigned")).lower(), dtype.kind)
+        info = np.iinfo(f"{sign}{dtype.itemsize}")
+        ends: list[Any] = [info.min + (info.min in missing), info.max - (info.max in missing)]
+        kind = "whole numbers"
+        if any(how.get(key) is not None for key in _PACKING):
+            ends, kind = [end * scale + offset for end in ends], f"in steps of {abs(scale):g}"
+        text = f"{_text(min(ends))} to {_text(max(ends))}, {kind}, as {dtype}"
     if missing:
         told = ", ".join(_text(code * scale + offset) for code in missing)
         return f"{text}, where {told} stands for NaN"
@@ -276,35 +277,27 @@ class _Comparison:
     ) -> npt.NDArray[Any]:
         """Encode and check a block of a dask array."""
         given = np.asarray(block)
-        codes = self._encoded(given.ravel(), how)
-        start = tuple(int(of_axis[at]) for of_axis, at in zip(starts, block_id, strict=True))
-        self.block(given, codes.reshape(given.shape), start)
-        stored = codes.reshape(given.shape).astype(self.stored, copy=False)
+        codes = self._encoded(given.ravel(), how).reshape(given.shape)
+        start = [int(of_axis[at]) for of_axis, at in zip(starts, block_id, strict=True)]
+        self.block(given, codes, start)
         if given.dtype.kind == "M" and _are_far(given):
             with_missing = np.append(given.ravel(), np.array("NaT", given.dtype))
             try:
                 both = self._encoded(with_missing, how)
-            except InvalidArgumentError:
-                return stored  # no other block can have a missing one
+            except InvalidArgumentError:  # no other block can have a missing one
+                return codes
             self.beside(given, both)
-        return stored
+        return codes
 
     def _encoded(self, given: npt.NDArray[Any], how: tuple[Any, ...]) -> npt.NDArray[Any]:
-        attributes, encoding, of_times = how
         # As a coordinate: of other floats stored as integers xarray warns that they may be NaN.
-        own: Any = xr.Variable((self.name,), given, attributes, encoding)
+        own: Any = xr.Variable((self.name,), given, *how)
         with np.errstate(all="ignore"), _told(self.name):
-            if given.dtype.kind in "mM":  # dask would take as long again
-                timed = xr.Variable((self.name,), given, attributes, encoding | of_times)
-                with quiet():  # that xarray chose other units
-                    encoded = encode_zarr_variable(timed, name=self.name)
-                told = {key: encoded.attrs.get(key) for key in of_times} | {"dtype": encoded.dtype}
-                if told == of_times:
-                    return np.asarray(encoded.values)
             if given.dtype.kind in "mM" or _are_dates(given):
                 own = own.chunk(name=False)  # else xarray would choose units, block by block
             encoded = encode_zarr_variable(own, name=self.name)
-            return np.asarray(encoded.load(scheduler="synchronous").values)
+            codes = encoded.load(scheduler="synchronous").values
+        return np.asarray(codes.astype(self.stored, copy=False))
 
     def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
         """Refuse dates that are not read back beside the other ones of which there are codes."""
@@ -321,70 +314,46 @@ class _Comparison:
         MisfitError
             If some would be read back differently.
         """
-        axes = sorted(range(given.ndim), key=lambda axis: -abs(given.strides[axis]))
-        if not self.in_parts:
-            axes = list(range(given.ndim))
-        found: list[tuple[int, Any, Any]] = []
-        for seen, one, stored in self._parts(given.transpose(axes), codes.transpose(axes)):
-            with np.errstate(all="ignore"), _told(self.name):
-                stored = stored.astype(self.stored, copy=False)
-                read = self._read(stored, self.attributes, all_of=not self.in_parts)
-                off = self._differ(one, read)
-                if self.with_own is not None:
-                    opened = self._read(stored, self.with_own)
-                    lost = self._lost(stored, opened)
-                    if lost.any():
-                        read, off = opened, lost
-            if not off.any():
-                continue
-            for at in np.flatnonzero(off)[:_LISTED].tolist():
-                back = read.flat[at] if read.shape == one.shape else read
-                found.append((seen + at, one.flat[at], back))
-            if len(found) >= _LISTED:
-                break
-        if found:
-            shape = [given.shape[axis] for axis in axes]
-            misfits = [
-                Misfit(_index(at, shape, axes, start), _text(value), _text(read))
-                for at, value, read in found[:_LISTED]
-            ]
-            raise MisfitError(self.name, tuple(misfits))
+        if not any(self._compared(*part)[0].any() for part in self._parts(given, codes)):
+            return
+        off, read = self._compared(given, codes)
+        misfits = [
+            Misfit(
+                tuple(int(i) + first for i, first in zip(at, start, strict=True)),
+                _text(given[tuple(at)]),
+                _text(read[tuple(at)] if read.shape == given.shape else read),
+            )
+            for at in np.argwhere(off)[:_LISTED]
+        ]
+        raise MisfitError(self.name, tuple(misfits))
 
     def _parts(
         self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
-    ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """All values, numbers and near times in parts; contiguous arrays are not copied."""
-        # Times that all fit into nanoseconds are decoded alike in parts, in half the time.
-        near = given.dtype.kind == "M" and self.with_own is None and not _are_far(given)
-        if given.size <= _PART or not (self.in_parts or near):
-            yield 0, given, codes
+    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        """All values, numbers in parts in the order of memory, without copies."""
+        if given.size <= _PART or not self.in_parts:
+            yield given, codes
             return
-        flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-        seen = 0
-        with np.nditer([given, codes], flags, order="C", buffersize=_PART) as parts:
-            for one, stored in parts:
-                yield seen, one, stored
-                seen += one.size
+        flags: Any = ["external_loop", "buffered"]
+        with np.nditer([given, codes], flags, order="K", buffersize=_PART) as parts:
+            yield from parts
 
-    def _read(
-        self, stored: npt.NDArray[Any], attributes: Mapping[str, Any], *, all_of: bool = True
-    ) -> npt.NDArray[Any]:
+    def _compared(
+        self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
+        """Which values are not read back as given, and what is read."""
+        with np.errstate(all="ignore"), _told(self.name):
+            stored = codes.astype(self.stored, copy=False)
+            read = self._read(stored, self.attributes)
+            if self.with_own is not None:
+                self._read(stored, self.with_own)
+            return self._differ(given, read), read
+
+    def _read(self, stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[Any]:
         """The stored values as `xr.open_dataset` decodes them."""
         raw = xr.Variable(_dims(self.name, stored), stored, dict(attributes))
-        times: Any = {} if all_of else {"decode_times": False, "decode_timedelta": False}
-        with quiet() if all_of else nullcontext():  # the reader is warned
-            return np.asarray(decode_cf_variable(self.name, raw, **times).values)
-
-    def _lost(self, stored: npt.NDArray[Any], opened: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which numbers that were given encoded are no times, and were not given as missing."""
-        if opened.dtype.kind not in "mM" or stored.dtype.kind not in "iuf":
-            return np.zeros(stored.shape, bool)
-        assert self.with_own is not None
-        marks = [np.ravel(self.with_own.get(key, ())) for key in _MISSING]
-        lost = np.isnat(opened) | np.isinf(stored)  # of an infinity xarray makes the first day
-        if stored.dtype.kind != "f":
-            lost &= stored != np.iinfo(stored.dtype).min  # which stands for NaT
-        return np.asarray(lost & (stored == stored) & ~np.isin(stored, np.concatenate(marks)))
+        with nullcontext() if self.in_parts else quiet():  # the reader is warned
+            return np.asarray(decode_cf_variable(self.name, raw).values)
 
     def _differ(self, given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Which values are read back differently."""
@@ -424,16 +393,14 @@ class _Comparison:
 
     def _allowed(self, given: npt.NDArray[Any], read: np.dtype[Any]) -> Any:
         """By how much each may be off."""
-        if self.packing is None:
-            info = np.finfo(self.stored)
-            return np.abs(given) * float(info.eps) + float(info.smallest_subnormal)
-        step, offset = self.packing
+        step, offset = self.packing or (0.0, 0.0)
         floats = [kind for kind in (given.dtype, read, self.stored) if kind.kind in "fc"]
         error = _ULPS * max((float(np.finfo(kind).eps) for kind in floats), default=0.0)
         if self.stored.kind in "iu":  # a constant: one huge value hides no other
             extent = step * 2.0 ** (8 * self.stored.itemsize)
             return step * (0.5 + 1e-6) + error * (extent + 2 * offset)
-        return error * (np.abs(given) + 2 * offset) + step * float(np.finfo(self.stored).tiny)
+        least = (step or 1.0) * float(np.finfo(self.stored).tiny)
+        return error * (np.abs(given) + 2 * offset) + least
 
 
 def _dims(name: str, values: npt.NDArray[Any]) -> list[str]:
@@ -454,10 +421,10 @@ def _times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArra
     """Which times differ by a second or more; those of different calendars, by their texts."""
     off = np.ones(given.shape, bool)
     if given.dtype.kind == read.dtype.kind and given.dtype.kind in "mM":
-        off = np.logical_not(_same_moments(given, read), out=off)
-        one, other = given[off], read[off]
-        unit = f"{given.dtype.kind}8[us]"
-        apart = np.abs(one.astype(unit) - other.astype(unit)) >= np.timedelta64(1, "s")
+        if given.dtype == read.dtype:
+            off = given.view(np.int64) != read.view(np.int64)  # most are the same; units take long
+        one, other = (times[off].astype(f"{given.dtype.kind}8[us]") for times in (given, read))
+        apart = np.abs(one - other) >= np.timedelta64(1, "s")
         off[off] = (np.isnat(one) != np.isnat(other)) | apart
     elif given.dtype.kind != "m" and (read.dtype.kind == "M" or _are_dates(read)):
         missing = pd.isnull(given)
@@ -465,17 +432,6 @@ def _times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArra
         differ = [not lost and _apart(one, other) for lost, one, other in each]
         off = (missing != pd.isnull(read)) | np.reshape(differ, given.shape)
     return off
-
-
-def _same_moments(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which times are surely the same: a conversion of units by numpy takes ten times as long."""
-    one, other = given.view(np.int64), read.view(np.int64)
-    units: list[Any] = [np.datetime_data(kind)[0] for kind in (given.dtype, read.dtype)]
-    factor = int(np.timedelta64(1, units[0]) / np.timedelta64(1, units[1]))
-    if factor <= 1:
-        return np.asarray((given.dtype == read.dtype) & (one == other))
-    most = np.iinfo(np.int64).max // factor
-    return np.asarray((one * factor == other) & (one >= -most) & (one <= most))
 
 
 def _apart(one: Any, other: Any) -> bool:
@@ -533,26 +489,11 @@ def _told(name: str) -> Iterator[None]:
         yield
     except ManifestsError:
         raise
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _FAILURES as error:
         raise InvalidArgumentError(
             f"{name!r} could not be read back, for {type(error).__name__}: {error}. Nothing is "
             "committed. Change its encoding or its values"
         ) from error
-
-
-def _index(
-    at: int, shape: Sequence[int], axes: Sequence[int], start: Sequence[int]
-) -> tuple[int, ...]:
-    """The index of the `at`-th value in memory order."""
-    place = dict(zip(axes, np.unravel_index(at, shape), strict=True))
-    return tuple(int(place[axis]) + start[axis] for axis in range(len(shape)))
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ that `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -17,8 +17,9 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import is_inside
 from zarr_manifests.planning.conflict.append_labels import OnExisting
 from zarr_manifests.xarray.appending import Append
+from zarr_manifests.xarray.stored_group import is_virtual
 
-__all__ = ["DatasetPart", "Encodings", "Given", "Region", "WriteMode", "is_virtual", "parts_of"]
+__all__ = ["DatasetPart", "Encodings", "Given", "Region", "WriteMode", "parts_of"]
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
@@ -71,6 +72,7 @@ def parts_of(
     encoding: Encodings | None,
     on_existing: OnExisting,
     sort: Literal["keep"] | None,
+    check: bool,
     *,
     virtual: bool = False,
 ) -> list[DatasetPart]:
@@ -83,39 +85,34 @@ def parts_of(
     InvalidArgumentError
         If the arguments contradict each other, or have unknown names.
     """
-    _check_options(mode, append_dim, region, on_existing, sort)
-    top, found = (group or "").strip("/"), []
+    _check_options(mode, append_dim, region, on_existing, sort, check)
+    top = (group or "").strip("/")
     datasets = _datasets(given, encoding or {})
-    _check_dimension(append_dim, [ds for _, ds, _ in datasets])
+    dims = {dim: None for _, ds, _ in datasets for dim in ds.dims}
+    if append_dim is not None and append_dim not in dims:
+        raise InvalidArgumentError(
+            f"append_dim {append_dim!r} is not a dimension of the dataset; there are: "
+            f"{_listed(dims)}"
+        )
     if not virtual and any(is_virtual(v) for _, ds, _ in datasets for v in ds.variables.values()):
         raise InvalidArgumentError(
             "the dataset has references of VirtualiZarr in place of data: write it with "
             "zarr_manifests.virtual.write"
         )
+    found = []
     for path, ds, own in datasets:
         at = f"{top}/{path}".strip("/") if path else top
         part = DatasetPart(ds, at, mode, append_dim, region, _encoding(ds, own), None, top)
         if isinstance(given, xr.DataTree):
-            node = _of_tree(part)
-            if node is None:
-                continue
-            part = node
+            part = _of_tree(part)
         if part.append_dim is not None and region is None:
             append = Append.of(ds, part.append_dim, at, on_existing, sort)
             part = replace(part, append=append)
-        found.append(part)
+        if region is None or ds.variables or not isinstance(given, xr.DataTree):
+            found.append(part)
     if not found:
         raise InvalidArgumentError("the tree has no variables to write to a region")
     return found
-
-
-def _check_dimension(append_dim: Hashable | None, datasets: Sequence[xr.Dataset]) -> None:
-    dims = {dim: None for ds in datasets for dim in ds.dims}
-    if append_dim is not None and append_dim not in dims:
-        listed = ", ".join(map(str, dims)) or "none"
-        raise InvalidArgumentError(
-            f"append_dim {append_dim!r} is not a dimension of the dataset; there are: {listed}"
-        )
 
 
 def _check_options(
@@ -124,18 +121,18 @@ def _check_options(
     region: Region | None,
     on_existing: object,
     sort: object,
+    check: object,
 ) -> None:
-    if mode is not None and mode not in _MODES:
-        raise InvalidArgumentError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
+    if not isinstance(check, bool):
+        raise InvalidArgumentError(f"check must be True or False, not {check!r}")
+    choices = (("mode", mode, (None, *_MODES)), ("on_existing", on_existing, _ON_EXISTING))
+    for name, given, known in (*choices, ("sort", sort, (None, "keep"))):
+        if given not in known:
+            raise InvalidArgumentError(f"{name} must be one of {_listed(known)}, not {given!r}")
     if append_dim is not None and mode not in (None, "a", "a-"):
         raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
     if region is not None and mode not in (None, "a", "a-", "r+"):
         raise InvalidArgumentError(f"region goes with mode 'r+', 'a' or 'a-', not {mode!r}")
-    if on_existing not in _ON_EXISTING:
-        listed = ", ".join(_ON_EXISTING)
-        raise InvalidArgumentError(f"on_existing must be one of {listed}, not {on_existing!r}")
-    if sort not in (None, "keep"):
-        raise InvalidArgumentError(f"sort must be 'keep' or None, not {sort!r}")
     if append_dim is None and (on_existing != "error" or sort is not None):
         raise InvalidArgumentError("on_existing and sort go with append_dim")
     if region is not None and on_existing != "error":
@@ -150,22 +147,19 @@ def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, 
         known: dict[str, Any] = {f"/{str(path).strip('/')}": how for path, how in encoding.items()}
         unknown = known.keys() - {node.path for node in given.subtree}
         if unknown:
-            listed = ", ".join(node.path for node in [*given.subtree][:_LISTED])
             raise InvalidArgumentError(
                 f"encoding names {min(unknown)!r}, which is not a node of the tree: of a tree it "
-                f"is {{path: {{variable: ...}}}}. There are: {listed}"
+                f"is {{path: {{variable: ...}}}}. There are: "
+                f"{_listed(node.path for node in given.subtree)}"
             )
+        found: list[tuple[str, xr.Dataset, Encodings]] = []
         for path, node in given.subtree_with_keys:
-            if node is not given and not is_inside(path):
+            top = node is given
+            if not top and not is_inside(path):
                 raise InvalidArgumentError(f"a group cannot have the path {path!r} of a node")
-        return [
-            (
-                "" if node is given else path,
-                node.to_dataset(inherit=node is given),
-                known.get(node.path) or {},
-            )
-            for path, node in given.subtree_with_keys
-        ]
+            own = known.get(node.path) or {}
+            found.append(("" if top else path, node.to_dataset(inherit=top), own))
+        return found
     if isinstance(given, xr.DataArray):
         return [("", _dataset_of(given), encoding)]
     if not isinstance(given, xr.Dataset):
@@ -189,21 +183,19 @@ def _dataset_of(array: xr.DataArray) -> xr.Dataset:
 
 def _encoding(ds: xr.Dataset, encoding: Encodings) -> Encodings:
     """The encodings, checked."""
-    unknown = [name for name in encoding if name not in ds.variables]
-    if unknown:
-        listed = ", ".join(map(str, list(ds.variables)[:_LISTED])) or "none"
-        raise InvalidArgumentError(
-            f"encoding names {unknown[0]!r}, which is not a variable of the dataset; there are: "
-            f"{listed}"
-        )
     for name, how in encoding.items():
+        if name not in ds.variables:
+            raise InvalidArgumentError(
+                f"encoding names {name!r}, which is not a variable of the dataset; there are: "
+                f"{_listed(ds.variables)}"
+            )
         if not isinstance(how, Mapping):
             raise InvalidArgumentError(f"the encoding of {name!r} is a mapping, not {how!r}")
     return {name: dict(how) for name, how in encoding.items()}
 
 
-def _of_tree(part: DatasetPart) -> DatasetPart | None:
-    """How a node of a tree is written; None if nothing of it is.
+def _of_tree(part: DatasetPart) -> DatasetPart:
+    """How a node of a tree is written.
 
     An append leaves nodes without the dimension in their places, and a region is written to all
     nodes that have variables.
@@ -217,7 +209,7 @@ def _of_tree(part: DatasetPart) -> DatasetPart | None:
                 f"'/{part.group}': write the nodes that have it one by one, as "
                 "tree['node'].to_dataset() with group='node'"
             )
-        return part if ds.variables else None
+        return part
     if part.append_dim is not None and part.append_dim not in ds.dims:
         if part.mode == "a-":
             raise InvalidArgumentError(
@@ -228,7 +220,5 @@ def _of_tree(part: DatasetPart) -> DatasetPart | None:
     return replace(part, only_group=not ds.variables and not ds.attrs and part.mode != "w")
 
 
-def is_virtual(variable: xr.Variable) -> bool:
-    """Whether the values of a variable are references of VirtualiZarr."""
-    kind = type(variable._data)
-    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, [*names][:_LISTED])) or "none"

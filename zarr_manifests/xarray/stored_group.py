@@ -1,21 +1,31 @@
-"""A group that a dataset is written to, opened once for all that looks at it.
+"""A group that a dataset is written to, and whether the dataset agrees with it.
 
 Where Zarr opens a group, it fetches and parses the documents of all its arrays, in several turns of
 its event loop. Here a document is parsed where its array is first asked for, without the loop.
+
+xarray writes values into existing arrays and leaves their attributes alone. So values mean what the
+attributes of the first write say: days since 1990 appended to days since 1980 are ten years off.
+Times that are not whole days are written in hours, without the array saying so. An append makes
+some arrays longer, and a dataset opens only if all arrays of a dimension have the same length. Such
+writes are refused by `check_agreement`, before anything is written.
+
+Invariants: to agree, no data is read but times and index coordinates; these reads do not count as
+reads of the session, so its commit can still be rebased onto others'.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
-from xarray.backends import ZarrStore
+from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper, encode_zarr_variable
 from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
@@ -24,15 +34,33 @@ from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.here import read_here
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
+from zarr_manifests.keys import (
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
+    V3_DOCUMENT,
+    ArrayMeta,
+    join,
+    split,
+)
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
-from zarr_manifests.xarray.fit import TIMED_BY
+from zarr_manifests.xarray.fit import PACKED_BY, TIMED_BY
 
-__all__ = ["StoredGroup", "arrays_below", "meaning_of_bounds", "open_array"]
+__all__ = ["StoredGroup", "check_agreement", "check_lengths", "is_virtual", "meaning_of_bounds"]
+
+_CLOSE: Final = 1e-6
+"""Relative; coordinates that differ by less are from the same grid."""
+_LISTED: Final = 5
+_SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
+"""Calendars that agree since 1582."""
 
 _FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+_MOST_PARSED: Final = 1024
+_PARSED: dict[bytes, Any] = {}
+"""What Zarr makes of v3 documents. Nobody changes it: arrays are made longer by a copy."""
 
 
 class StoredGroup:
@@ -48,16 +76,28 @@ class StoredGroup:
     Attributes
     ----------
     nodes : dict of str to Node
-        The group's arrays by name.
+        The arrays right below the group by name; only those of its format, as in Zarr, or all if
+        there is no document of the group.
+    exists : bool
+        Whether there is a document of the group.
+    zarr_format : int
+        The format of the group.
     """
 
     def __init__(self, contents: SessionView, path: str) -> None:
-        self.nodes = arrays_below(contents, path)
         self._path, self._group = path, contents.node(path)
         self._store = ManifestStore(contents, read_only=True)
         self._arrays: dict[str, zarr.Array[Any]] = {}
-        self._variables: dict[str, xr.Variable] = {}
         self._likes: dict[str, xr.Variable] = {}
+        self.exists = self._group is not None
+        is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
+        self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
+        self.nodes = {
+            split(at)[1]: node
+            for at, node in contents.members(path).items()
+            if node.array is not None
+            and (not self.exists or (V3_DOCUMENT in node.documents) == is_v3)
+        }
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
@@ -67,15 +107,21 @@ class StoredGroup:
         """
         return cls(unrecorded(contents_of(store)), path)
 
-    @property
-    def exists(self) -> bool:
-        """Whether there is a document of the group."""
-        return self._group is not None
+    def meta(self, name: str) -> ArrayMeta:
+        """Shape, chunks and names of the dimensions of one of its arrays."""
+        found = self.nodes[name].array
+        assert found is not None
+        return found
+
+    def sizes(self, name: str) -> dict[str | None, int]:
+        """The lengths of one of its arrays, by dimension."""
+        meta = self.meta(name)
+        return dict(zip(meta.dimension_names or (), meta.shape, strict=False))
 
     def array(self, name: str) -> zarr.Array[Any]:
         """One of its arrays, which is read in bulk."""
         if name not in self._arrays:
-            found = open_array(self._store, self.nodes[name].path, self._zarr_format)
+            found = self._open(self.nodes[name])
             use_bulk(found)
             self._arrays[name] = found
         return self._arrays[name]
@@ -84,32 +130,34 @@ class StoredGroup:
         """All stored values of one of its arrays."""
         return read_here(self.array(name))
 
-    def variable(self, name: str) -> xr.Variable:
-        """One of its arrays as xarray's variable, not decoded, and not read yet."""
-        if name not in self._variables:
-            self._opened.members[name] = self.array(name)
-            opened: Any = self._opened.open_store_variable
-            self._variables[name] = opened(name)
-        return self._variables[name]
-
     @cached_property
     def attributes(self) -> dict[str, Mapping[str, Any]]:
         """The attributes of each of its arrays."""
         return {name: fields_of(node).get("attributes") or {} for name, node in self.nodes.items()}
 
+    def decoded_by(self, name: str) -> dict[str, Any]:
+        """The attributes of one of its arrays as xarray sees them when it decodes the values."""
+        array, found = self.array(name), dict(self.attributes[name])
+        found.pop("_ARRAY_DIMENSIONS", None)
+        if self.zarr_format == 2 and array.fill_value is not None:
+            found["_FillValue"] = array.fill_value
+        elif self.zarr_format == 3 and "_FillValue" in found:
+            found["_FillValue"] = FillValueCoder.decode(found["_FillValue"], array.dtype)
+        return {**meaning_of_bounds(name, self.attributes.values()), **found}
+
     def like(self, name: str) -> xr.Variable:
         """One of its arrays as xarray decodes it, with the encoding for more of its values.
 
-        Its own values mean nothing.
+        Its own values and lengths mean nothing.
         """
         if name not in self._likes:
-            stored = self.variable(name)
-            attributes = {**meaning_of_bounds(name, self.attributes.values()), **stored.attrs}
-            some: Any = stored._data  # of texts, whose length may be that of an axis; not read
-            if stored.dtype.kind not in "SOT":
-                some = np.zeros((1,) * stored.ndim, stored.dtype)
+            array = self.array(name)
+            dtype = ZarrArrayWrapper(array).dtype  # type: ignore[no-untyped-call]
+            some = np.full((1,) * array.ndim, "" if dtype.kind in "SOTU" else 0, dtype)
+            encoding = {"dtype": dtype} if dtype.kind == "T" else {}
+            dims = [str(axis) for axis in range(array.ndim)]
+            own = xr.Variable(dims, some, self.decoded_by(name), encoding)
             with quiet():  # xarray itself warns when it reads
-                own = xr.Variable(stored.dims, some, attributes, stored.encoding)
                 # Of single bytes, xarray would join those along the last axis.
                 self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
         return self._likes[name]
@@ -130,27 +178,30 @@ class StoredGroup:
 
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
         """Decoded values in memory as xarray would store them in the array of that name."""
-        encode: Any = self._opened.encode_variable
-        own = xr.Variable(variable.dims, self.as_fine(name, variable).values)
-        own.encoding = dict(self.like(name).encoding)
+        values, encoding = self.as_fine(name, variable).values, dict(self.like(name).encoding)
+        own: Any = xr.Variable(variable.dims, values, {}, encoding)
         with quiet():  # what they warn of is checked
-            found: xr.Variable = encode(own, name=name)
+            found: xr.Variable = encode_zarr_variable(own, name=name, zarr_format=self.zarr_format)
         return found
 
-    @property
-    def is_v2(self) -> bool:
-        """Whether the group is of Zarr format 2."""
-        return self._zarr_format == 2
-
-    @property
-    def _zarr_format(self) -> int:
-        return 2 if self._group is not None and V3_DOCUMENT not in self._group.documents else 3
+    def labels(self, dim: str, given: xr.Variable) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The labels along a dimension, and given ones as they would be read back, of one type."""
+        if dim not in self.nodes or self.meta(dim).dimension_names != (dim,):
+            return given.values[:0], given.values
+        stored, encoded = self.values(dim), np.asarray(self.encoded(dim, given).values)
+        if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
+            stored, encoded = stored.astype(object), encoded.astype(object)
+        with quiet():  # `write` itself reports what they warn of
+            both = np.concatenate((stored, encoded))
+            variable = xr.Variable((dim,), both, self.attributes[dim])
+            labels = decode_cf_variable(dim, variable, stack_char_dim=False).values
+        return labels[: len(stored)], labels[len(stored) :]
 
     def open_in(self, store: ManifestStore) -> zarr.Group:
         """The group, which exists, in another store of the same contents."""
         assert self._group is not None
         documents = self._group.documents
-        if self._zarr_format == 3:
+        if self.zarr_format == 3:
             document = json.loads(documents[V3_DOCUMENT])
         else:
             attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
@@ -160,7 +211,7 @@ class StoredGroup:
         return zarr.Group(opened)
 
     def open_array_in(
-        self, store: ManifestStore, name: str, shape: Sequence[int] | None = None
+        self, store: ManifestStore, name: str, shape: Sequence[int]
     ) -> zarr.Array[Any]:
         """One of its arrays in another store of the same contents, made longer to that shape.
 
@@ -168,9 +219,9 @@ class StoredGroup:
         """
         held = self.array(name).async_array
         metadata: Any = held.metadata
-        for document in [V3_DOCUMENT] if self._zarr_format == 3 else [V2_ARRAY, V2_ATTRIBUTES]:
+        for document in [V3_DOCUMENT] if self.zarr_format == 3 else [V2_ARRAY, V2_ATTRIBUTES]:
             contents_of(store).find(join(held.path, document))
-        if shape is not None:
+        if tuple(shape) != metadata.shape:
             metadata = metadata.update_shape(tuple(shape))
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
@@ -179,22 +230,27 @@ class StoredGroup:
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
 
-    @cached_property
-    def _opened(self) -> ZarrStore:
-        store: Any = _Unlisted
-        found: ZarrStore = store(
-            self.open_in(self._store), "r", use_zarr_fill_value_as_mask=self.is_v2
-        )
-        return found
+    def _open(self, node: Node) -> zarr.Array[Any]:
+        """The array of the node, opened without Zarr's event loop."""
+        place, documents = StorePath(self._store, node.path), node.documents
+        if self.zarr_format != 3:
+            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
+            fields = {**json.loads(documents[V2_ARRAY]), "attributes": attributes}
+            return zarr.Array.from_dict(place, fields)
+        stored = bytes(documents[V3_DOCUMENT])
+        if stored not in _PARSED:
+            found = zarr.Array.from_dict(place, json.loads(stored))
+            _keep(stored, found.metadata)
+            return found
+        return zarr.Array(zarr.AsyncArray(metadata=_PARSED[stored], store_path=place))
 
 
-class _Unlisted(ZarrStore):
-    """Xarray's store of a group whose members are added one by one."""
-
-    __slots__ = ()
-
-    def _fetch_members(self) -> dict[str, Any]:
-        return {}
+def _keep(document: bytes, metadata: Any) -> None:
+    if getattr(metadata, "_stored_document", None) is not None:  # which Zarr has yet to repair
+        return
+    if len(_PARSED) >= _MOST_PARSED:
+        _PARSED.clear()
+    _PARSED[document] = metadata
 
 
 def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -213,54 +269,133 @@ def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str
     return {}
 
 
-def arrays_below(contents: SessionView, path: str) -> dict[str, Node]:
-    """The arrays right below the group at the path, by name; only those of its format, as in Zarr.
+def is_virtual(variable: xr.Variable) -> bool:
+    """Whether the values of a variable are references of VirtualiZarr."""
+    kind = type(variable._data)
+    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")
 
-    All of them if there is no document of the group.
+
+# --- whether a dataset agrees with it -------------------------------------------------------------
+
+
+def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
+    """Refuse a dataset whose values would change their meaning in the group's arrays.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset to write.
+    group : StoredGroup
+        The group to write to.
+    append_dim : hashable, optional
+        The dimension to append along.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If units or calendar differ from an existing array's; if values are packed already and the
+        existing ones are not; or if after the append arrays would differ in length, or an index
+        coordinate would not match the existing one.
     """
-    group = contents.node(path)
-    return {
-        split(at)[1]: node
-        for at, node in contents.members(path).items()
-        if node.array is not None
-        and (group is None or (V3_DOCUMENT in node.documents) == (V3_DOCUMENT in group.documents))
-    }
+    check_lengths(ds, group, append_dim)
+    for key, variable in ds.variables.items():
+        name = str(key)
+        if name in group.nodes:
+            _check_meaning(name, variable.attrs, group)
+            in_memory = variable.chunks is None and not is_virtual(variable)
+            if append_dim not in (None, name) and variable.dims == (name,) and in_memory:
+                _check_index(name, variable, group)
 
 
-def open_array(store: ManifestStore, path: str, zarr_format: int) -> zarr.Array[Any]:
-    """The array at the path, which is there, opened without Zarr's event loop.
+def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
+    """Refuse a write after which a dimension would have two lengths.
 
-    Its documents are read like by Zarr, so a session notes them as read.
+    Raises
+    ------
+    InvalidArgumentError
+        If one would, that is appended along or that a new array has.
     """
+    given = {str(name): variable.sizes for name, variable in ds.variables.items()}
+    lengths: dict[str | None, dict[str, list[str]]] = {}
+    along = None if append_dim is None else str(append_dim)
+    for name in sorted({*group.nodes, *given}):
+        # No rows stand for some: what comes later is written to the same arrays.
+        own: dict[str | None, int]
+        own = {str(dim): size or dim == append_dim for dim, size in given.get(name, {}).items()}
+        after = own
+        if name in group.nodes:
+            after = group.sizes(name)
+            if along in after:
+                after[along] += own.get(along, 0)
+        for dim, size in after.items():
+            lengths.setdefault(dim, {}).setdefault(f"{size} long", []).append(name)
+        if not after:
+            lengths.setdefault(name, {}).setdefault("a scalar", []).append(name)
+    for dim, arrays in lengths.items():
+        new = {name for names in arrays.values() for name in names} - group.nodes.keys()
+        if len(arrays) > 1 and (dim == along or new):
+            told = ", ".join(f"{what} in {_names(names)}" for what, names in arrays.items())
+            raise InvalidArgumentError(
+                f"{dim!r} would be {told}, and the group could not be opened as a dataset any "
+                f"more: append all variables along {dim!r} together, write new ones at full length "
+                "first, or rename the dimension or what is not of it"
+            )
 
-    def document(name: str) -> bytes:
-        found = store.get_sync(join(path, name), prototype=default_buffer_prototype())
-        return b"{}" if found is None else found.to_bytes()
 
-    place = StorePath(store, path)
-    if zarr_format != 3:
-        fields = {
-            **json.loads(document(V2_ARRAY)),
-            "attributes": json.loads(document(V2_ATTRIBUTES)),
-        }
-        return zarr.Array.from_dict(place, fields)
-    stored = document(V3_DOCUMENT)
-    known = _PARSED.get(stored)
-    if known is not None:
-        return zarr.Array(zarr.AsyncArray(metadata=known, store_path=place))
-    found = zarr.Array.from_dict(place, json.loads(stored))
-    _keep(stored, found.metadata)
-    return found
-
-
-_MOST_PARSED: Final = 1024
-_PARSED: dict[bytes, Any] = {}
-"""What Zarr makes of v3 documents. Nobody changes it: arrays are made longer by a copy."""
+def _check_meaning(name: str, given: Mapping[str, Any], group: StoredGroup) -> None:
+    kept = {**meaning_of_bounds(name, group.attributes.values()), **group.attributes[name]}
+    if "units" in given and "units" in kept:
+        (one, own), (other, there) = _meaning(given), _meaning(kept)
+        if one != other:
+            raise InvalidArgumentError(
+                f"{name!r} has {own}, and the existing array keeps {there}: convert the values, or "
+                "drop the attribute if it means the same"
+            )
+    for key in PACKED_BY:
+        if key in given and key not in kept:  # if it is in both, xarray refuses
+            raise InvalidArgumentError(
+                f"{name!r} has the attribute {key!r}, so its values are encoded already, and the "
+                "existing array has no such attribute: decode the dataset first, with "
+                "xr.decode_cf, or drop the attribute if it means nothing"
+            )
 
 
-def _keep(document: bytes, metadata: Any) -> None:
-    if getattr(metadata, "_stored_document", None) is not None:  # which Zarr has yet to repair
+def _meaning(attributes: Mapping[str, Any]) -> tuple[object, str]:
+    """What units and calendar mean, to compare, and how to name them.
+
+    A reference date can be written in several ways.
+    """
+    units, calendar = str(attributes["units"]), attributes.get("calendar", "standard")
+    if " since " not in units:
+        return units, f"units {units!r}"
+    found: object = units
+    with suppress(ValueError):
+        numbers = xr.Variable("t", [0, 1], {"units": units, "calendar": calendar})
+        found = [str(time) for time in decode_cf_variable("t", numbers).values]
+    told = f"units {units!r} with calendar {calendar!r}"
+    return (calendar in _SAME_NOW or calendar, found), told
+
+
+def _check_index(name: str, variable: xr.Variable, group: StoredGroup) -> None:
+    """Refuse other labels than the stored ones; floats may be rounded in another way."""
+    if variable.shape != group.meta(name).shape:
         return
-    if len(_PARSED) >= _MOST_PARSED:
-        _PARSED.clear()
-    _PARSED[document] = metadata
+    new, old = np.asarray(group.encoded(name, variable).values), group.values(name)
+    units = str(group.attributes[name].get("units"))
+    if new.dtype.kind == old.dtype.kind == "f" and " since " not in units:
+        close = _CLOSE * np.ptp(old) / old.size if old.size else 0.0
+        same = np.allclose(new, old, rtol=_CLOSE, atol=close, equal_nan=True)
+    else:
+        same = bool(((new == old) | ((new != new) & (old != old))).all())
+    if not same:
+        raise InvalidArgumentError(
+            f"the values of {name!r} differ from the existing ones, which an append would replace "
+            f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
+            f"reindex), or drop {name!r} if only its values are wrong"
+        )
+
+
+def _names(names: Iterable[str]) -> str:
+    found = sorted(names)
+    rest = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return ", ".join(map(repr, found[:_LISTED])) + rest

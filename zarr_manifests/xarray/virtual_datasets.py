@@ -42,11 +42,13 @@ from zarr_manifests.storage.protocol import Version
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_files import VirtualReader
 from zarr_manifests.xarray.backend import Location
+from zarr_manifests.xarray.encoding import located
 from zarr_manifests.xarray.fit import DECODED_BY
-from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, is_virtual, parts_of
-from zarr_manifests.xarray.putting import check_checks, located, prepare, put
+from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, parts_of
+from zarr_manifests.xarray.stored_group import is_virtual
+from zarr_manifests.xarray.writers import prepare, put
 
-__all__ = ["write_virtual"]
+__all__ = ["VirtualAccessor", "write_virtual"]
 
 type Validation = Literal["auto", "etag", "modified", "none"]
 
@@ -136,10 +138,9 @@ def write_virtual(
         raise InvalidArgumentError(f"validate={validate!r}: give one of {_VALIDATIONS}")
     if mode == "a-":
         raise InvalidArgumentError("mode='a-' is not for references: drop variables instead")
-    check_checks(check)
     top = node_path("" if group is None else group)
-    how = top, mode, append_dim, region
-    parts = parts_of(vds, *how, encoding=None, on_existing="error", sort=None, virtual=True)
+    how: Any = top, mode, append_dim, region, None, "error", None, check
+    parts = parts_of(vds, *how, virtual=True)
 
     def into(target: ManifestStore | Session) -> None:
         store = target if isinstance(target, ManifestStore) else target.store
@@ -390,3 +391,34 @@ def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
                 f"/{path} has the {name} {a!r}, and what is written to it {b!r}: chunks of both "
                 "cannot be in one array"
             )
+
+
+class VirtualAccessor:
+    """What `vds.zm` of a virtual dataset or tree is.
+
+    Parameters
+    ----------
+    vds : Dataset or DataTree
+        The dataset.
+
+    Examples
+    --------
+    >>> import xarray as xr, zarr_manifests as zm
+    >>> repo = zm.create("memory://accessor-example")
+    >>> snapshot_id = xr.Dataset({"a": ("x", [1, 2])}).zm.write(repo, message="two values")
+    >>> next(repo.ancestry()).message
+    'two values'
+    """
+
+    def __init__(self, vds: xr.Dataset | xr.DataTree) -> None:
+        self._vds = vds
+
+    @property
+    def write(self) -> Callable[..., str | None]:
+        """`zarr_manifests.virtual.write` with this dataset: pass the location and options."""
+        return partial(write_virtual, self._vds)
+
+
+if not hasattr(xr.Dataset, "zm"):  # which is so if this module is loaded again
+    for _register in (xr.register_dataset_accessor, xr.register_datatree_accessor):
+        _register("zm")(VirtualAccessor)  # type: ignore[no-untyped-call]

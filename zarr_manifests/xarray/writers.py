@@ -1,29 +1,66 @@
-"""`write` and `to_session`: datasets go to a repository in one commit, or into an open session."""
+"""`write` and `to_session`: datasets go to a repository in one commit, or into an open session.
+
+`parts_of` parses the arguments. For each dataset, `prepare` looks at what is in the group,
+uncommitted changes included, refuses what does not go with it, and plans an append; `put` encodes,
+checks and writes the values; then `write` commits.
+
+Invariants: reads made to prepare do not count as reads of the session, so that its commit can be
+rebased onto others'; the labels of an append are compared again with the tip it lands on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
+
+import xarray as xr
 
 from zarr_manifests.config import Config
 from zarr_manifests.conflicts import ConflictKind
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
-from zarr_manifests.errors import ConflictError, InvalidArgumentError
-from zarr_manifests.planning.conflict.append_labels import OnExisting
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    ManifestsError,
+    NotFoundError,
+)
+from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
+from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repositories import write_into
 from zarr_manifests.repository import Repository
+from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.store import workspace_of
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
+from zarr_manifests.xarray.appending import changes_nothing, drop_unchanged
+from zarr_manifests.xarray.array_target import check_reachable, computed_elsewhere
 from zarr_manifests.xarray.backend import Location
-from zarr_manifests.xarray.parts import DatasetPart, Encodings, Given, Region, WriteMode, parts_of
-from zarr_manifests.xarray.putting import PreparedPart, check_checks, prepare, put
-from zarr_manifests.xarray.unchanged import changes_nothing
+from zarr_manifests.xarray.encoding import begin_write, explained, fits_of, of_first_label
+from zarr_manifests.xarray.fit import Fit, is_time
+from zarr_manifests.xarray.parts import (
+    DatasetPart,
+    Encodings,
+    Given,
+    Region,
+    WriteMode,
+    parts_of,
+)
+from zarr_manifests.xarray.stored_group import (
+    StoredGroup,
+    check_agreement,
+    check_lengths,
+    is_virtual,
+)
 
-__all__ = ["to_session", "write"]
+__all__ = ["PreparedPart", "prepare", "put", "to_session", "write", "zarr_format_at"]
 
 _NAMED: Final = 5
+_LISTED: Final = 20
 _APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
 """What others have done who appended first, or made the arrays."""
 
@@ -163,8 +200,7 @@ def write(
     >>> read["gfs/t"].values
     array([2., 3.])
     """
-    check_checks(check)
-    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort)
+    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort, check)
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
     message = _said_of(parts) if message is None else checked_message(message)
@@ -266,8 +302,7 @@ def to_session(
             "to_session writes to a session, such as repo.writable_session(), or to a fork, not to "
             f"a {type(session).__name__}; zarr_manifests.write takes a repository"
         )
-    check_checks(check)
-    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort)
+    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort, check)
     if isinstance(session, Fork):
         if append_dim is not None:
             raise InvalidArgumentError(
@@ -328,3 +363,203 @@ def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Tx
         session.discard_changes()  # an empty commit, with its mark
         workspace.tip_checks = checks
     return commits_of(session).commit(message, metadata, txn=txn)
+
+
+# --- one dataset -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPart:
+    """A dataset whose group has been looked at.
+
+    Parameters
+    ----------
+    part : DatasetPart
+        The dataset.
+    options : mapping
+        Arguments for xarray's Zarr backend.
+    fits : mapping
+        How each variable to check is stored, by name.
+    there : StoredGroup
+        The group.
+    planned : AppendPlan, optional
+        What an append does with each row.
+    """
+
+    part: DatasetPart
+    options: Mapping[str, Any]
+    fits: Mapping[str, Fit]
+    there: StoredGroup
+    planned: AppendPlan | None
+
+
+def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> PreparedPart | None:
+    """Look at what the group has, and refuse what does not go with it; None if nothing is due.
+
+    Virtual variables are left out of the result: `virtual_datasets` writes them.
+
+    Raises
+    ------
+    AlreadyExistsError, NotFoundError, InvalidArgumentError
+        As for `write`.
+    """
+    contents, ds = contents_of(store), part.ds
+    if part.only_group and contents.node(part.group) is not None:
+        return None
+    there = StoredGroup.of(store, part.group)
+    options = _zarr_options(part, there, store)
+    _check_names(ds)
+    if options["mode"] != "w":
+        ds = _turned(ds, there)
+    if check and options["mode"] != "w":
+        check_agreement(ds, there, options["append_dim"])
+    virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
+    ds = ds.drop_vars(virtual) if virtual else ds
+    encoding = part.encoding
+    if part.append_dim is not None and str(part.append_dim) not in there.nodes:
+        ds, encoding = of_first_label(ds, part.append_dim, encoding)
+    part = replace(part, ds=ds, encoding=encoding)
+    fits = fits_of(ds, there, options, part.encoding) if check else {}
+    with explained(ds, fits):
+        _check_labels(ds, there, fits)
+    planned = None if part.append is None else part.append.plan(there)
+    if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
+        check_lengths(ds, there, options["append_dim"])
+    return PreparedPart(part, options, fits, there, planned)
+
+
+def _check_names(ds: xr.Dataset) -> None:
+    """Refuse names under which a variable would be written, and never be found."""
+    for name in map(str, ds.variables):
+        if name in ("", ".", "..", *DOCUMENTS) or {*"/\\"} & {*name}:
+            raise InvalidArgumentError(
+                f"{name!r} cannot be the name of an array: rename the variable, or write it to a "
+                "group, with group=..."
+            )
+
+
+def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -> None:
+    """Check labels and times in memory that go to existing arrays, before labels are compared."""
+    for name, variable in ds.variables.items():
+        fit = fits.get(str(name))
+        if fit is None or fit.stored is None or variable.chunks is not None or not variable.size:
+            continue
+        if variable.dims == (name,) or is_time(variable):
+            with quiet():  # what they warn of is checked
+                encoded = there.encoded(str(name), variable)
+            fit.checked(variable, encoded)
+            if variable.dims != (name,):
+                others = partial(there.values, str(name))
+                fit.check_beside(variable.values, encoded.values, others)
+
+
+def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
+    """The dataset with axes as those of the existing arrays, and times as fine as there."""
+    turned = {}
+    for key, variable in ds.variables.items():
+        name, fitting = str(key), variable
+        if name in there.nodes:
+            dims = (*there.sizes(name),)
+            if variable.dims != dims and {*variable.dims} == {*dims} and not is_virtual(variable):
+                fitting = variable.transpose(*dims)
+            fitting = there.as_fine(name, fitting)
+        if fitting is not variable:
+            turned[key] = fitting
+    return ds.assign(turned) if turned else ds
+
+
+def put(
+    prepared: PreparedPart,
+    session: Session | Fork | ManifestStore,
+    *,
+    statistics: bool,
+    scheduler: Any,
+    relocate: bool,
+) -> None:
+    """Write a dataset; `relocate` says whether appends may land behind those of others.
+
+    To a store, it has to be in memory.
+    """
+    part, fits, planned, there = prepared.part, prepared.fits, prepared.planned, prepared.there
+    store = session if isinstance(session, ManifestStore) else session.store
+    workspace, new = workspace_of(store), part.encoding
+    pieces: Iterable[tuple[xr.Dataset, Any, Mapping[Hashable, Sequence[int]]]]
+    pieces = [(part.ds, part.region, {})]
+    if part.append is not None and planned is not None:
+        new = {name: how for name, how in new.items() if str(name) not in there.nodes}
+        check = part.append.tip_check(workspace.contents, planned, relocate=relocate)
+        workspace.tip_checks.append(check)
+        pieces = part.append.parts(part.ds, planned)
+    for ds, region, rows in pieces:
+        options = prepared.options
+        if region is not None and planned is not None:  # rows that are written over existing ones
+            options = {**options, "mode": "a", "append_dim": None}
+        with explained(part.ds, fits, rows), _told(ds):
+            elsewhere = None
+            if not isinstance(session, ManifestStore) and computed_elsewhere(ds, scheduler):
+                check_reachable(workspace.storage, scheduler)
+                elsewhere = session
+            writer = begin_write(
+                ds, store, options, region, new, fits, there, statistics=statistics
+            )
+            writer.sync(elsewhere, scheduler=scheduler)
+    if planned is not None and planned.replaced:
+        drop_unchanged(workspace, workspace.contents.members(part.group).values())
+
+
+def _zarr_options(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> dict[str, Any]:
+    """What `begin_write` takes, depending on what exists already."""
+    mode, append_dim, region, arrays = part.mode, part.append_dim, part.region, sorted(there.nodes)
+    where = f"group '/{part.group}' of {contents_of(store).context.storage.url}"
+    if region is not None and not arrays:
+        raise NotFoundError(
+            f"{where} has no arrays that a region could be part of; write without region first"
+        )
+    if arrays and mode in (None, "w-") and append_dim is None and region is None:
+        raise AlreadyExistsError(
+            f"{where} has data already ({', '.join(arrays[:_LISTED])}): give append_dim to append, "
+            "region to write to a part, mode='a' to add or write over variables, or mode='w' to "
+            "replace the group"
+        )
+    if not arrays and append_dim is not None:
+        mode, append_dim = "a", None
+    replaced = mode == "w"
+    return {
+        "group": part.group or None,
+        "mode": mode or ("r+" if region is not None and append_dim is None else "a"),
+        "append_dim": append_dim,
+        "zarr_format": zarr_format_at(
+            store, part.top if replaced else part.group, replaced=replaced
+        ),
+    }
+
+
+def zarr_format_at(store: ManifestStore, path: str, *, replaced: bool) -> int:
+    """The format of the group or its nearest parent; nodes of different formats do not mix."""
+    if replaced and not path:
+        return 3
+    contents = contents_of(store)
+    nearest = None if replaced else contents.node(path)
+    nearest = nearest or next(contents.above(path), None)
+    return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
+
+
+@contextmanager
+def _told(ds: xr.Dataset) -> Iterator[None]:
+    """Say that xarray cannot write the dataset, unless it says so itself."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
+        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
+            raise
+        raise InvalidArgumentError(
+            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
+        ) from error
+    except ValueError as error:
+        if "unexpected encoding parameters" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
+            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
+            "and calendar where the values are of a kind for it"
+        ) from error

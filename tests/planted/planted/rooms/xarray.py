@@ -15,8 +15,8 @@ FAULTS = [
     Fault(
         "times-may-be-off-by-hours",
         "xarray/fit.py",
-        'apart = np.abs(one.astype(unit) - other.astype(unit)) >= np.timedelta64(1, "s")',
-        'apart = np.abs(one.astype(unit) - other.astype(unit)) >= np.timedelta64(1, "D")',
+        'apart = np.abs(one - other) >= np.timedelta64(1, "s")',
+        'apart = np.abs(one - other) >= np.timedelta64(1, "D")',
     ),
     Fault(
         "whole-numbers-may-lose-digits-as-floats",
@@ -34,45 +34,45 @@ FAULTS = [
     Fault(
         "blocks-of-dask-are-not-checked",
         "xarray/fit.py",
-        "        self.block(given, codes.reshape(given.shape), start)\n",
+        "        self.block(given, codes, start)\n",
         "",
     ),
     # what is there
     Fault(
         "any-two-reference-dates-are-the-same",
-        "xarray/agreement.py",
-        "return bool((a.values == b.values).all())",
-        "return True",
+        "xarray/stored_group.py",
+        'found = [str(time) for time in decode_cf_variable("t", numbers).values]',
+        "found = []",
     ),
     Fault(
         "no-calendar-is-any-calendar",
-        "xarray/agreement.py",
-        'own.setdefault("calendar", "standard")',
-        "pass",
+        "xarray/stored_group.py",
+        "return (calendar in _SAME_NOW or calendar, found), told",
+        "return found, told",
     ),
     Fault(
         "encoded-values-are-taken-for-decoded-ones",
-        "xarray/agreement.py",
-        "if key in variable.attrs and key not in attributes:",
+        "xarray/stored_group.py",
+        "if key in given and key not in kept:",
         "if False:",
     ),
     Fault(
         "an-append-replaces-the-grid",
-        "xarray/agreement.py",
-        "is_index = variable.dims == (name,) and append_dim is not None and name != append_dim",
-        "is_index = False",
+        "xarray/stored_group.py",
+        "if append_dim not in (None, name) and variable.dims == (name,) and in_memory:",
+        "if False:",
     ),
     Fault(
         "an-append-leaves-arrays-behind",
-        "xarray/agreement.py",
-        "    if missing:\n",
-        "    if False:\n",
+        "xarray/stored_group.py",
+        "(dim == along or new)",
+        "new",
     ),
     Fault(
         "a-dimension-may-have-two-lengths",
-        "xarray/agreement.py",
-        "(there != size and dim != append_dim)",
-        "False",
+        "xarray/stored_group.py",
+        "(dim == along or new)",
+        "dim == along",
     ),
     Fault(
         "what-checks-read-counts-as-read",
@@ -102,7 +102,7 @@ FAULTS = [
     Fault(
         "labels-of-a-session-that-changed-them-are-not-compared",
         "xarray/appending.py",
-        "if not np.array_equal(now, before):",
+        "if not np.array_equal(self._labels(context, on), before):",
         "if False:",
     ),
     Fault(
@@ -145,13 +145,13 @@ FAULTS = [
     # workers
     Fault(
         "workers-write-to-the-memory-of-another-process",
-        "xarray/distributed.py",
+        "xarray/array_target.py",
         "if storage.capabilities.shared:",
         "if True:",
     ),
     Fault(
         "tables-of-workers-are-left-out",
-        "xarray/distributed.py",
+        "xarray/array_target.py",
         "tables = own.tables.get(node_id, ())",
         "tables = ()",
     ),
