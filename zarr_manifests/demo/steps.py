@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from pyspark.sql import SparkSession
 
-    from zarr_manifests.spark.write_plan import WriteReport
+    from zarr_manifests.spark.write_dataframe import WriteReport
 
 __all__ = [
     "APPENDS",
