@@ -24,7 +24,7 @@ from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.pin import SessionWriter
-from zarr_manifests.engine.edit.workspace import UNKNOWN, TipCheck
+from zarr_manifests.engine.edit.workspace import UNKNOWN
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -84,7 +84,6 @@ class SessionCommits:
         rebase: bool | Policy = True,
         retries: int | None = None,
         discard_unmerged: bool = False,
-        check_tip: TipCheck | None = None,
         txn: object = None,
         allow_empty: bool = False,
     ) -> str:
@@ -104,7 +103,6 @@ class SessionCommits:
             self._rebasing(rebase),
             _attempts(retries),
             self._relocating,
-            check_tip,
             txn=step,
             steps=steps,
         )

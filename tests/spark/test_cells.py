@@ -15,7 +15,7 @@ import xarray as xr
 import zarr
 
 import zarr_manifests as zm
-from row_writes import rows_of, run_tasks, write_table
+from row_writes import TableRows, rows_of, write_table
 from zarr_manifests import Repository
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -23,10 +23,8 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from zarr_manifests.session import commits_of
-from zarr_manifests.spark import cell_shares
-from zarr_manifests.spark.write_plan import WriteOptions
-from zarr_manifests.spark.write_target import Target, begin
+from zarr_manifests.spark import cell_writer
+from zarr_manifests.spark.write_target import WriteOptions, plan_write
 
 DIMS = ["time", "lat", "lon"]
 TIMES = np.arange("2024-01", "2024-07", dtype="M8[M]").astype("M8[ns]")
@@ -170,7 +168,7 @@ def test_two_rows_of_a_cell_are_refused(
     repo: Repository, monkeypatch: pytest.MonkeyPatch, gathered: int
 ) -> None:
     """Both gathered together, and by tasks of their own."""
-    monkeypatch.setattr(cell_shares, "GATHER_BYTES", gathered)
+    monkeypatch.setattr(cell_writer, "GATHER_BYTES", gathered)
     rows = rows_of(-winds(), DIMS)
     again = with_column(rows.slice(7, 1), "u", np.array([0.5], "f4"))
     place = [again[dim][0].as_py() for dim in DIMS]
@@ -300,13 +298,14 @@ def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
     options = WriteOptions(
         target="u", dims=DIMS, mode="overwrite-region", region={"lat": (None, None)}
     )
-    target = Target.of(session, options, rows.column_names)
-    begun = begin(session, target, options, rows.schema, {})
-    run_tasks(session, begun.plan, rows)
+    table = TableRows(rows)
+    plan = plan_write(session, options, table)
+    assert plan is not None
+    session.merge(*(fork for fork, _ in table.write(plan, session.fork())))
     north = winds().isel(time=slice(0), lon=slice(0)).drop_vars(["time", "lon", "u"])
     zm.write(north.assign_coords(lat=north.lat + 1), repo, message="shift", mode="a")
     with pytest.raises(ConflictError, match="changed the coordinate 'lat'"):
-        commits_of(session).commit("rows", check_tip=begun.check_tip)
+        session.commit("rows")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _MOST_BINS: Final = 2**40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """The labels of an axis as numbers, to find positions by. Made by `Lookup.of`.
+    """The labels of an axis, to find positions by. Made by `Lookup.of`.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Lookup:
         The labels, ascending.
     positions : int64[n]
         The position of each.
-    tolerance : float or int, optional
+    tolerance : float or timedelta64, optional
         How far a value may be from its label; None if it has to equal it.
     step : float, optional
         The distance of labels that are about evenly spaced; their numbers are then computed.
@@ -45,12 +45,12 @@ class Lookup:
 
     ordered: npt.NDArray[Any]
     positions: IndexArray
-    tolerance: float | None = None
+    tolerance: Any = None
     step: float | None = None
 
     @staticmethod
-    def of(name: str, labels: npt.NDArray[Any], tolerance: float | None = None) -> Lookup:
-        """The lookup of an axis with these labels; missing ones (NaN) are never found.
+    def of(name: str, labels: npt.NDArray[Any], tolerance: Any = None) -> Lookup:
+        """The lookup of an axis with these labels; missing ones (NaN, NaT) are never found.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class Lookup:
 
 def _even_step(ordered: npt.NDArray[Any]) -> float | None:
     """The mean distance of labels, if it is enough to number each of them."""
-    if len(ordered) < 2:
+    if len(ordered) < 2 or ordered.dtype.kind == "O":
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         far = (ordered - ordered[0]).astype(np.float64)
@@ -232,14 +232,6 @@ class Bins:
         """The position of a cell on each axis."""
         at = np.unravel_index(offset, self.shape) if self.shape else ()
         return tuple(lo + int(i) for lo, i in zip(self.box(number).lo, at, strict=True))
-
-    def task_of(self, numbers: IndexArray, tasks: int) -> IndexArray:
-        """The task that writes each bin, if there are so many: each writes a range of bins."""
-        return numbers * tasks // len(self)
-
-    def of_task(self, task: int, tasks: int) -> range:
-        """The bins that a task writes."""
-        return range(-(-task * len(self) // tasks), -(-(task + 1) * len(self) // tasks))
 
 
 def common_unit(units: Sequence[Coords], shape: Coords) -> Coords:

@@ -19,8 +19,7 @@ from zarr_manifests.spark.ingest_tasks import ingest  # noqa: E402
 from zarr_manifests.spark.metadata_tables import metadata_table  # noqa: E402
 from zarr_manifests.spark.read import read  # noqa: E402
 from zarr_manifests.spark.spark_session import session  # noqa: E402
-from zarr_manifests.spark.stream_sink import foreach_batch  # noqa: E402
-from zarr_manifests.spark.write_dataframe import write_dataframe  # noqa: E402
+from zarr_manifests.spark.write_dataframe import foreach_batch, write_dataframe  # noqa: E402
 from zarr_manifests.spark.write_dataset import write_dataset  # noqa: E402
 
 __all__ = [

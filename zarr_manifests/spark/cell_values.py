@@ -9,7 +9,6 @@ value never gets one for NULL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xarray as xr
+from pyarrow import types
 from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
@@ -26,7 +26,7 @@ from zarr_manifests.planning.cells import Lookup
 from zarr_manifests.runtime import quiet
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
-__all__ = ["AlongAxis", "Values", "encoded", "shown", "to_numpy"]
+__all__ = ["AlongAxis", "Values", "check_comparable", "distinct", "encoded", "shown", "to_numpy"]
 
 _TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
 _DURATIONS: Final = xr.coders.CFTimedeltaCoder(time_unit="us")
@@ -42,18 +42,12 @@ def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
         If xarray has no such values.
     """
     kind = column.type
-    if pa.types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
-    elif pa.types.is_duration(kind):
-        column = column.cast(pa.duration("us")).cast(pa.int64())
-    elif pa.types.is_decimal(kind):
+    if types.is_decimal(kind):
         column = _number(column)
     values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        return values.view("M8[us]" if pa.types.is_timestamp(kind) else "m8[us]")
-    if values.dtype.kind in "biuf":
+    if types.is_timestamp(kind) or types.is_duration(kind) or values.dtype.kind in "biuf":
         return values
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if types.is_string(kind) or types.is_binary(kind):
         return values.astype(object)
     raise InvalidArgumentError(f"values of type {kind} cannot be written to an array")
 
@@ -68,6 +62,23 @@ def _number(column: pa.Array) -> pa.Array:
     raise InvalidArgumentError(f"decimals of type {column.type} are beyond 64-bit integers")
 
 
+def distinct(dim: str, column: pa.Array) -> npt.NDArray[Any]:
+    """The labels in a column, each once, ascending.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If some are missing.
+    """
+    labels = to_numpy(column.drop_null())
+    lacks = "NULL" if column.null_count else ""
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        lacks = "NaN"
+    if lacks:
+        raise InvalidArgumentError(f"rows have {lacks} in {dim!r}, so their cells are not known")
+    return np.unique(labels)
+
+
 def shown(value: Any) -> str:
     """A label or value for a message."""
     if isinstance(value, np.datetime64):
@@ -80,7 +91,7 @@ def shown(value: Any) -> str:
 # --- coordinates -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AlongAxis:
     """A dimension of the rows' cells: its column, and what its labels are. Made by `of`.
 
@@ -92,17 +103,14 @@ class AlongAxis:
         Number of positions.
     dtype : numpy.dtype
         Type of the labels, as xarray decodes them.
-    lookup : Lookup, optional
-        Finds numbers and times; None for texts and bytes.
-    texts : mapping of str or bytes to int, optional
-        The positions of texts and bytes.
+    lookup : Lookup
+        Finds the positions of labels.
     """
 
     name: str
     size: int
     dtype: np.dtype[Any]
-    lookup: Lookup | None = None
-    texts: Mapping[Any, int] | None = None
+    lookup: Lookup
 
     @staticmethod
     def of(
@@ -123,32 +131,16 @@ class AlongAxis:
         if labels.dtype.kind == "O" and size and hasattr(labels[0], "calendar"):
             dates: list[Any] = labels.tolist()
             labels = np.array([date.isoformat() for date in dates], object)
-        _check_comparable(name, labels.dtype, column)
-        if labels.dtype.kind == "O":
-            if tolerance is not None:
-                raise InvalidArgumentError(
-                    f"labels of {name!r} are text, so tolerance cannot be used"
-                )
-            texts = {label: at for at, label in enumerate(labels.tolist())}
-            if len(texts) < size:
-                raise InvalidArgumentError(
-                    f"a label occurs twice along {name!r}, so the cell of a row is not unique"
-                )
-            return AlongAxis(name=name, size=size, dtype=labels.dtype, texts=texts)
-        if labels.dtype.kind in "biu" and not pa.types.is_integer(column):
+        check_comparable(name, labels, column)
+        if labels.dtype.kind in "biu" and not types.is_integer(column):
             whole, labels = labels, labels.astype(np.float64)
             if not _same_numbers(whole, labels).all():
                 raise InvalidArgumentError(
                     f"labels of {name!r} are beyond 2**53, where a double is not one of them: cast "
                     "the column to bigint"
                 )
-        numbers, within = _numbers(labels), _tolerance(name, tolerance, labels.dtype)
-        known = numbers if labels.dtype.kind not in "mM" else numbers[~np.isnat(labels)]
-        lookup = Lookup.of(name, known, within)
-        if len(known) < len(numbers):
-            places = np.flatnonzero(~np.isnat(labels))
-            lookup = Lookup(lookup.ordered, places[lookup.positions], within, lookup.step)
-        return AlongAxis(name=name, size=size, dtype=labels.dtype, lookup=lookup)
+        lookup = Lookup.of(name, _widened(labels), _tolerance(name, tolerance, labels.dtype))
+        return AlongAxis(name, size, labels.dtype, lookup)
 
     def positions(self, column: pa.Array) -> IndexArray:
         """The position of each value; -1 for those that are no label, such as NULL."""
@@ -157,36 +149,26 @@ class AlongAxis:
             valid = column.is_valid().to_numpy(zero_copy_only=False)
             positions[valid] = self.positions(column.drop_null())
             return positions
-        if self.texts is not None:
+        if self.dtype.kind == "O":
             coded = column.dictionary_encode()
-            known = [self.texts.get(text, -1) for text in coded.dictionary.to_pylist()]
-            return np.asarray(np.array(known, np.int64).take(coded.indices.to_numpy()))
-        assert self.lookup is not None
+            found = self.lookup.find(coded.dictionary.to_numpy(zero_copy_only=False))
+            return np.asarray(found.take(coded.indices.to_numpy()))
         given = to_numpy(column)
-        if self.dtype.kind in "mM":
-            return self.lookup.find(_numbers(given))
-        if self.dtype.kind == "f":  # at the coordinate's own precision
-            with np.errstate(over="ignore"):
-                values = given.astype(self.dtype, copy=False)
-            positions = self.lookup.find(_numbers(values))
+        with np.errstate(over="ignore"):  # floats at the coordinate's own precision
+            values = given.astype(self.dtype, copy=False) if self.dtype.kind == "f" else given
+        positions = self.lookup.find(_widened(values))
+        if self.dtype.kind == "f":
             if given.dtype.kind in "iu" and self.lookup.tolerance is None:
                 positions[~_same_numbers(given, values)] = -1
-            return positions
-        positions = self.lookup.find(_numbers(given))
-        if self.dtype.kind in "iu" and given.dtype.kind != self.dtype.kind:
+        elif self.dtype.kind in "iu" and given.dtype.kind != self.dtype.kind:
             info = np.iinfo(f"{self.dtype.kind}8")  # which lookups know by 64 bits
             positions[(given < info.min) | (given > info.max)] = -1
         return positions
 
     def label(self, position: int) -> str:
         """The label at a position, for messages."""
-        if self.texts is not None:
-            return next((str(text) for text, at in self.texts.items() if at == position), "?")
-        assert self.lookup is not None
         found = self.lookup.label_at(position)
-        if found is None:
-            return "NaN"
-        return shown(found.view(self.dtype) if self.dtype.kind in "mM" else found)
+        return "NaN" if found is None else shown(found)
 
 
 def _same_numbers(whole: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -198,43 +180,49 @@ def _same_numbers(whole: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArr
     return np.asarray((back == whole) & (other < np.iinfo(whole.dtype).max + 1.0))
 
 
-def _numbers(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Labels as numbers that compare as they do."""
-    if labels.dtype.kind == "M":
-        return labels.astype("M8[us]").view(np.int64)
-    if labels.dtype.kind == "m":
-        return labels.astype("m8[us]").view(np.int64)
-    if labels.dtype.kind in "biu":
-        return labels.astype(np.int64)
-    return labels.astype(np.float32) if labels.dtype.itemsize == 2 else labels
+def _widened(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Labels in the one type of their kind that lookups compare."""
+    wide: Any = {"M": "M8[us]", "m": "m8[us]", "b": "i8", "i": "i8", "u": "i8"}
+    half = "f4" if labels.dtype == np.float16 else labels.dtype
+    return labels.astype(wide.get(labels.dtype.kind, half), copy=False)
 
 
-def _check_comparable(name: str, labels: np.dtype[Any], column: pa.DataType) -> None:
-    types = pa.types
-    number = types.is_integer(column) or types.is_floating(column) or types.is_decimal(column)
-    fits = {
-        "M": types.is_timestamp(column),
-        "m": types.is_duration(column),
-        "O": types.is_string(column) or types.is_binary(column),
-    }.get(labels.kind, number)
-    if not fits:
-        what = {"M": "times", "m": "durations", "O": "texts"}.get(labels.kind, "numbers")
+def check_comparable(name: str, labels: npt.NDArray[Any], column: pa.DataType) -> None:
+    """Refuse a column whose values cannot be compared with the labels of the dimension.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they cannot.
+    """
+    of_bytes = labels.dtype.kind == "O" and len(labels) and isinstance(labels[0], bytes)
+    known = {
+        "M": (types.is_timestamp, "times"),
+        "m": (types.is_duration, "durations"),
+        "O": (types.is_binary if of_bytes else types.is_string, "texts"),
+    }
+    fits, what = known.get(labels.dtype.kind, (_is_number, "numbers"))
+    if not fits(column):
         raise InvalidArgumentError(
             f"the column {name!r} is of type {column}, and the labels of that dimension are "
             f"{what}; cast the column"
         )
 
 
-def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> float | None:
+def _is_number(column: pa.DataType) -> bool:
+    return bool(types.is_integer(column) or types.is_floating(column) or types.is_decimal(column))
+
+
+def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> Any:
     if given is None:
         return None
+    if labels.kind == "O":
+        raise InvalidArgumentError(f"labels of {name!r} are text, so tolerance cannot be used")
     try:
-        if labels.kind in "mM":
-            return int(np.timedelta64(given, "us").astype(np.int64))
-        found = float(given)
+        found: Any = np.timedelta64(given, "us") if labels.kind in "mM" else float(given)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{given!r} is not a tolerance for {name!r}: {error}") from None
-    if not 0 <= found < np.inf:
+    if not found >= 0 * found:  # which NaN and infinity are not, either
         raise InvalidArgumentError(
             f"{given!r} is not a tolerance for {name!r}: it must be 0 or more"
         )
@@ -258,8 +246,6 @@ class Values:
         The type of the array.
     fit : Fit
         How values of the column's type are encoded.
-    attributes : mapping
-        The attributes of the array, to decode values.
     absent : ndarray
         What stands for a missing value, as one element; empty if nothing does.
     """
@@ -269,23 +255,12 @@ class Values:
     axes: Coords
     stored: np.dtype[Any]
     fit: Fit
-    attributes: Mapping[str, Any]
     absent: npt.NDArray[Any]
-
-    @property
-    def has_absent(self) -> bool:
-        """Whether there is a value that stands for a missing one."""
-        return bool(self.absent.size)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether values have no fixed size, and travel as texts or bytes."""
-        return self.stored.kind in "OT"
 
     @property
     def itemsize(self) -> int:
         """About how many bytes a value takes in memory."""
-        return 64 if self.is_text else self.stored.itemsize
+        return 64 if self.stored.kind in "OT" else self.stored.itemsize
 
     def codes(self, column: pa.Array) -> npt.NDArray[Any]:
         """The values of a column as they are stored.
@@ -298,7 +273,7 @@ class Values:
         if not column.null_count:
             return self._encoded(column)
         valid = column.is_valid().to_numpy(zero_copy_only=False)
-        if not self.has_absent:
+        if not self.absent.size:
             row = int(np.flatnonzero(~valid)[0])
             raise MisfitError(self.name, (Misfit((row,), "NULL", "a value"),))
         codes = np.empty(len(column), self.stored)
@@ -321,7 +296,7 @@ class Values:
         """A stored value as it would be read, for messages."""
         raw = np.empty(1, self.stored)
         raw[0] = code
-        own = xr.Variable((self.name,), raw, dict(self.attributes))
+        own = xr.Variable((self.name,), raw, dict(self.fit.attributes or {}))
         found = decode_cf_variable(self.name, own, decode_times=_TIMES, decode_timedelta=_DURATIONS)
         return shown(found.values[0])
 

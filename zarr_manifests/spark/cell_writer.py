@@ -1,13 +1,13 @@
-"""The second step of writing rows: fill chunks.
+"""The two steps of writing rows: find the cell of each row, and fill chunks.
 
+`share_cells` looks up the coordinates of rows, encodes and checks their values, and gathers many
+rows at a time by bin. The result is few, large pieces, so shuffling them costs little.
 `write_cells` puts the cells of a bin in place, and writes its chunks to a fork of the session.
 
-Memory is bounded by the values of one bin. Invariants:
+Memory is bounded by `GATHER_BYTES` of rows, and by the values of one bin. Invariants:
 
 - A chunk is written by one task, once.
 - Cells that are not written keep their values.
-- Wrong data is reported in a row of the result, not by an exception, since Spark would try the
-  task again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import itertools
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,24 +25,220 @@ import pyarrow as pa
 import zarr
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.cells import Bins, ordered
 from zarr_manifests.session import Fork
-from zarr_manifests.spark.cell_values import Values
-from zarr_manifests.spark.write_plan import WritePlan
+from zarr_manifests.spark.cell_values import AlongAxis, Values, shown, to_numpy
+from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.fit import MisfitError
 
-__all__ = ["REPORTS", "write_cells"]
+__all__ = ["GATHER_BYTES", "WritePlan", "cell_bounds", "share_cells", "write_cells"]
 
-REPORTS: Final = pa.schema([("fork", pa.binary()), ("cells", pa.int64()), ("failure", pa.string())])
-"""What a task gives, in one row: its pickled fork, and the cells it wrote; or what is wrong."""
-
+GATHER_BYTES: Final = 64 * 1024**2
+"""How much of rows is gathered before it is shared out."""
+_PIECE_BYTES: Final = 1024**2
+"""About the largest piece of cells that is shuffled."""
 _LISTED: Final = 3
 
+type _Columns = Sequence[npt.NDArray[Any]]
 
-def write_cells(
-    plan: WritePlan, fork: Fork, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write the chunks of one task to a fork; yield one row that says what was done.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritePlan:
+    """What all tasks of a write have in common; it travels to Spark's workers.
+
+    It has neither data nor secrets, and its size depends on the length of the axes.
+
+    Parameters
+    ----------
+    along : tuple of AlongAxis
+        The dimensions, in the order of the first variable's axes.
+    variables : tuple of Values
+        What is written.
+    shape : tuple of int
+        The length of each dimension.
+    bins : Bins
+        The cells that are written.
+    tasks : int
+        How many tasks write them.
+    missing : str
+        What becomes of cells without a row.
+    order_by : str, optional
+        The column that says which of two rows is the last.
+    statistics : bool
+        Whether to measure what is written.
+    """
+
+    along: tuple[AlongAxis, ...]
+    variables: tuple[Values, ...]
+    shape: Coords
+    bins: Bins
+    tasks: int
+    missing: str
+    order_by: str | None
+    statistics: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the rows that are used."""
+        own = [axis.name for axis in self.along] + [one.name for one in self.variables]
+        return own if self.order_by is None else [*own, self.order_by]
+
+    @property
+    def cell_bytes(self) -> int:
+        """About how many bytes a cell takes in memory, with whether it is filled."""
+        ordered_by = 0 if self.order_by is None else 8
+        return sum(one.itemsize for one in self.variables) + 1 + ordered_by
+
+    def cell(self, position: Iterable[int]) -> str:
+        """A cell by its labels, for messages."""
+        pairs = zip(self.along, position, strict=True)
+        return ", ".join(f"{axis.name}={axis.label(int(at))}" for axis, at in pairs) or "()"
+
+
+# --- from rows to cells ----------------------------------------------------------------------
+
+
+def cell_bounds(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> IndexArray | None:
+    """The smallest and the negated largest position of rows on each axis; None without rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If rows have no cell.
+    """
+    found: IndexArray | None = None
+    for batch in batches:
+        if batch.num_rows:
+            places = _places_of(plan, batch)
+            ends = np.array([(at.min(), -at.max()) for at in places], np.int64).reshape(-1, 2)
+            found = ends if found is None else np.minimum(found, ends)
+    return found
+
+
+def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of a bin and some of its cells, for `write_cells`.
+
+    Parameters
+    ----------
+    plan : WritePlan
+        The write.
+    batches : iterable of RecordBatch
+        Rows with the columns of the plan.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If rows have no cell, or values that would be read back differently.
+    """
+    waiting: list[_Columns] = []
+    nbytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(_cells_of(plan, batch))
+            nbytes += batch.num_rows * (plan.cell_bytes + 8)
+        if nbytes >= GATHER_BYTES:
+            yield from _shared(plan, waiting)
+            waiting, nbytes = [], 0
+    if waiting:
+        yield from _shared(plan, waiting)
+
+
+def _cells_of(plan: WritePlan, batch: pa.RecordBatch) -> _Columns:
+    """The keys of the rows' cells, their stored values, and their order if there is one."""
+    places = _places_of(plan, batch)
+    keys = plan.bins.keys(places, batch.num_rows)
+    try:
+        values = [one.codes(batch.column(one.name)) for one in plan.variables]
+    except MisfitError as error:
+        raise InvalidArgumentError(_misfit(plan, places, error)) from None
+    if plan.order_by is not None:
+        column = batch.column(plan.order_by)
+        if column.null_count:
+            row = column.is_valid().to_numpy(zero_copy_only=False).argmin()
+            raise InvalidArgumentError(
+                f"a row at {plan.cell(at[row] for at in places)} has no value in order_by "
+                f"{plan.order_by!r}, so it is not known which row is the last"
+            )
+        values.append(to_numpy(column).astype(np.float64))
+    return [keys, *values]
+
+
+def _places_of(plan: WritePlan, batch: pa.RecordBatch) -> list[IndexArray]:
+    """The positions of the rows' cells on each axis.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If some are not in the region.
+    """
+    places = [axis.positions(batch.column(axis.name)) for axis in plan.along]
+    inside = plan.bins.inside(places)
+    if not inside.all():
+        raise InvalidArgumentError(_outside(plan, batch, places, np.flatnonzero(~inside)))
+    return places
+
+
+def _outside(
+    plan: WritePlan, batch: pa.RecordBatch, places: Sequence[IndexArray], rows: IndexArray
+) -> str:
+    """Describe rows that are of no cell that is written."""
+    rows = rows[:_LISTED]
+    unknown = [axis for axis, at in zip(plan.along, places, strict=True) if (at[rows] < 0).any()]
+    examples = []
+    for row in rows.tolist():
+        labels = (f"{a.name}={shown(batch.column(a.name)[row].as_py())}" for a in plan.along)
+        examples.append(f"({', '.join(labels)})")
+    listed = ", ".join(examples)
+    if not unknown:
+        return f"rows are outside the region that is written: {listed}. Nothing was written"
+    names = " and ".join(repr(axis.name) for axis in unknown)
+    hint = ""
+    if any(axis.dtype.kind != "O" and axis.lookup.tolerance is None for axis in unknown):
+        hint = "; labels have to be equal, unless tolerance={...} says how far they may be off"
+    return f"rows have no cell in the grid, by their {names}: {listed}{hint}. Nothing was written"
+
+
+def _misfit(plan: WritePlan, places: Sequence[IndexArray], error: MisfitError) -> str:
+    """Describe values that would be read back differently."""
+    variable = next(one for one in plan.variables if one.name == error.name)
+    told = "; ".join(
+        f"{found.given} at {plan.cell(at[found.index[0]] for at in places)} would be read back "
+        f"as {found.read}"
+        for found in error.misfits
+    )
+    return (
+        f"values of {error.name!r} do not fit the array, which has room for "
+        f"{variable.fit.range_text}: {told}. Nothing was written. Correct the values, or write the "
+        "array anew, with room for them"
+    )
+
+
+def _shared(plan: WritePlan, waiting: Sequence[_Columns]) -> Iterator[tuple[int, bytes]]:
+    """Share out gathered cells, ordered by their keys."""
+    keys, *columns = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+    if plan.order_by is None:
+        order, keys = ordered(keys)
+    else:
+        order = np.lexsort((columns[-1], keys))
+        keys = keys[order]
+    numbers, offsets = plan.bins.parted(keys)
+    cells = [offsets, *(column.take(order) for column in columns)]
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    most = max(_PIECE_BYTES // (plan.cell_bytes + 4), 1)
+    for start, end in itertools.pairwise([*starts, len(keys)]):
+        for at in range(start, end, most):
+            piece = [column[at : min(at + most, end)] for column in cells]
+            yield int(numbers[start]), pickle.dumps(piece, protocol=5)
+
+
+# --- from cells to chunks --------------------------------------------------------------------
+
+
+def write_cells(plan: WritePlan, fork: Fork, shares: Iterable[tuple[int, Any]]) -> tuple[Fork, int]:
+    """Write the chunks of one task to a fork; the fork, and the number of cells that rows gave.
 
     Parameters
     ----------
@@ -50,214 +246,147 @@ def write_cells(
         The write.
     fork : Fork
         A fork of the session, of this task only.
-    batches : iterable of RecordBatch
-        What `share_cells` gave for this task, ordered by bin if it has several, and a row without
-        bin and cells. Without any row, nothing is yielded.
+    shares : iterable of (int, bytes)
+        What `share_cells` gave for this task, ordered by bin; and for each bin of the task one
+        without cells, so that bins without rows are written, too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If two rows are of one cell, or a cell gets no value and nothing stands for it.
     """
-    writer: _TaskWriter | None = None
-    try:
-        for task, number, cells, failure in _shares_in(batches):
-            if failure is not None:
-                raise InvalidArgumentError(failure)
-            if writer is None:
-                writer = _TaskWriter(plan, fork, task)
-            if number is not None:
-                writer.put(number, cells)
-        if writer is not None:
-            written, data = writer.end()
-            yield pa.record_batch([[data], [written], [None]], schema=REPORTS)
-    except InvalidArgumentError as error:
-        yield pa.record_batch([[None], [0], [str(error)]], schema=REPORTS)
-
-
-def _shares_in(
-    batches: Iterable[pa.RecordBatch],
-) -> Iterator[tuple[int, int | None, Any, str | None]]:
-    for batch in batches:
-        tasks, numbers, cells, failures = batch.columns
-        known = tasks.to_pylist(), numbers.to_pylist(), failures.to_pylist()
-        for task, number, failure, data in zip(*known, cells, strict=True):
-            yield task, number, data.as_buffer() if data.is_valid else None, failure
-
-
-class _TaskWriter:
-    """Writes the bins of one task, one after the other, to a fork of its own."""
-
-    def __init__(self, plan: WritePlan, fork: Fork, task: int) -> None:
-        self._plan, self._fork = plan, fork
-        store = self._fork.store
-        self._targets = [
-            ArrayTarget(
-                zarr.open_array(store, path=one.path, mode="r+"),
-                workspace_of(store),
-                statistics=plan.statistics,
-            )
-            for one in plan.variables
-        ]
-        self._due = plan.bins.of_task(task, plan.tasks)
-        self._next = self._due.start
-        self._open: _OpenBin | None = None
-        self._cells = 0
-
-    def put(self, number: int, cells: Any) -> None:
-        """Take some cells of a bin."""
-        if self._open is None or self._open.number != number:
-            self._close()
-            self._fill_until(number)
-            self._open, self._next = _OpenBin(self._plan, number), number + 1
-        self._open.put(pa.ipc.read_record_batch(cells, self._plan.cell_schema))
-
-    def end(self) -> tuple[int, bytes]:
-        """Write what is left; the number of cells, and the pickled fork."""
-        self._close()
-        self._fill_until(self._due.stop)
-        for target in self._targets:
-            target.record()
-        return self._cells, pickle.dumps(self._fork)
-
-    def _close(self) -> None:
-        if self._open is not None:
-            self._cells += self._open.write(self._targets)
-            self._open = None
-
-    def _fill_until(self, stop: int) -> None:
-        """Write bins that no row is in, unless they are to be kept."""
-        assert stop >= self._next, "bins came unordered"
-        if self._plan.missing != "keep":
-            for number in range(self._next, stop):
-                _OpenBin(self._plan, number).write(self._targets)
-        self._next = stop
+    targets = [
+        ArrayTarget(
+            zarr.open_array(fork.store, path=one.path, mode="r+"),
+            workspace_of(fork.store),
+            statistics=plan.statistics,
+        )
+        for one in plan.variables
+    ]
+    written = 0
+    for number, several in itertools.groupby(shares, key=lambda share: share[0]):
+        opened = _OpenBin(plan, number)
+        for _, cells in several:
+            if cells is not None:
+                opened.put(*PICKLE.loads(cells))
+        written += opened.write(targets)
+    for target in targets:
+        target.record()
+    return fork, written
 
 
 class _OpenBin:
     """The cells of one bin, in memory."""
 
     def __init__(self, plan: WritePlan, number: int) -> None:
-        self._plan, self.number = plan, number
-        self._box, size = plan.bins.box(number), math.prod(plan.bins.shape)
+        self._plan, self._number, self._box = plan, number, plan.bins.box(number)
+        size = math.prod(plan.bins.shape)
+        kinds: list[Any] = [one.stored for one in plan.variables]
+        kinds += [] if plan.order_by is None else [np.float64]
         # Pages of zeros take no memory until they are written to.
         self._filled = np.zeros(size, bool)
-        self._values = [np.zeros(size, one.stored) for one in plan.variables]
-        self._order = None if plan.order_by is None else np.zeros(size)
+        self._columns = [np.zeros(size, kind) for kind in kinds]
 
-    def put(self, cells: pa.RecordBatch) -> None:
-        """Put cells in place.
+    def put(self, offsets: IndexArray, *columns: npt.NDArray[Any]) -> None:
+        """Put cells in place that are ordered by offset, and for one offset by `order_by`.
 
         Raises
         ------
         InvalidArgumentError
-            If one is there already, and it is not said which of them counts.
+            If two are of one cell, and it is not said which of them counts.
         """
-        offsets = cells.column(0).to_numpy()
-        kept = None
-        seen = self._filled[offsets]
-        if seen.any():
-            kept = self._latest(cells, offsets, seen)
-            offsets = offsets[kept]
-        for number, (values, variable) in enumerate(
-            zip(self._values, self._plan.variables, strict=True)
-        ):
-            given = _from_arrow(cells.column(number + 1), variable)
-            values[offsets] = given if kept is None else given[kept]
-        if self._order is not None:
-            stamps = cells.column(cells.num_columns - 1).to_numpy()
-            self._order[offsets] = stamps if kept is None else stamps[kept]
+        kept = self._kept(offsets, columns)
+        offsets = offsets[kept]
+        for there, given in zip(self._columns, columns, strict=True):
+            there[offsets] = given[kept]
         self._filled[offsets] = True
 
-    def _latest(self, cells: pa.RecordBatch, offsets: Any, seen: Any) -> npt.NDArray[np.bool_]:
+    def _kept(self, offsets: IndexArray, columns: _Columns) -> Any:
         """Which of the cells count."""
-        tied = seen
-        if self._order is not None:
-            stamps, there = cells.column(cells.num_columns - 1).to_numpy(), self._order[offsets]
+        again = offsets[1:] == offsets[:-1]
+        seen = self._filled[offsets]
+        if not again.any() and not seen.any():
+            return slice(None)
+        kept, tied, tied_before = ~seen, seen, again
+        if self._plan.order_by is not None:
+            stamps, there = columns[-1], self._columns[-1][offsets]
+            kept = ~seen | (stamps > there)
             tied = seen & ~((stamps < there) | (stamps > there))
-        if not tied.any():
-            return np.asarray(~seen | (stamps > there))
-        row = int(np.flatnonzero(tied)[0])
-        offset = int(offsets[row])
-        pairs = [
-            (values[offset], _from_arrow(cells.column(number + 1), variable)[row])
-            for number, (values, variable) in enumerate(
-                zip(self._values, self._plan.variables, strict=True)
-            )
-        ]
-        raise self._plan.repeated(self.number, offset, pairs)
+            tied_before = again & ~(stamps[:-1] < stamps[1:])
+        if tied.any():
+            row = int(tied.argmax())
+            before = [column[offsets[row]] for column in self._columns]
+            raise self._repeated(offsets[row], before, [column[row] for column in columns])
+        if tied_before.any():
+            row = int(tied_before.argmax())
+            both = [column[row : row + 2] for column in columns]
+            raise self._repeated(offsets[row], *zip(*both, strict=True))
+        return kept & np.append(~again, True)
+
+    def _repeated(
+        self, offset: int, one: Sequence[Any], other: Sequence[Any]
+    ) -> InvalidArgumentError:
+        plan = self._plan
+        told = ", ".join(
+            f"{variable.name} {variable.decoded(first)} and {variable.decoded(second)}"
+            for variable, first, second in zip(plan.variables, one, other, strict=False)
+        )
+        how = (
+            "give duplicates='last' and order_by=..., if one of them counts"
+            if plan.order_by is None
+            else f"they have the same {plan.order_by!r}, so neither is the last"
+        )
+        cell = plan.cell(plan.bins.cell(self._number, offset))
+        return InvalidArgumentError(
+            f"two rows are of the cell {cell}, with {told}; nothing was written: {how}"
+        )
 
     def write(self, targets: Sequence[ArrayTarget]) -> int:
         """Write the chunks; the number of cells that rows have given."""
-        count = int(np.count_nonzero(self._filled))
-        if self._plan.missing == "keep" and not count:
+        plan, count = self._plan, int(np.count_nonzero(self._filled))
+        if plan.missing == "keep" and not count:
             return 0
-        if count < self._box.size:
+        if plan.missing != "keep" and count < self._box.size:
             self._check_missing()
-            self._fill_gaps()
-        whole = count == self._box.size or self._plan.missing == "fill"
-        if whole and all(self._is_whole(lo, hi, axis) for axis, (lo, hi) in enumerate(self._sides)):
-            place = tuple(slice(lo, hi) for lo, hi in self._sides)
-            for number, target in enumerate(targets):
-                self._put_block(target, number, place, self._cut(self._values[number], place))
+            for values, variable in zip(self._columns, plan.variables, strict=False):
+                values[~self._filled] = variable.absent[0]
+            self._filled[:] = True
+        units = list(zip(self._box.lo, self._box.hi, plan.bins.unit, plan.shape, strict=True))
+        aligned = all(not lo % n and (not hi % n or hi == size) for lo, hi, n, size in units)
+        if aligned and (plan.missing != "keep" or count == self._box.size):
+            self._write(self._box, targets)
             return count
-        for unit in itertools.product(*map(self._units, range(len(self._sides)))):
-            self._write_unit(targets, unit)
+        sides = (
+            [(at, min(at + n, s)) for at in range(lo - lo % n, hi, n)] for lo, hi, n, s in units
+        )
+        for sides_of in itertools.product(*sides):
+            lo, hi = zip(*sides_of, strict=True) if sides_of else ((), ())
+            self._write(Box(lo, hi), targets)
         return count
 
-    def _fill_gaps(self) -> None:
-        if self._plan.missing == "fill":
-            for values, variable in zip(self._values, self._plan.variables, strict=True):
-                values[~self._filled] = variable.absent[0]
-
-    @cached_property
-    def _sides(self) -> list[tuple[int, int]]:
-        return list(zip(self._box.lo, self._box.hi, strict=True))
-
-    def _is_whole(self, lo: int, hi: int, axis: int) -> bool:
-        unit, size = self._plan.bins.unit[axis], self._plan.shape[axis]
-        return lo % unit == 0 and (hi % unit == 0 or hi == size)
-
-    def _units(self, axis: int) -> list[tuple[int, int]]:
-        """Where the units begin and end, along an axis, that have cells in the bin."""
-        (lo, hi), unit, size = self._sides[axis], self._plan.bins.unit[axis], self._plan.shape[axis]
-        return [(at, min(at + unit, size)) for at in range(lo - lo % unit, hi, unit)]
-
-    def _write_unit(self, targets: Sequence[ArrayTarget], unit: Sequence[tuple[int, int]]) -> None:
-        """Write one unit; what is not written of it stays as it is."""
-        pairs = list(zip(unit, self._sides, strict=True))
-        part = tuple(slice(max(a, lo), min(b, hi)) for (a, b), (lo, hi) in pairs)
+    def _write(self, place: Box, targets: Sequence[ArrayTarget]) -> None:
+        """Write whole chunks, if any of their cells is filled; other cells keep their values."""
+        part = place.shared(self._box)
         filled = self._cut(self._filled, part)
-        if self._plan.missing == "keep" and not filled.any():
+        if not filled.any():
             return
-        place = tuple(slice(*ends) for ends in unit)
-        complete = self._plan.missing == "fill" or bool(filled.all())
-        for number, (target, values) in enumerate(zip(targets, self._values, strict=True)):
-            given = self._cut(values, part)
-            if part == place and complete:
-                block = given
-            else:
-                axes = self._plan.variables[number].axes
-                there = np.asarray(target.array[tuple(place[axis] for axis in axes)])
-                block = np.array(there.transpose(np.argsort(axes)))
-                within = tuple(
-                    slice(one.start - all_.start, one.stop - all_.start)
-                    for one, all_ in zip(part, place, strict=True)
-                )
-                if complete:
-                    block[within] = given
-                else:
-                    block[within] = np.where(filled, given, block[within])
-            self._put_block(target, number, place, block)
+        whole = part == place and bool(filled.all())
+        everywhere = _slices(place, (0,) * place.ndim)
+        for target, values, variable in zip(
+            targets, self._columns, self._plan.variables, strict=False
+        ):
+            axes, block = variable.axes, self._cut(values, part)
+            at = tuple(everywhere[axis] for axis in axes)
+            if not whole:
+                there = np.array(target.array[at]).transpose(np.argsort(axes))
+                np.copyto(there[_slices(part, place.lo)], block, where=filled)
+                block = there
+            target[at] = np.ascontiguousarray(block.transpose(axes))
 
-    def _put_block(
-        self, target: ArrayTarget, number: int, place: tuple[slice, ...], block: npt.NDArray[Any]
-    ) -> None:
-        axes = self._plan.variables[number].axes
-        target[tuple(place[axis] for axis in axes)] = np.ascontiguousarray(block.transpose(axes))
-
-    def _cut(self, flat: npt.NDArray[Any], place: tuple[slice, ...]) -> npt.NDArray[Any]:
+    def _cut(self, flat: npt.NDArray[Any], part: Box) -> npt.NDArray[Any]:
         """Some cells of the bin."""
-        within = tuple(
-            slice(one.start - lo, one.stop - lo)
-            for one, lo in zip(place, self._box.lo, strict=True)
-        )
-        return flat.reshape(self._plan.bins.shape)[within]
+        cells = flat.reshape(self._plan.bins.shape)
+        return np.asarray(cells[_slices(part, self._box.lo)])
 
     def _check_missing(self) -> None:
         """Refuse cells without a row that nothing can stand for.
@@ -268,11 +397,10 @@ class _OpenBin:
             If there are any.
         """
         plan = self._plan
-        lacking = [one for one in plan.variables if not one.has_absent]
-        if plan.missing == "keep" or (plan.missing == "fill" and not lacking):
+        lacking = [one for one in plan.variables if not one.absent.size]
+        if plan.missing == "fill" and not lacking:
             return
-        all_cells = tuple(slice(lo, hi) for lo, hi in self._sides)
-        gaps = np.argwhere(~self._cut(self._filled, all_cells))
+        gaps = np.argwhere(~self._cut(self._filled, self._box))
         cells = "; ".join(plan.cell(at + np.array(self._box.lo)) for at in gaps[:_LISTED])
         more = f" and {len(gaps) - _LISTED:,} more" if len(gaps) > _LISTED else ""
         what = "missing='error' wants one for each cell of the region"
@@ -286,13 +414,7 @@ class _OpenBin:
         )
 
 
-def _from_arrow(column: pa.Array, variable: Values) -> npt.NDArray[Any]:
-    stored = variable.stored
-    if variable.is_text:
-        return np.asarray(column.to_numpy(zero_copy_only=False), stored)
-    if pa.types.is_fixed_size_binary(column.type):
-        width = stored.itemsize
-        raw = np.frombuffer(column.buffers()[1], np.uint8)
-        return raw[column.offset * width :][: len(column) * width].view(stored)
-    values: npt.NDArray[Any] = column.to_numpy()
-    return values.view(bool) if stored.kind == "b" else values
+def _slices(box: Box, start: Coords) -> tuple[Any, ...]:
+    """The box as an index of an array that begins there, for a view even without axes."""
+    sides = zip(box.lo, box.hi, start, strict=True)
+    return (*(slice(lo - at, hi - at) for lo, hi, at in sides), ...)

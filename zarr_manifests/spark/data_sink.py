@@ -1,27 +1,27 @@
 """Writing through the data source: `df.write`, `INSERT INTO` and `writeStream`.
 
-Tasks get rows in any order and spool them (`zarr_manifests.spark.spool`). The commit runs in one
-process, without a Spark session. It gets the labels from the tasks, gathers the cells of the rows
-by bin, and writes one bin after the other. Invariants:
+A data source's tasks get rows in any order, and cannot know where new labels go. So each task
+spools its rows as they are, in a fork of a session that never commits, and reports where they are.
+The commit runs in one process, without a Spark session. It reads the rows back piece by piece,
+gathers their cells by bin, and writes one bin after the other. Invariants:
 
 - Only `commit` commits, once; `abort` deletes nothing.
+- No snapshot refers to what is spooled, so the next collection that is due removes it.
 - Memory is bounded by `write.buffer-bytes`: beyond that, cells are spooled again, by bin.
 - A batch of a stream is a transaction of its query, so it lands once however often it comes.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
+from pyarrow import feather
 from pyspark import TaskContext
-from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -29,36 +29,33 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
+from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.conflict.transactions import Txn
-from zarr_manifests.repository import Repository, containers_of
-from zarr_manifests.session import Session
-from zarr_manifests.spark.cell_shares import SHARES, share_cells
-from zarr_manifests.spark.cell_values import to_numpy
-from zarr_manifests.spark.cell_writer import write_cells
+from zarr_manifests.repository import Repository
+from zarr_manifests.session import Fork
+from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
 from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.options import write_options
+from zarr_manifests.spark.options import taken, write_options
 from zarr_manifests.spark.plan import SparkFacts
-from zarr_manifests.spark.spool import Spool, SpooledRows, labels_of, spool_rows
+from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.spark.write_dataframe import (
-    CountedCells,
-    TipCheck,
+    QUERY_ID,
+    WriteReport,
+    batch_txn,
     columns_as_there,
-    distinct,
-    landed,
+    write_rows,
 )
-from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
-from zarr_manifests.spark.write_target import Target, begin
-from zarr_manifests.storage import Storage
+from zarr_manifests.spark.write_target import WriteOptions, plan_write
 from zarr_manifests.versions import HEADS
-from zarr_manifests.virtual.containers import VirtualContainer
 
-__all__ = ["QUERY_ID", "BatchSink", "Sink", "StreamSink", "app_of", "batch_txn"]
+__all__ = ["BatchSink", "Sink", "Spooled", "StreamSink"]
 
 _LOG = logging.getLogger(__name__)
-QUERY_ID: Final = "sql.streaming.queryId"
+_PIECE_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +64,8 @@ class Sink:
 
     Parameters
     ----------
-    storage : Storage
-        The repository's storage.
-    containers : mapping
-        The places of its virtual chunks.
+    repository : Repository
+        The repository.
     branch : str
         The branch.
     columns : pyarrow.Schema
@@ -79,29 +74,23 @@ class Sink:
         The arrays, and how rows become their cells.
     message : str, optional
         The message of the commit.
-    app : str, optional
+    txn_app_id : str, optional
         The application of the transaction; for a stream, instead of its query.
-    version : int, optional
+    txn_version : int, optional
         The version of the transaction; None for a stream.
     """
 
-    storage: Storage
-    containers: Mapping[str, VirtualContainer]
+    repository: Repository
     branch: str
     columns: pa.Schema
     options: WriteOptions
     message: str | None = None
-    app: str | None = None
-    version: int | None = None
+    txn_app_id: str | None = None
+    txn_version: int | None = None
 
     @classmethod
     def of(
-        cls,
-        given: Mapping[str, str],
-        schema: StructType,
-        *,
-        overwrite: bool,
-        facts: SparkFacts,
+        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool, facts: SparkFacts
     ) -> Sink:
         """What options of a write, as Spark passes them on, ask for.
 
@@ -118,8 +107,8 @@ class Sink:
         if overwrite:
             # As everywhere in Spark: what has no row is not there afterwards.
             arguments.pop("append_dim", None)  # of a view that rows are appended to, too
-            arguments = {"mode": "overwrite-region", "region": {}} | arguments
-        sink = cls._of(location, arguments | {"time_zone": facts.time_zone}, schema, facts)
+            arguments = {"mode": "overwrite-region"} | arguments
+        sink = cls._of(location, arguments, schema, facts)
         sink.check()
         return sink
 
@@ -144,50 +133,28 @@ class Sink:
     def _of(
         cls, location: str, arguments: dict[str, Any], schema: StructType, facts: SparkFacts
     ) -> Sink:
-        repository = repositories.open(
-            location,
-            virtual_containers=arguments.pop("virtual_containers", None),
-            authorize=arguments.pop("authorize", ()),
-            storage_options=arguments.pop("storage_options", None),
-        )
+        opening = taken(arguments, ("virtual-containers", "authorize"))
+        storage_options = arguments.pop("storage_options", None)
+        repository = repositories.open(location, **opening, storage_options=storage_options)
         check_shared(repository.storage)
         if "dims" not in arguments:
             raise InvalidArgumentError(
                 "the option dims is missing: name the columns that locate the cell of a row"
             )
         columns = to_arrow_schema(schema, timezone="UTC")
-        for field in columns:
-            if field.type in (pa.timestamp("us"), pa.date32()):
+        for column in columns:
+            if column.type in (pa.timestamp("us"), pa.date32()):
                 raise InvalidArgumentError(
-                    f"the column {field.name!r} has no time zone, so its values are not "
+                    f"the column {column.name!r} has no time zone, so its values are not "
                     "exact times: cast it to timestamp"
                 )
-        branch, message = arguments.pop("branch", "main"), arguments.pop("message", None)
-        app, version = (arguments.pop(name, None) for name in ("txn_app_id", "txn_version"))
-        options = WriteOptions(target=arguments.pop("group", "/"), max_tasks=1, **arguments)
+        own = taken(arguments, ("message", "txn-app-id", "txn-version"))
+        branch, target = arguments.pop("branch", "main"), arguments.pop("group", "/")
+        options = WriteOptions(target=target, max_tasks=1, time_zone=facts.time_zone, **arguments)
         with repository.readonly_session(HEADS + branch) as session:
             names = columns_as_there(columns.names, session, options, facts)
-        return cls(
-            storage=repository.storage,
-            containers=containers_of(repository),
-            branch=branch,
-            columns=pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)]),
-            message=message,
-            app=app,
-            version=version,
-            options=options,
-        )
-
-    @property
-    def txn(self) -> Txn | None:
-        """The transaction of a batch write."""
-        if self.app is None or self.version is None:
-            return None
-        return Txn(self.app, self.version)
-
-    def repository(self) -> Repository:
-        """The repository, opened."""
-        return repositories.open(self.storage, virtual_containers=self.containers)
+        columns = pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)])
+        return cls(repository=repository, branch=branch, columns=columns, options=options, **own)
 
     def check(self) -> None:
         """Try what can be tried before there are rows; nothing is written.
@@ -197,102 +164,156 @@ class Sink:
         ManifestsError
             As for `zarr_manifests.spark.write_dataframe`.
         """
-        with self.repository().writable_session(self.branch) as session:
-            target = Target.of(session, self.options, self.columns.names)
-            none = {
-                dim: to_numpy(pa.array([], self.columns.field(dim).type))
-                for dim in target.new_labels(session, self.options)
-            }
-            begin(session, target, self.options, self.columns, none)
+        with self.repository.writable_session(self.branch) as session:
+            plan_write(session, self.options, _SpooledRows(self, []))
 
-    def spool(self, batches: Iterable[pa.RecordBatch]) -> SpooledRows:
+    def spool(self, batches: Iterable[pa.RecordBatch]) -> Spooled:
         """Spool the rows of a task."""
-        wanted = [] if self.options.append_dim is None else [self.options.append_dim]
-        named = (batch.rename_columns(self.columns.names) for batch in batches)
-        return spool_rows(self.repository(), self.branch, named, wanted)
+        context = TaskContext.get()
+        query_id = None if context is None else context.getLocalProperty(QUERY_ID)
+        spooled = Spooled(self.fork(), query_id=query_id)
+        names = [] if self.options.append_dim is None else [self.options.append_dim]
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            waiting.append(batch.rename_columns(self.columns.names))
+            for name in names:
+                known = spooled.labels.get(name, waiting[-1].column(name)[:0])
+                parts = pa.chunked_array([known, waiting[-1].column(name)])
+                spooled.labels[name] = parts.unique()
+            if sum(each.nbytes for each in waiting) >= _PIECE_BYTES:
+                spooled.put(_serialized(waiting))
+                waiting = []
+        if waiting:
+            spooled.put(_serialized(waiting))
+        return spooled
 
-    def commit(self, spooled: Sequence[SpooledRows], txn: Txn | None) -> WriteReport:
+    def fork(self) -> Fork:
+        """A fork of a session that never commits, to spool to."""
+        with self.repository.writable_session(self.branch) as session:
+            return session.fork()
+
+    def commit(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""
-        write = partial(self._write, spooled)
-        repository = self.repository()
-        report = landed(repository, self.options, write, self.branch, self.message, None, txn)
-        _LOG.info("%s: %s", self.storage.url, report)
+        rows = _SpooledRows(self, spooled)
+        how: Any = {"branch": self.branch, "message": self.message, "txn": txn}
+        report = write_rows(self.repository, self.options, lambda _: rows, **how)
+        _LOG.info("%s: %s", self.repository.storage.url, report)
         return report
 
-    def _write(
-        self, spooled: Sequence[SpooledRows], session: Session
-    ) -> tuple[TipCheck, CountedCells]:
-        """Write the rows to a session; what refuses another tip, and what was counted."""
-        target = Target.of(session, self.options, self.columns.names)
-        labels = {
-            dim: distinct(dim, labels_of(spooled, dim, self.columns.field(dim).type))
-            for dim in target.new_labels(session, self.options)
-        }
-        begun = begin(session, target, self.options, self.columns, labels)
-        if not len(begun.plan.bins):
-            return begun.check_tip, CountedCells()
-        counts = CountedCells(0, len(spooled))
-        forks: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
-        shares = self._shares(begun.plan, spooled)
-        for batch in write_cells(begun.plan, session.fork(), shares):
-            (row,) = batch.to_pylist()
-            if row["failure"] is not None:
-                raise InvalidArgumentError(row["failure"])
-            session.merge(forks.loads(row["fork"]))
-            counts = CountedCells(row["cells"], len(spooled))
-        return begun.check_tip, counts
 
-    def _shares(self, plan: WritePlan, spooled: Sequence[SpooledRows]) -> Iterator[pa.RecordBatch]:
-        batches = itertools.chain.from_iterable(one.batches() for one in spooled)
-        with self.repository().writable_session(self.branch) as session:
-            spool = Spool(session.fork())
-        return _by_bin(share_cells(plan, batches), spool, self.options.buffer_bytes)
-
-
-def _by_bin(shares: Iterable[pa.RecordBatch], spool: Spool, most: int) -> Iterator[pa.RecordBatch]:
-    """The same cells, one bin after the other, with at most so many bytes of them in memory."""
-    held: dict[int, list[bytes]] = defaultdict(list)
-    spooled: dict[int, list[str]] = defaultdict(list)
-    nbytes = 0
-    for batch in shares:
-        for row in batch.to_pylist():
-            if row["failure"] is not None:
-                yield batch
-                return
-            held[row["bin"]].append(row["cells"])
-            nbytes += len(row["cells"])
-        if nbytes > most:
-            for number, waiting in held.items():
-                name = f"{number}-{len(spooled[number])}"
-                spool.put_batches(name, [_share(number, waiting)])
-                spooled[number].append(name)
-            held.clear()
-            nbytes = 0
-    yield _share(None, [None])  # a task runs also where there are no rows
-    for number in sorted({*held, *spooled}):
-        for name in spooled.get(number, ()):
-            yield from spool.batches(name)
-        if number in held:
-            yield _share(number, held.pop(number))
-
-
-def _share(number: int | None, cells: Sequence[bytes | None]) -> pa.RecordBatch:
-    count = len(cells)
-    columns = [0] * count, [number] * count, list(cells), [None] * count
-    arrays = [pa.array(each, field.type) for each, field in zip(columns, SHARES, strict=True)]
-    return pa.record_batch(arrays, schema=SHARES)
+# --- spooled rows ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Reported(WriterCommitMessage):
-    """What a task tells the commit: its rows, and the query that it ran for."""
+class Spooled(WriterCommitMessage):
+    """Pieces of rows or cells in a fork; for rows, what a task tells the commit.
 
-    rows: SpooledRows
-    query_id: str | None
+    Parameters
+    ----------
+    fork : Fork
+        The fork; nobody may merge it.
+    pieces : list of str
+        The names of the pieces.
+    labels : mapping of str to Array
+        Distinct values of the column that is appended along.
+    query_id : str, optional
+        The streaming query that the task ran for.
+    """
+
+    fork: Fork
+    pieces: list[str] = field(default_factory=list)
+    labels: dict[str, pa.Array] = field(default_factory=dict)
+    query_id: str | None = None
+
+    def put(self, data: bytes) -> str:
+        """Store a piece; its name."""
+        self.pieces.append(f"spool/{len(self.pieces)}")
+        buffer = default_buffer_prototype().buffer.from_bytes(data)
+        self.fork.store.set_sync(self.pieces[-1], buffer)
+        return self.pieces[-1]
+
+    def piece(self, name: str) -> bytes:
+        """A piece.
+
+        Raises
+        ------
+        FencedError
+            If a collection of garbage has removed it, since its grace is shorter than the write.
+        """
+        found = self.fork.store.get_sync(name)
+        assert found is not None
+        return found.to_bytes()
 
 
-class BatchSink(DataSourceArrowWriter):
-    """Writes the rows of a DataFrame in one commit.
+def _serialized(batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    feather.write_feather(pa.Table.from_batches(batches), sink, "lz4")
+    return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True, slots=True)
+class _SpooledRows:
+    """The rows of all tasks, which this process writes."""
+
+    sink: Sink
+    spooled: Sequence[Spooled]
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the rows."""
+        return self.sink.columns
+
+    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
+        """The distinct values of these columns."""
+        found = {}
+        for dim in dims:
+            kind = self.columns.field(dim).type
+            parts = [one.labels[dim].cast(kind) for one in self.spooled if one.pieces]
+            found[dim] = pa.chunked_array(parts, kind).unique()
+        return found
+
+    def region(self, plan: WritePlan) -> Box:
+        """All cells."""
+        return plan.bins.region
+
+    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+        """Write the cells of a plan."""
+        return [write_cells(plan, fork, self._by_bin(plan))]
+
+    def _by_bin(self, plan: WritePlan) -> Iterator[tuple[int, bytes | None]]:
+        """Cells of one bin after the other, with at most so many bytes of them in memory."""
+        held: dict[int, list[bytes]] = defaultdict(list)
+        pieces: dict[int, list[str]] = defaultdict(list)
+        again = Spooled(self.sink.fork())
+        nbytes = 0
+        for number, cells in share_cells(plan, self._batches()):
+            held[number].append(cells)
+            nbytes += len(cells)
+            if nbytes > self.sink.options.buffer_bytes:
+                for waiting, several in held.items():
+                    pieces[waiting].append(again.put(PICKLE.dumps(several)))
+                held.clear()
+                nbytes = 0
+        for number in range(len(plan.bins)):
+            yield number, None  # bins without rows are written, too
+            for name in pieces[number]:
+                yield from ((number, cells) for cells in PICKLE.loads(again.piece(name)))
+            yield from ((number, cells) for cells in held.pop(number, ()))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows; a piece at a time is in memory."""
+        for one in self.spooled:
+            for name in one.pieces:
+                yield from feather.read_table(pa.BufferReader(one.piece(name))).to_batches()
+
+
+# --- Spark's writers -------------------------------------------------------------------------
+
+
+class _Spooling:
+    """What the tasks of both writers do.
 
     Parameters
     ----------
@@ -305,83 +326,37 @@ class BatchSink(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Spool the rows of a task."""
-        return _spooled(self._sink, iterator)
+        return self._sink.spool(iterator)
+
+    def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        """Leave what tasks have spooled to the next collection; a commit may have landed."""
+        which = f"batch {batch[0]} of a stream" if batch else "a write"
+        _LOG.warning("%s to %s has failed", which, self._sink.repository.storage.url)
+
+
+class BatchSink(_Spooling, DataSourceArrowWriter):
+    """Writes the rows of a DataFrame in one commit."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks."""
-        self._sink.commit([one.rows for one in _reported(messages)], self._sink.txn)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave what tasks have spooled to the next collection; a commit may have landed."""
-        _LOG.warning("a write to %s has failed", self._sink.storage.url)
+        app, version = self._sink.txn_app_id, self._sink.txn_version
+        txn = None if app is None or version is None else Txn(app, version)
+        self._sink.commit(_spooled(messages), txn)
 
 
-class StreamSink(DataSourceStreamArrowWriter):
+class StreamSink(_Spooling, DataSourceStreamArrowWriter):
     """Writes the batches of a stream, each in one commit and once.
 
     Spark makes it anew for each commit, which then knows only the number of the batch. So tasks
     report which query they run for.
-
-    Parameters
-    ----------
-    sink : Sink
-        Where to.
     """
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Spool the rows of a task."""
-        return _spooled(self._sink, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the rows of a batch, unless that was done before."""
-        reported = _reported(messages)
-        app = self._sink.app or next(
-            (app_of(one.query_id) for one in reported if one.query_id), None
-        )
-        if app is None:
-            raise InvalidArgumentError(
-                "the id of the query is not known, so its batches cannot be told from those "
-                "of other queries; name it by the option txn-app-id"
-            )
-        self._sink.commit([one.rows for one in reported], batch_txn(app, batchId))
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave what tasks have spooled to the next collection; the commit may have landed."""
-        _LOG.warning("batch %d of a stream to %s has failed", batchId, self._sink.storage.url)
+        spooled = _spooled(messages)
+        query_id = next((one.query_id for one in spooled if one.query_id), None)
+        self._sink.commit(spooled, batch_txn(self._sink.txn_app_id, query_id, batchId))
 
 
-def app_of(query_id: str) -> str:
-    """The application whose transactions are the batches of a streaming query.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark.data_sink import app_of
-    >>> app_of("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
-    'spark:6ba7b810-9dad-11d1-80b4-00c04fd430c8'
-    """
-    return f"spark:{query_id}"
-
-
-def batch_txn(app: str, number: int) -> Txn:
-    """A batch of a stream as a transaction, which comes right after the batch before.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark.data_sink import batch_txn
-    >>> batch_txn("hourly", 7)
-    Txn(app='hourly', version=7, after=6)
-    """
-    return Txn(app, number, number - 1)
-
-
-def _spooled(sink: Sink, batches: Iterator[pa.RecordBatch]) -> _Reported:
-    context = TaskContext.get()
-    query_id = None if context is None else context.getLocalProperty(QUERY_ID)
-    return _Reported(sink.spool(batches), query_id)
-
-
-def _reported(messages: Iterable[WriterCommitMessage | None]) -> list[_Reported]:
-    return [message for message in messages if isinstance(message, _Reported)]
+def _spooled(messages: Iterable[WriterCommitMessage | None]) -> list[Spooled]:
+    return [message for message in messages if isinstance(message, Spooled)]

@@ -30,21 +30,18 @@ from zarr_manifests.reports import (
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
-from zarr_manifests.runtime import Run
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage import Storage
 
 __all__ = ["compact", "compute_statistics", "garbage_collect", "rewrite_chunks", "verify"]
 
+type Options = Mapping[str, object] | None
 type Location = str | os.PathLike[str] | Storage | Repository
 
 
 def verify(
-    spark: SparkSession,
-    url: Location,
-    *,
-    storage_options: Mapping[str, object] | None = None,
+    spark: SparkSession, url: Location, *, storage_options: Options = None, **options: Any
 ) -> VerifyReport:
     """Read every object that can be reached; tasks read the chunks and compare their checksums.
 
@@ -57,8 +54,7 @@ def verify(
     >>> maintenance.verify(spark, "winds").ok  # doctest: +SKIP
     True
     """
-    repository = repository_of(url, storage_options)
-    return repository.verify(run=_tasks(spark, repository))
+    return _opened(url, storage_options).verify(**options, run=partial(run_tasks, spark))
 
 
 def garbage_collect(
@@ -66,8 +62,8 @@ def garbage_collect(
     url: Location,
     grace: timedelta = timedelta(hours=24),
     *,
-    dry_run: bool = False,
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: Options = None,
+    **options: Any,
 ) -> CollectionReport:
     """Delete the objects that no snapshot needs; the driver marks, and tasks delete.
 
@@ -80,9 +76,8 @@ def garbage_collect(
     >>> maintenance.garbage_collect(spark, "winds", dry_run=True).kept  # doctest: +SKIP
     12
     """
-    repository = repository_of(url, storage_options)
-    run = _tasks(spark, repository)
-    return repository.garbage_collect(grace, dry_run=dry_run, run=run)
+    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    return repository.garbage_collect(grace, **options, run=run)
 
 
 def compact(
@@ -91,9 +86,8 @@ def compact(
     branch: str = "main",
     mode: str = "major",
     *,
-    min_live: float = 0.5,
-    dry_run: bool = False,
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: Options = None,
+    **options: Any,
 ) -> CompactionReport | RepackReport:
     """Bring the deltas of a branch together, or its packs; tasks write leaves, or copy chunks.
 
@@ -108,9 +102,8 @@ def compact(
     >>> maintenance.compact(spark, "winds", mode="packs").chunks  # doctest: +SKIP
     48
     """
-    repository = repository_of(url, storage_options)
-    how: Any = {"min_live": min_live, "dry_run": dry_run}
-    return repository.compact(branch, mode, run=_tasks(spark, repository), **how)
+    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    return repository.compact(branch, mode, **options, run=run)
 
 
 def compute_statistics(
@@ -118,8 +111,8 @@ def compute_statistics(
     url: Location,
     paths: Sequence[str] | None = None,
     *,
-    branch: str = "main",
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: Options = None,
+    **options: Any,
 ) -> StatisticsReport:
     """Measure chunks, so that queries can leave out those that cannot match; tasks decode them.
 
@@ -132,9 +125,8 @@ def compute_statistics(
     >>> maintenance.compute_statistics(spark, "winds", ["/u"]).measured  # doctest: +SKIP
     132
     """
-    repository = repository_of(url, storage_options)
-    run = _tasks(spark, repository)
-    return repository.compute_statistics(paths, branch=branch, run=run)
+    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    return repository.compute_statistics(paths, **options, run=run)
 
 
 def rewrite_chunks(
@@ -142,7 +134,7 @@ def rewrite_chunks(
     url: Location,
     path: str,
     *,
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: Options = None,
     **options: Any,
 ) -> RewriteReport:
     """Write an array anew with other chunks, shards or codecs, in one commit; tasks copy it.
@@ -157,11 +149,12 @@ def rewrite_chunks(
     >>> maintenance.rewrite_chunks(spark, "winds", "/u", **how).chunks_after  # doctest: +SKIP
     132
     """
+    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    return rewrite(repository, path, **options, run=run)
+
+
+def _opened(url: Location, storage_options: Options) -> Repository:
+    """The repository, which Spark's tasks must be able to reach."""
     repository = repository_of(url, storage_options)
-    return rewrite(repository, path, **options, run=_tasks(spark, repository))
-
-
-def _tasks(spark: SparkSession, repository: Repository) -> Run:
-    """Runs calls as Spark tasks, which must be able to reach the repository."""
     check_shared(repository.storage)
-    return partial(run_tasks, spark)
+    return repository

@@ -13,22 +13,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.util import inheritable_thread_target
 
 from zarr_manifests.spark.plan import SparkFacts
 
-__all__ = ["run_tasks"]
+__all__ = ["PICKLE", "RESULT", "results", "returned", "run_tasks"]
+
+RESULT: Final = "result binary"
+"""The columns of what `returned` yields."""
 
 _AHEAD: Final = 2
 """Tasks that are in jobs at the same time, for each that Spark runs at once."""
 _JOBS: Final = 8
 """The most jobs at the same time."""
-_PICKLE: Final[Any] = cloudpickle
+PICKLE: Final[Any] = cloudpickle
 """It raises what pickling raises: a fork writes what it holds when it is pickled."""
 
 
@@ -49,7 +53,7 @@ def run_tasks[Item, Result](
     items : sequence
         Its arguments, which can be pickled too.
     """
-    pickled = _PICKLE.dumps(call)
+    pickled = PICKLE.dumps(call)
     most = _AHEAD * SparkFacts.of(spark).parallelism
     size = -(-most // _JOBS)
     jobs = -(-most // size)
@@ -70,37 +74,45 @@ def run_tasks[Item, Result](
 
 def _run_job(spark: SparkSession, call: bytes, items: Sequence[Any]) -> list[Any]:
     # The items are pickled here one by one, so that a task unpickles its own only.
-    pickled = [_PICKLE.dumps(item) for item in items]
+    pickled = [PICKLE.dumps(item) for item in items]
     numbers = spark.range(0, len(pickled), 1, len(pickled))  # one a partition
-    run = partial(_run_batches, call, pickled)
-    table = numbers.mapInArrow(run, "number bigint, failed boolean, result binary").toArrow()
-    rows = sorted(table.to_pylist(), key=lambda row: row["number"])
-    results = []
-    for row in rows:
-        result = _PICKLE.loads(row["result"])
-        if row["failed"]:
-            raise result
-        results.append(result)
-    return results
+    found = numbers.mapInArrow(partial(returned, partial(_run_items, call, pickled)), RESULT)
+    done = dict(chain.from_iterable(results(found)))
+    return [done[number] for number in range(len(pickled))]
 
 
-def _run_batches(
+def _run_items(
     call: bytes, items: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+) -> list[tuple[int, Any]]:
+    numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+    return [(n, PICKLE.loads(call)(PICKLE.loads(items[n]))) for n in numbers]
+
+
+def returned(
+    call: Callable[[Iterable[pa.RecordBatch]], Any], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            failed, result = _outcome(call, items[number])
-            if not gc.get_freeze_count():  # else each later task looks through all modules again
-                gc.collect()
-                gc.freeze()
-            columns = [pa.array([number]), pa.array([failed]), pa.array([result], pa.binary())]
-            yield pa.record_batch(columns, ["number", "failed", "result"])
+    """Yield what the call returns for the rows of a partition, or what it raises, for `results`.
 
-
-def _outcome(call: bytes, item: bytes) -> tuple[bool, bytes]:
+    An `OSError` or `MemoryError` is raised here, so that Spark tries again.
+    """
     try:
-        return False, _PICKLE.dumps(_PICKLE.loads(call)(_PICKLE.loads(item)))
+        result = PICKLE.dumps((True, call(batches)))
     except (OSError, MemoryError):
-        raise  # Spark tries again
+        raise
     except Exception as error:  # noqa: BLE001 - raised on the driver
-        return True, _PICKLE.dumps(error)
+        result = PICKLE.dumps((False, error))
+    if not gc.get_freeze_count():  # else each later task looks through all modules again
+        gc.collect()
+        gc.freeze()
+    yield pa.record_batch([pa.array([result], pa.binary())], ["result"])
+
+
+def results(frame: DataFrame) -> list[Any]:
+    """What `returned` has yielded in each partition; raises what a call has raised."""
+    found = []
+    for data in frame.toArrow()["result"].to_pylist():
+        fine, result = PICKLE.loads(data)
+        if not fine:
+            raise result
+        found.append(result)
+    return found

@@ -3,6 +3,9 @@
 The driver prepares a session, and tasks write chunks to forks of it (`cell_writer`). The driver
 merges the forks and commits. It never collects rows, only the labels that are to be appended or
 made. If another commit has changed what an append is planned on, all of it is done again.
+
+Invariant: wrong data is reported in a row, not by an exception, since Spark would try the task
+again.
 """
 
 from __future__ import annotations
@@ -10,18 +13,17 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import batched
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from pyspark.errors import PythonException
-from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.errors import PySparkAttributeError, PythonException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -38,43 +40,71 @@ from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repositories import let_others_open, repository_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
-from zarr_manifests.spark.cell_shares import AXIS, cell_bounds, distinct_labels, share_cells
-from zarr_manifests.spark.cell_values import to_numpy
-from zarr_manifests.spark.cell_writer import write_cells
+from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells, write_cells
 from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.plan import SparkFacts, spelled
+from zarr_manifests.spark.tasks import PICKLE, RESULT, results, returned
 from zarr_manifests.spark.worker import PANDAS_WARNING
-from zarr_manifests.spark.write_plan import WriteOptions, WritePlan, WriteReport
-from zarr_manifests.spark.write_target import Begun, Target, begin
+from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of
 
 __all__ = [
-    "CountedCells",
-    "TipCheck",
-    "check_shared",
+    "QUERY_ID",
+    "WriteReport",
+    "batch_txn",
     "columns_as_there",
-    "distinct",
-    "landed",
+    "foreach_batch",
     "write_dataframe",
     "write_rows",
 ]
 
-_SHARES: Final = "task int, bin bigint, cells binary, failure string"
-_REPORTS: Final = "fork binary, cells bigint, failure string"
-_BOUNDS: Final = "lo array<bigint>, hi array<bigint>, failure string"
+QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property of Spark that names the query of a batch."""
+_WRONG: Final = -1
+"""In place of the number of a bin: what is wrong with the rows."""
+_GROUPED: Final = "#grouped"
+_PIECES: Final = 16
+"""How many pieces of cells are handed to Spark at a time."""
 
 
-type TipCheck = Callable[[Any], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteReport:
+    """What a write from rows has done.
 
+    Parameters
+    ----------
+    snapshot_id : str or None
+        The new snapshot; None if there was nothing to commit.
+    cells : int
+        The cells that have got a value, or NULL, from a row.
+    chunks : int
+        The chunks that were written.
+    bytes : int
+        Their stored bytes.
+    tasks : int
+        The tasks that wrote them.
+    replayed : bool
+        Whether the transaction had landed before, so that nothing was written.
+    """
 
-@dataclass(frozen=True, slots=True)
-class CountedCells:
-    """What tasks have counted."""
-
+    snapshot_id: str | None
     cells: int = 0
+    chunks: int = 0
+    bytes: int = 0
     tasks: int = 0
+    replayed: bool = False
+
+    def __str__(self) -> str:
+        if self.replayed:
+            return f"nothing written: the transaction is in {self.snapshot_id or 'the branch'}"
+        if self.snapshot_id is None:
+            return "nothing written"
+        return (
+            f"{self.cells:,} cells in {self.chunks:,} chunks of {self.bytes:,} bytes, by "
+            f"{self.tasks:,} tasks, in snapshot {self.snapshot_id}"
+        )
 
 
 def write_dataframe(
@@ -200,16 +230,16 @@ def write_dataframe(
     """
     options = WriteOptions(
         target=target,
-        dims=tuple(dims) if not isinstance(dims, str) else dims,
+        dims=dims,
         mode=mode,
         append_dim=append_dim,
         region=region,
         template=template,
-        encoding={} if encoding is None else encoding,
+        encoding=encoding,
         missing=missing,
         duplicates=duplicates,
         order_by=order_by,
-        tolerance={} if tolerance is None else tolerance,
+        tolerance=tolerance,
         statistics=statistics,
         buffer_bytes=buffer_bytes,
         max_tasks=max_tasks,
@@ -217,9 +247,10 @@ def write_dataframe(
     if (txn_app_id is None) != (txn_version is None):
         raise InvalidArgumentError("txn_app_id and txn_version go together")
     txn = None if txn_app_id is None else txn_of((txn_app_id, txn_version))
+    how: Any = {"branch": branch, "message": message, "metadata": metadata, "txn": txn}
 
     def into(repository: Repository) -> WriteReport:
-        return write_rows(df, repository, options, branch, message, metadata, txn)
+        return _write_frame(df, repository, options, **how)
 
     if isinstance(url, Repository):
         return into(repository_of(url, storage_options))
@@ -228,33 +259,129 @@ def write_dataframe(
     return write_into(storage, None, into, make=mode == "create" and branch == "main")
 
 
+def foreach_batch(
+    url: str | os.PathLike[str] | Storage | Repository,
+    target: str,
+    *,
+    dims: Sequence[str],
+    missing: Literal["fill", "keep", "error"] = "keep",
+    txn_app_id: str | None = None,
+    message: str | None = None,
+    branch: str = "main",
+    on_report: Callable[[int, WriteReport], None] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    **options: Any,
+) -> Callable[[DataFrame, int], None]:
+    """A function for `writeStream.foreachBatch` that writes each batch in one commit, exactly once.
+
+    Each batch is a transaction of the query: its number is kept in the snapshots. A batch that
+    comes again is not written again, whatever log of the checkpoint was lost, and whoever else runs
+    on the same checkpoint. A batch without rows is committed too.
+
+    Parameters
+    ----------
+    url, target, dims, branch
+        As for `write_dataframe`.
+    missing : "fill", "keep" or "error", default "keep"
+        As for `write_dataframe`. With `keep`, a later batch can bring the rest of a chunk, or cells
+        of labels that earlier batches have appended.
+    txn_app_id : str, optional
+        The name under which the number of the batch is kept, instead of the id of the query. Spark
+        Connect does not tell the id, so it is needed there.
+    message : str, optional
+        The message of the commits; by default it names the batch.
+    on_report : callable, optional
+        Called with the number of each batch, and what was written.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
+    **options : optional
+        `mode`, `append_dim`, `region`, `duplicates`, `order_by`, `tolerance`, `statistics`,
+        `buffer_bytes` and `max_tasks` of `write_dataframe`.
+
+    Returns
+    -------
+    callable
+        To be given to `foreachBatch`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If options contradict each other.
+    NotARepositoryError
+        If there is no repository.
+    UnsupportedStorageError
+        If other processes cannot reach it (`memory://`).
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import foreach_batch
+    >>> write = foreach_batch(  # doctest: +SKIP
+    ...     "winds", "/", dims=["time", "lat", "lon"], append_dim="time"
+    ... )
+    >>> query = (  # doctest: +SKIP
+    ...     rows.writeStream.foreachBatch(write).option("checkpointLocation", "winds-in").start()
+    ... )
+    """
+    repository = repository_of(url, storage_options)
+    check_shared(repository.storage)
+    asked = WriteOptions(target=target, dims=dims, missing=missing, **options)
+
+    def write(rows: DataFrame, number: int) -> None:
+        query_id = None
+        with suppress(PySparkAttributeError):  # Spark Connect: the context is in another process
+            query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+        txn = batch_txn(txn_app_id, query_id, number)
+        said = f"batch {number}" if message is None else message
+        rows.persist()  # it is computed for the labels, too
+        try:
+            report = _write_frame(rows, repository, asked, branch=branch, message=said, txn=txn)
+        finally:
+            rows.unpersist()
+        if on_report is not None:
+            on_report(number, report)
+
+    return write
+
+
+def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
+    """A batch of a stream as a transaction, which comes right after the batch before.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is neither a name of an application nor a query.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.write_dataframe import batch_txn
+    >>> batch_txn("hourly", None, 7)
+    Txn(app='hourly', version=7, after=6)
+    """
+    if app is None and query_id is None:
+        raise InvalidArgumentError(
+            "the id of the query is not known, so its batches cannot be told from those of other "
+            "queries; name it by txn_app_id, which is the option txn-app-id"
+        )
+    return Txn(app or f"spark:{query_id}", number, number - 1)
+
+
+# --- one commit ------------------------------------------------------------------------------
+
+
 def write_rows(
-    df: DataFrame,
     repository: Repository,
     options: WriteOptions,
+    rows_for: Callable[[Session], Rows],
+    *,
     branch: str = "main",
     message: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     txn: Txn | None = None,
+    parallelism: int = 1,
 ) -> WriteReport:
-    """Write rows, as `write_dataframe` does."""
-    check_shared(repository.storage)
-    write = partial(_write, df, options)
-    return landed(repository, options, write, branch, message, metadata, txn)
+    """Write rows and commit them; again, if others have changed what it is planned on.
 
-
-def landed(
-    repository: Repository,
-    options: WriteOptions,
-    write: Callable[[Session], tuple[TipCheck, CountedCells]],
-    branch: str,
-    message: str | None,
-    metadata: Mapping[str, Any] | None,
-    txn: Txn | None,
-) -> WriteReport:
-    """Write rows to a session and commit it; again, if others have changed what it is planned on.
-
-    `write` returns what refuses a tip on which the write would be another one, and its counts.
+    Rows are as the session sees them that they are written to.
     """
     if message is None:
         message = f"{options.mode} rows to /{options.target.strip('/')}"
@@ -265,12 +392,18 @@ def landed(
         try:
             commits_of(session).begin(txn)
             with _own_errors():
-                check, counts = write(session)
+                rows = rows_for(session)
+                done: Sequence[tuple[Fork, int]] = ()
+                plan = plan_write(session, options, rows, parallelism)
+                if plan is not None:
+                    let_others_open(session)
+                    done = rows.write(plan, session.fork())
+                    session.merge(*(fork for fork, _ in done))
             if txn is None and not session.status():
                 return WriteReport(snapshot_id=None)
-            snapshot_id = commits_of(session).commit(message, metadata, check_tip=check, txn=txn)
-        except TransactionAlreadyCommitted as done:
-            return WriteReport(snapshot_id=done.snapshot_id, replayed=True)
+            snapshot_id = commits_of(session).commit(message, metadata, txn=txn)
+        except TransactionAlreadyCommitted as landed:
+            return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
         except ConflictError:
             # What others appended may leave room behind it, or say that the labels are there.
             if options.mode != "append" or attempts > repository.config.commits.attempts:
@@ -281,38 +414,11 @@ def landed(
                 snapshot_id=snapshot_id,
                 chunks=written.get("refs-set", 0),
                 bytes=written.get("chunk-bytes", 0),
-                cells=counts.cells,
-                tasks=counts.tasks,
+                cells=sum(cells for _, cells in done),
+                tasks=len(done),
             )
         finally:
             session.close()
-
-
-def _write(df: DataFrame, options: WriteOptions, session: Session) -> tuple[TipCheck, CountedCells]:
-    """Write rows to a session; what checks a tip before the commit, and what was counted."""
-    spark = df.sparkSession
-    facts = SparkFacts.of(spark)
-    options = replace(options, time_zone=facts.time_zone)
-    df = df.toDF(*columns_as_there(df.columns, session, options, facts))
-    target = Target.of(session, options, df.columns)
-    frame = _with_plain_times(df, options)
-    columns = to_arrow_schema(frame.schema, timezone="UTC")
-    labels = _labels(frame, target.new_labels(session, options), columns)
-    begun = begin(session, target, options, columns, labels, parallelism=facts.parallelism)
-    plan = begun.plan
-    if begun.region is None:
-        region = _smallest_box(frame, begun)
-        if region is None:
-            return begun.check_tip, CountedCells()
-        plan = begun.within(region, options, facts.parallelism)
-    if not len(plan.bins):
-        return begun.check_tip, CountedCells()
-    chosen = frame.select(*(f"`{name}`" for name in plan.columns))
-    let_others_open(session)
-    rows = _checked(_written(spark, chosen, plan, session.fork()))
-    forks: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
-    session.merge(*(forks.loads(bytes(row.fork)) for row in rows))
-    return begun.check_tip, CountedCells(sum(row.cells for row in rows), len(rows))
 
 
 def columns_as_there(
@@ -328,95 +434,6 @@ def columns_as_there(
     return [spelling[name] for name in columns]
 
 
-def _written(spark: SparkSession, frame: DataFrame, plan: WritePlan, fork: Fork) -> DataFrame:
-    """What the tasks that write a plan report."""
-    shares = _mapped(frame, partial(share_cells, plan), _SHARES)
-    # Every task gets a mark, so that those without rows run too, and each knows its number.
-    marks = spark.range(0, plan.tasks, 1, 1).select(
-        f.col("id").cast("int").alias("task"),
-        f.lit(None).cast("bigint").alias("bin"),
-        f.lit(None).cast("binary").alias("cells"),
-        f.lit(None).cast("string").alias("failure"),
-    )
-    parted = shares.union(marks).repartitionById(plan.tasks, "task")
-    if len(plan.bins) > plan.tasks:
-        parted = parted.sortWithinPartitions("bin")
-    return _mapped(parted, partial(write_cells, plan, fork), _REPORTS)
-
-
-def _checked(frame: DataFrame) -> list[Row]:
-    """The rows of what tasks report; raises what is wrong with the data."""
-    rows = frame.collect()
-    failures = [row.failure for row in rows if row.failure is not None]
-    if failures:
-        raise InvalidArgumentError(failures[0])
-    return rows
-
-
-def _mapped(frame: DataFrame, call: Any, schema: str | sql.StructType) -> DataFrame:
-    with warnings.catch_warnings():
-        # A warning about features of pandas that are not used here.
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        return frame.mapInArrow(call, schema)
-
-
-def _with_plain_times(df: DataFrame, options: WriteOptions) -> DataFrame:
-    """The rows with dates and times without zone as timestamps, of the session's zone."""
-    times = (sql.DateType, sql.TimestampNTZType)
-    cast = {
-        field.name: f.col(f"`{field.name}`").cast("timestamp")
-        for field in df.schema.fields
-        if isinstance(field.dataType, times)
-    }
-    return df.withColumns(cast) if cast else df
-
-
-def _labels(
-    frame: DataFrame, dims: Sequence[str], columns: pa.Schema
-) -> dict[str, npt.NDArray[Any]]:
-    """The distinct labels of the rows, ascending; O(axis) on the driver."""
-    found: dict[str, npt.NDArray[Any]] = {}
-    if not dims:
-        return found
-    chosen = frame.select(*(f"`{dim}`" for dim in dims))
-    schema = sql.StructType([*chosen.schema.fields, sql.StructField(AXIS, sql.IntegerType())])
-    for field in schema.fields:
-        field.nullable = True
-    table = _mapped(chosen, distinct_labels, schema).distinct().toArrow()
-    for number, dim in enumerate(dims):
-        mine = table.filter(pa.array(table[AXIS].to_numpy() == number))
-        found[dim] = distinct(dim, mine[dim].combine_chunks().cast(columns.field(dim).type))
-    return found
-
-
-def distinct(dim: str, column: pa.Array) -> npt.NDArray[Any]:
-    """The labels in a column, each once, ascending.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If some are missing.
-    """
-    labels = to_numpy(column.drop_null())
-    lacks = "NULL" if column.null_count else ""
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
-        lacks = "NaN"
-    if lacks:
-        raise InvalidArgumentError(f"rows have {lacks} in {dim!r}, so their cells are not known")
-    return np.unique(labels)
-
-
-def _smallest_box(frame: DataFrame, begun: Begun) -> Box | None:
-    """The smallest box of cells that holds the rows; None if there are no rows."""
-    plan = begun.plan
-    chosen = frame.select(*(f"`{axis.name}`" for axis in plan.along))
-    rows = _checked(_mapped(chosen, partial(cell_bounds, plan), _BOUNDS))
-    if not rows:
-        return None
-    lo, hi = (np.array([row[end] for row in rows], np.int64) for end in ("lo", "hi"))
-    return Box(tuple(lo.min(axis=0).tolist()), tuple((hi.max(axis=0) + 1).tolist()))
-
-
 @contextmanager
 def _own_errors() -> Iterator[None]:
     """Raise an error of this package that ended a task as itself, without Spark's account of it."""
@@ -428,3 +445,115 @@ def _own_errors() -> Iterator[None]:
         if kind is None:
             raise
         raise kind(found[-1][1]) from None
+
+
+# --- rows of a DataFrame ---------------------------------------------------------------------
+
+
+def _write_frame(
+    df: DataFrame, repository: Repository, options: WriteOptions, **how: Any
+) -> WriteReport:
+    check_shared(repository.storage)
+    facts = SparkFacts.of(df.sparkSession)
+    options = replace(options, time_zone=facts.time_zone)
+
+    def rows_for(session: Session) -> Rows:
+        return _FrameRows(df.toDF(*columns_as_there(df.columns, session, options, facts)))
+
+    return write_rows(repository, options, rows_for, parallelism=facts.parallelism, **how)
+
+
+class _FrameRows:
+    """The rows of a DataFrame, whose tasks write them.
+
+    Dates and times without zone are timestamps, of the session's zone.
+    """
+
+    def __init__(self, df: DataFrame) -> None:
+        times = (sql.DateType, sql.TimestampNTZType)
+        cast = {
+            field.name: f.col(f"`{field.name}`").cast("timestamp")
+            for field in df.schema.fields
+            if isinstance(field.dataType, times)
+        }
+        self.frame = df.withColumns(cast) if cast else df
+        self.columns = to_arrow_schema(self.frame.schema, timezone="UTC")
+
+    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
+        """The distinct values of these columns, in one pass; O(axis) on the driver."""
+        if not dims:
+            return {}
+        columns = [f.col(f"`{dim}`") for dim in dims]
+        grouped = self.frame.groupingSets([[each] for each in columns], *columns)
+        table = grouped.agg(f.grouping_id().alias(_GROUPED)).toArrow()
+        found = {}
+        for number, dim in enumerate(dims):
+            others = 2 ** len(dims) - 1 - 2 ** (len(dims) - 1 - number)
+            mine = table.filter(pa.array(table[_GROUPED].to_numpy() == others))
+            found[dim] = mine[dim].combine_chunks().cast(self.columns.field(dim).type)
+        return found
+
+    def region(self, plan: WritePlan) -> Box | None:
+        """The smallest box of cells that holds the rows; None if there are no rows."""
+        rows = self._chosen([axis.name for axis in plan.along])
+        done = _mapped(rows, partial(returned, partial(cell_bounds, plan)), RESULT)
+        found = [ends for ends in results(done) if ends is not None]
+        if not found:
+            return None
+        lo, hi = np.min(found, axis=0).T
+        return Box(tuple(lo.tolist()), tuple((1 - hi).tolist()))
+
+    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+        """Write the cells of a plan; what each task returns."""
+        bins, rows = len(plan.bins), self._chosen(plan.columns)
+        shares = _mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
+        # Every bin gets a mark, so that those without rows are written, too.
+        marks = self.frame.sparkSession.range(0, bins, 1, 1)
+        marks = marks.selectExpr("id AS bin", "CAST(NULL AS binary) AS cells")
+        task = f.expr(f"CAST(greatest(bin, 0) * {plan.tasks} div {bins} AS int)")
+        parted = shares.union(marks).repartitionById(plan.tasks, task)
+        if bins > plan.tasks:
+            parted = parted.sortWithinPartitions("bin")
+        call = partial(returned, partial(_write_pieces, plan, fork))
+        return results(_mapped(parted, call, RESULT))
+
+    def _chosen(self, names: Sequence[str]) -> DataFrame:
+        return self.frame.select(*(f"`{name}`" for name in names))
+
+
+def _shares(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What `share_cells` yields, as rows; or, in one more, what is wrong."""
+    try:
+        for pieces in batched(share_cells(plan, batches), _PIECES):
+            yield _rows(pieces)
+    except InvalidArgumentError as error:
+        yield _rows([(_WRONG, PICKLE.dumps(error))])
+
+
+def _rows(pieces: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+    numbers, cells = zip(*pieces, strict=True)
+    columns = [pa.array(numbers, pa.int64()), pa.array(cells, pa.binary())]
+    return pa.record_batch(columns, ["bin", "cells"])
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
+    """What `_shares` has made rows of; raises what is wrong."""
+    for batch in batches:
+        for number, cells in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            data = cells.as_buffer() if cells.is_valid else None
+            if number == _WRONG:
+                raise PICKLE.loads(data)
+            yield number, data
+
+
+def _write_pieces(
+    plan: WritePlan, fork: Fork, batches: Iterable[pa.RecordBatch]
+) -> tuple[Fork, int]:
+    return write_cells(plan, fork, _pieces(batches))
+
+
+def _mapped(frame: DataFrame, call: Callable[..., Any], schema: str) -> DataFrame:
+    with warnings.catch_warnings():
+        # A warning about features of pandas that are not used here.
+        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
+        return frame.mapInArrow(call, schema)

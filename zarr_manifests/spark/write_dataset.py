@@ -6,29 +6,23 @@ own order, and each group is one task. What two groups share is computed by both
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import xarray as xr
-import zarr
 from pyspark.sql import SparkSession
 
-from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.conflict.append_labels import aligned_blocks
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import SparkFacts
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray import write
 from zarr_manifests.xarray.backend import Location
-
-if TYPE_CHECKING:
-    from zarr import Array
 
 __all__ = ["write_dataset"]
 
@@ -89,87 +83,35 @@ def write_dataset(
     else:
         url = storage_of(url, given)
     if find_spec("dask") is not None:
-        ds = _cut(ds, url, **options)
+        ds = _cut(ds, options.get("encoding") or {})
     return write(ds, url, message=message, scheduler=partial(_compute, spark), **options)
 
 
-# --- lazy values without dask ----------------------------------------------------------------
-
-
-def _cut(
-    ds: Any,
-    url: Location,
-    *,
-    branch: str = "main",
-    group: str | None = None,
-    mode: str | None = None,
-    append_dim: Hashable | None = None,
-    region: Any = None,
-    encoding: Mapping[Hashable, Mapping[str, Any]] | None = None,
-    **_: object,
-) -> Any:
-    """Turn lazy values into dask arrays, whose blocks are whole chunks of the arrays to write."""
+def _cut(ds: Any, encoding: Mapping[Hashable, Mapping[str, Any]]) -> Any:
+    """Turn lazy values into dask arrays; blocks are several chunks, which `write` aligns."""
     if not isinstance(ds, xr.Dataset):
         return ds  # `write` refuses it
-    lazy = [name for name, v in ds.variables.items() if v.chunks is None and not v._in_memory]
-    if not lazy or region == "auto":  # which says where only once it has been looked up
-        return ds
-    there = {} if mode == "w" else _arrays(url, branch, group)
     ds = ds.copy()
-    for name in lazy:
-        variable, array = ds.variables[name], there.get(str(name))
-        chunks: Any
-        if array is not None:
-            chunks = array.shards or array.chunks
-        else:
-            how = {**variable.encoding, **(encoding or {}).get(name, {})}
-            preferred = how.get("preferred_chunks") or {}
-            chunks = how.get("shards") or how.get("chunks")
-            chunks = chunks or [preferred.get(dim, 1) for dim in variable.dims]
-        if not isinstance(chunks, Sequence) or len(chunks) != variable.ndim:
-            continue  # xarray says what is wrong with it
-        starts = [0] * variable.ndim
-        for axis, dim in enumerate(variable.dims):
-            if isinstance(region, Mapping) and isinstance(region.get(dim), slice):
-                starts[axis] = region[dim].start or 0
-            elif dim == append_dim and array is not None:
-                starts[axis] = array.shape[axis]
-        variable.data = variable.chunk(_blocks(variable, chunks, starts)).data
-    return ds
+    for name, variable in ds.variables.items():
+        if variable.chunks is not None or variable._in_memory:
+            continue
+        how = {**variable.encoding, **encoding.get(name, {})}
+        preferred = how.get("preferred_chunks") or {}
+        chunks: Any = how.get("shards") or how.get("chunks")
+        chunks = chunks or [preferred.get(dim, 1) for dim in variable.dims]
+        if isinstance(chunks, Sequence) and len(chunks) == variable.ndim:
+            variable.data = variable.chunk(_blocks(variable, chunks)).data
+    return ds  # xarray says what is wrong with other chunks
 
 
-def _arrays(url: Location, branch: str, group: str | None) -> dict[str, Array[Any]]:
-    """The arrays that there are in the group, by name."""
-    if not isinstance(url, Repository):
-        if not repositories.exists(url):
-            return {}
-        url = repositories.open(url)
-    if branch not in url.list_branches():
-        return {}
-    try:
-        store = url.readonly_session(HEADS + branch).store
-        return dict(zarr.open_group(store, path=group or "", mode="r").arrays())
-    except FileNotFoundError:
-        return {}
-
-
-def _blocks(
-    variable: xr.Variable, chunks: Sequence[int], starts: Sequence[int]
-) -> dict[Hashable, tuple[int, ...]]:
-    """Lengths of blocks of several chunks, which end where chunks do."""
-    blocks, nbytes = list(chunks), variable.dtype.itemsize
-    for chunk in chunks:
-        nbytes *= chunk
-    for axis in reversed(range(variable.ndim)):
-        number = -(-variable.shape[axis] // chunks[axis])
-        times = max(1, min(number, _BLOCK_BYTES // max(nbytes, 1)))
-        blocks[axis], nbytes = blocks[axis] * times, nbytes * times
-    return {
-        dim: aligned_blocks((*[block] * (size // block), size % block), start, chunk)
-        for dim, size, block, start, chunk in zip(
-            variable.dims, variable.shape, blocks, starts, chunks, strict=True
-        )
-    }
+def _blocks(variable: xr.Variable, chunks: Sequence[int]) -> dict[Hashable, int]:
+    """Lengths of blocks of several chunks, which are neighbours in the file."""
+    blocks = dict(zip(variable.dims, chunks, strict=True))
+    room = _BLOCK_BYTES // max(math.prod(chunks) * variable.dtype.itemsize, 1)
+    for dim, chunk in reversed(blocks.items()):
+        times = max(1, min(-(-variable.sizes[dim] // chunk), room))
+        blocks[dim], room = chunk * times, room // times
+    return blocks
 
 
 # --- Spark as a scheduler of dask ------------------------------------------------------------

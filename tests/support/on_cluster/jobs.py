@@ -10,6 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+import zarr_manifests as zm
 from grids import DIMS, SCHEMA, hours
 from on_cluster.hosts import another_host
 from on_cluster.trouble import Troubles, storage_at, troubled
@@ -41,7 +42,8 @@ class TroubledDataSource(ManifestsDataSource):
 
     def _troubled(self, sink: Sink) -> Sink:
         troubles = json.loads(self.options["troubles"])
-        return replace(sink, storage=storage_at(sink.storage.url, troubles))
+        storage = storage_at(sink.repository.storage.url, troubles)
+        return replace(sink, repository=zm.open(storage))
 
 
 def write(

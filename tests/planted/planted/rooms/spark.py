@@ -37,13 +37,13 @@ FAULTS = [
     ),
     Fault(
         "one-of-two-rows-of-a-cell-counts-unasked",
-        "spark/cell_shares.py",
-        "    if pairs.size:\n",
-        "    if False:\n",
+        "spark/cell_writer.py",
+        "        if tied_before.any():\n",
+        "        if False:\n",
     ),
     Fault(
         "rows-outside-the-region-are-written-elsewhere",
-        "spark/cell_shares.py",
+        "spark/cell_writer.py",
         "if not inside.all():",
         "if False:",
     ),
