@@ -6,9 +6,6 @@ the snapshot; all later steps take that plan. It is the plan that `read` makes, 
 run it. If a schema is given, Spark makes the data source only when a query runs, and the snapshot
 would be that of the query; so none may be given.
 
-None of these processes lives as long as a query, and Spark does not say when one ends. So the
-source leaves a lease on the snapshot behind, which tasks renew (`zarr_manifests.spark.lease`).
-
 For a write, Spark makes it too, and asks only for a writer (`zarr_manifests.spark.data_sink`).
 
 Filters are not pushed down: Spark keeps one plan for each relation, so a filter of one query would
@@ -40,8 +37,7 @@ from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
-from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.lease import leave_lease, renew_lease, with_lease
+from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.read import read
@@ -51,7 +47,7 @@ from zarr_manifests.storage import Storage
 
 __all__ = ["ManifestsDataSource", "create_view", "register"]
 
-_LEASE: Final = timedelta(hours=1)
+_LEASE: Final = timedelta(days=1)
 
 
 def register(spark: SparkSession) -> None:
@@ -236,7 +232,8 @@ class _Reader(DataSourceReader):
         self._job = job
 
     def partitions(self) -> list[InputPartition]:
-        renew_lease(self._job)  # a view may be older than the first query on it
+        if self._job.lease is not None:
+            self._job.lease.renew()  # a view may be older than the first query on it
         return [InputPartition(number) for number in range(self._job.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -288,6 +285,4 @@ def _plan(asked: _SourceAsked, facts: SparkFacts) -> Job:
         job = plan.job(plan.cells.added)
     else:
         job = plan_read(repository, options, facts)
-    if asked.lease is not None and job.tasks:
-        leave_lease(repository, job.snapshot_id, asked.lease)
     return with_lease(job, asked.lease)

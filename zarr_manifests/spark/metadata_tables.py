@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,8 +31,7 @@ from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, estimate_of
 from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.job import Leased
-from zarr_manifests.spark.lease import keep_readable, renew_lease
+from zarr_manifests.spark.job import Lease
 from zarr_manifests.spark.worker import opened
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
@@ -67,7 +65,7 @@ def metadata_table(
     *,
     path: str | None = None,
     version: str | None = None,
-    lease: timedelta | None = timedelta(hours=1),
+    lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read what a repository says of itself; no chunk is read.
@@ -157,13 +155,10 @@ def metadata_table(
         if total.chunks
         for box in batches([(meta.grid, total.chunks)], _REFS_PER_TASK)
     )
-    leased = None if lease is None else Leased(time.time(), lease)
-    tasks = _ChunkTasks(repository.storage, session.snapshot_id, boxes, leased)
+    at = repository.storage, session.snapshot_id
+    tasks = _ChunkTasks(*at, boxes, None if lease is None else Lease.leave(*at, lease))
     numbers = spark.range(0, len(boxes), 1, max(len(boxes), 1))
-    frame = numbers.mapInArrow(tasks.run, from_arrow_schema(_CHUNKS))
-    if lease is not None:
-        keep_readable(repository, session.snapshot_id, lease.total_seconds(), frame)
-    return frame
+    return numbers.mapInArrow(tasks.run, from_arrow_schema(_CHUNKS))
 
 
 def driver_table(
@@ -288,18 +283,19 @@ class _ChunkTasks:
         The snapshot.
     boxes : tuple of (str, Box)
         For each task the path of an array, and a box of its chunk grid.
-    lease : Leased, optional
+    lease : Lease, optional
         The lease on the snapshot that tasks renew.
     """
 
     storage: Storage
     snapshot_id: str
     boxes: tuple[tuple[str, Box], ...]
-    lease: Leased | None = None
+    lease: Lease | None = None
 
     def run(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks whose numbers are in the first column."""
-        renew_lease(self)
+        if self.lease is not None:
+            self.lease.renew()
         session = opened(self.storage, self.snapshot_id)
         for number in (number for batch in tasks for number in batch.column(0).to_pylist()):
             path, box = self.boxes[number]

@@ -33,7 +33,6 @@ from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
-from zarr_manifests.spark.lease import renew_lease
 from zarr_manifests.spark.row_filter import kept
 from zarr_manifests.spark.schema import SHAPE, to_arrow
 from zarr_manifests.spark.source import Source
@@ -98,7 +97,8 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
-    renew_lease(job)
+    if job.lease is not None:
+        job.lease.renew()
     boxes = (box for number in numbers for box in job.boxes(number))
     return batches(_chunk_rows(job, boxes) if job.layout == "chunk" else _pieces(job, boxes))
 
