@@ -34,9 +34,17 @@ import pyarrow as pa
 from pyspark.sql import types as sql
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.spark.source import Source
+from zarr_manifests.spark.source import Recipe, Source
 
-__all__ = ["SHAPE", "Column", "chunk_columns", "column_of", "schema_of", "to_arrow"]
+__all__ = [
+    "SHAPE",
+    "Column",
+    "chunk_columns",
+    "column_of",
+    "plain_arrow",
+    "schema_of",
+    "to_arrow",
+]
 
 SHAPE: Final = "shape"
 """The column with a chunk's shape, where a row is a chunk."""
@@ -76,12 +84,15 @@ class Column:
         Its Arrow type.
     metadata : mapping
         The attributes that a schema can hold, and how the values are represented.
+    recipe : Recipe, optional
+        How values are decoded; by xarray if it is not given.
     """
 
     name: str
     spark: sql.DataType
     arrow: pa.DataType
     metadata: Mapping[str, Any]
+    recipe: Recipe | None = None
 
 
 def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
@@ -102,16 +113,16 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
         dtype = coordinate.dtype
     else:
         dtype = source.decoded_dtype(name)
-    stored = source.encoded(name).dtype
+    recipe = source.recipe(name)
     attributes = source.attributes(name)
     metadata = _metadata(attributes) | {"dtype": str(dtype)}
     if source.is_time(name):
         calendar = str(attributes.get("calendar", "standard")).lower()
         if calendar in _REAL_CALENDARS and dtype.kind == "M":
-            return Column(name, *_TIMESTAMP, metadata | {"dtype": "datetime64[us]"})
+            return Column(name, *_TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
         return Column(name, *_STRING, metadata | {"dtype": "object", "values": what})
-    return Column(name, *_types(name, dtype, stored), metadata)
+    return Column(name, *_types(name, dtype, source.encoded(name).dtype), metadata, recipe)
 
 
 def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
@@ -200,37 +211,36 @@ def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = Fa
     InvalidArgumentError
         If they have a date that a timestamp cannot represent.
     """
-    arrow = column.arrow
-    kind = values.dtype.kind
-    if pa.types.is_timestamp(arrow):
-        if kind == "O":
-            raise InvalidArgumentError(
-                f"variable {column.name!r} has dates before 1582 in the mixed Julian/Gregorian "
-                "calendar, which no timestamp can hold; store it in proleptic_gregorian"
-            )
-        return pa.array(values.astype("M8[us]"), pa.timestamp("us")).cast(arrow)
-    if pa.types.is_duration(arrow):
-        return pa.array(values.astype("m8[us]"), arrow)
+    arrow, kind = column.arrow, values.dtype.kind
     if pa.types.is_string(arrow):
         return pa.array([_text(value) for value in values.tolist()], arrow)
     if pa.types.is_binary(arrow):
         return pa.array(values.tolist(), arrow)
-    if pa.types.is_decimal(arrow):
-        return pa.array(values).cast(arrow)
+    if pa.types.is_timestamp(arrow) and kind == "O":
+        raise InvalidArgumentError(
+            f"variable {column.name!r} has dates before 1582 in the mixed Julian/Gregorian "
+            "calendar, which no timestamp can hold; store it in proleptic_gregorian"
+        )
+    if kind in "mM":
+        values = values.astype(f"{kind}8[us]", copy=False)
+        return plain_arrow(values, ~np.isnat(values)).cast(arrow)
     if kind == "f" and values.dtype.itemsize == 2:
         values = values.astype(np.float32)
-    found = _nan_as_null(values) if kind == "f" and nan_is_null else pa.array(values)
-    return found.cast(arrow)
+    valid = ~np.isnan(values) if kind == "f" and nan_is_null else None
+    return plain_arrow(values, valid).cast(arrow)
 
 
-def _nan_as_null(values: npt.NDArray[Any]) -> pa.Array:
-    """The numbers as `pa.array(values, from_pandas=True)` has them, several times as fast."""
-    missing = np.isnan(values)
-    plain = pa.array(values)
-    if not missing.any():
-        return plain
-    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.Array.from_buffers(plain.type, len(plain), [valid, plain.buffers()[1]])
+def plain_arrow(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Numbers, booleans or times (one-dimensional, in the machine's byte order) as Arrow has them.
+
+    `pa.array` imports pandas, even where it needs nothing of it.
+    """
+    bits = np.packbits(values, bitorder="little") if values.dtype == bool else values
+    known = None
+    if valid is not None and not valid.all():
+        known = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [known, pa.py_buffer(np.ascontiguousarray(bits))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
 def _text(value: Any) -> str | None:
