@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError
@@ -52,6 +53,7 @@ __all__ = [
     "BLOCK_BYTES",
     "BLOCK_CHUNKS",
     "PANDAS_WARNING",
+    "JobReader",
     "batches",
     "briefly",
     "opened",
@@ -99,6 +101,25 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one task, as `run_arrow` does."""
     for table in _rows(job, [number]):
         yield from table.to_batches()
+
+
+class JobReader(DataSourceReader):
+    """A data source's tasks: one partition for each task of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def partitions(self) -> list[InputPartition]:
+        """The numbers of the tasks."""
+        if self._job.lease is not None:
+            self._job.lease.renew()  # a view may be older than the first query on it
+        return [InputPartition(number) for number in range(self._job.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        # For a job without tasks, Spark makes a partition without a value.
+        number = partition.value
+        return iter(()) if number is None else partition_batches(self._job, number)
 
 
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:

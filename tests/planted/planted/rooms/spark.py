@@ -14,7 +14,7 @@ FAULTS = [
     Fault(
         "options-may-contradict-each-other",
         "spark/options.py",
-        "        if len(both) > 1:\n",
+        "        if {*pair} <= {*known}:\n",
         "        if False:\n",
     ),
     Fault(
