@@ -31,7 +31,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import types as sql
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructType
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark.source import Recipe, Source
@@ -49,23 +50,13 @@ __all__ = [
 SHAPE: Final = "shape"
 """The column with a chunk's shape, where a row is a chunk."""
 
-_TIMESTAMP: Final = (sql.TimestampType(), pa.timestamp("us", tz="UTC"))
-_STRING: Final = (sql.StringType(), pa.string())
-_BINARY: Final = (sql.BinaryType(), pa.binary())
-_INTERVAL: Final = (sql.DayTimeIntervalType(), pa.duration("us"))
-_NUMBERS: Final[Mapping[str, tuple[sql.DataType, pa.DataType]]] = {
-    "b1": (sql.BooleanType(), pa.bool_()),
-    "i1": (sql.ByteType(), pa.int8()),
-    "i2": (sql.ShortType(), pa.int16()),
-    "i4": (sql.IntegerType(), pa.int32()),
-    "i8": (sql.LongType(), pa.int64()),
-    "u1": (sql.ShortType(), pa.int16()),
-    "u2": (sql.IntegerType(), pa.int32()),
-    "u4": (sql.LongType(), pa.int64()),
-    "u8": (sql.DecimalType(20, 0), pa.decimal128(20, 0)),
-    "f2": (sql.FloatType(), pa.float32()),
-    "f4": (sql.FloatType(), pa.float32()),
-    "f8": (sql.DoubleType(), pa.float64()),
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_WIDER: Final[Mapping[str, pa.DataType]] = {
+    "u1": pa.int16(),
+    "u2": pa.int32(),
+    "u4": pa.int64(),
+    "u8": pa.decimal128(20, 0),
+    "f2": pa.float32(),
 }
 _REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregorian"})
 
@@ -78,10 +69,8 @@ class Column:
     ----------
     name : str
         Name of the variable or dimension.
-    spark : pyspark.sql.types.DataType
-        Its Spark type.
     arrow : pyarrow.DataType
-        Its Arrow type.
+        Its Arrow type, which is one of Spark's.
     metadata : mapping
         The attributes that a schema can hold, and how the values are represented.
     recipe : Recipe, optional
@@ -89,7 +78,6 @@ class Column:
     """
 
     name: str
-    spark: sql.DataType
     arrow: pa.DataType
     metadata: Mapping[str, Any]
     recipe: Recipe | None = None
@@ -105,24 +93,20 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
     InvalidArgumentError
         If Spark has no type for its values.
     """
-    if is_dimension:
-        coordinate = source.coordinate(name)
-        if coordinate is None:
-            positions = {"values": "positions: the dimension has no coordinate"}
-            return Column(name, sql.LongType(), pa.int64(), positions)
-        dtype = coordinate.dtype
-    else:
-        dtype = source.decoded_dtype(name)
-    recipe = source.recipe(name)
-    attributes = source.attributes(name)
-    metadata = _metadata(attributes) | {"dtype": str(dtype)}
+    coordinate = source.coordinate(name) if is_dimension else None
+    if is_dimension and coordinate is None:
+        return Column(name, pa.int64(), {"values": "positions: the dimension has no coordinate"})
+    dtype = source.decoded_dtype(name) if coordinate is None else coordinate.dtype
+    attributes, recipe = source.attributes(name), source.recipe(name)
+    metadata = {each: value for each, value in attributes.items() if _is_plain(value)}
     if source.is_time(name):
         calendar = str(attributes.get("calendar", "standard")).lower()
         if calendar in _REAL_CALENDARS and dtype.kind == "M":
-            return Column(name, *_TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
+            return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
-        return Column(name, *_STRING, metadata | {"dtype": "object", "values": what})
-    return Column(name, *_types(name, dtype, source.encoded(name).dtype), metadata, recipe)
+        return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})
+    arrow = _type(name, dtype, source.encoded(name).dtype)
+    return Column(name, arrow, metadata | {"dtype": str(dtype)}, recipe)
 
 
 def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
@@ -133,10 +117,7 @@ def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> 
     InvalidArgumentError
         If a variable's values have no fixed size.
     """
-    values = sql.StructType(
-        [sql.StructField("dtype", sql.StringType()), sql.StructField("data", sql.BinaryType())]
-    )
-    stored = pa.struct([("dtype", pa.string()), ("data", pa.binary())])
+    values = pa.struct({"dtype": pa.string(), "data": pa.binary()})
     for column in variables:
         if column.metadata["dtype"] == "object" or column.arrow in (pa.string(), pa.binary()):
             raise InvalidArgumentError(
@@ -144,63 +125,43 @@ def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> 
                 "them as bytes; use layout='long'"
             )
     return (
-        *(
-            Column(c.name, sql.ArrayType(c.spark), pa.list_(c.arrow), c.metadata)
-            for c in dimensions
-        ),
-        Column(SHAPE, sql.ArrayType(sql.LongType()), pa.list_(pa.int64()), {}),
-        *(Column(c.name, values, stored, c.metadata) for c in variables),
+        *(Column(c.name, pa.list_(c.arrow), c.metadata) for c in dimensions),
+        Column(SHAPE, pa.list_(pa.int64()), {}),
+        *(Column(c.name, values, c.metadata) for c in variables),
     )
 
 
-def _types(
-    name: str, dtype: np.dtype[Any], stored: np.dtype[Any]
-) -> tuple[sql.DataType, pa.DataType]:
-    known = _NUMBERS.get(f"{dtype.kind}{dtype.itemsize}")
-    if known is not None:
-        return known
-    if dtype.kind == "M":
-        return _TIMESTAMP
-    if dtype.kind == "m":
-        return _INTERVAL
+def _type(name: str, dtype: np.dtype[Any], stored: np.dtype[Any]) -> pa.DataType:
+    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+        return _WIDER.get(f"{dtype.kind}{dtype.itemsize}") or pa.from_numpy_dtype(dtype)
+    if dtype.kind in "mM":
+        return _TIMESTAMP if dtype.kind == "M" else pa.duration("us")
     if dtype.kind == "O" and stored.kind in "TUS":
-        return _STRING
+        return pa.string()
     if dtype.kind in "OSV" and dtype.names is None:
-        return _BINARY
+        return pa.binary()
     raise InvalidArgumentError(
         f"variable {name!r} has values of type {dtype}, which Spark has no type for; leave it out "
         "with variables=[...], or store it as several real variables"
     )
 
 
-def _metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that a schema's metadata can hold."""
-    return {name: value for name, value in attributes.items() if _is_plain(value)}
-
-
 def _is_plain(value: Any) -> bool:
-    match value:
-        case bool() | str():
-            return True
-        case int():
-            return -(2**63) <= value < 2**63
-        case float():
-            return math.isfinite(value)
-        case list():
-            return len({type(each) for each in value}) == 1 and all(
-                not isinstance(each, list) and _is_plain(each) for each in value
-            )
-    return False
+    """Whether a schema's metadata can hold an attribute."""
+    if isinstance(value, list):
+        plain = all(not isinstance(each, list) and _is_plain(each) for each in value)
+        return plain and len({*map(type, value)}) == 1
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
 
 
-def schema_of(columns: tuple[Column, ...]) -> sql.StructType:
+def schema_of(columns: Sequence[Column]) -> StructType:
     """Return the schema of a DataFrame with these columns."""
-    return sql.StructType(
-        [
-            sql.StructField(c.name, c.spark, nullable=True, metadata=dict(c.metadata))
-            for c in columns
-        ]
-    )
+    fields = StructType()
+    for c in columns:
+        fields.add(c.name, from_arrow_type(c.arrow), nullable=True, metadata=dict(c.metadata))
+    return fields
 
 
 def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = False) -> pa.Array:

@@ -408,11 +408,12 @@ def _arrays(
     named: dict[str, tuple[str, ...]] = {}
     refused: dict[str, str] = {}
     for name, array in group.arrays():
-        dims = getattr(array.metadata, "dimension_names", None) or ()
         if array.metadata.zarr_format == 2:  # where xarray keeps them
             listed = array.attrs.get("_ARRAY_DIMENSIONS")
-            dims = tuple(map(str, listed)) if isinstance(listed, list) else ()
-        if len(dims) != array.ndim or None in dims:
+        else:
+            listed = array.metadata.dimension_names
+        dims = tuple(listed) if isinstance(listed, list | tuple) else ()
+        if len(dims) != array.ndim or not all(isinstance(dim, str) for dim in dims):
             refused[name] = "no names"
         elif len(set(dims)) != len(dims):
             refused[name] = f"a name twice ({', '.join(dims)})"
@@ -423,8 +424,7 @@ def _arrays(
 
 def _groups(store: ManifestStore) -> list[str]:
     try:
-        root = zarr.open_group(store, mode="r")
+        members = zarr.open_group(store, mode="r").members(max_depth=None)
     except (FileNotFoundError, ValueError):
         return []
-    below = [path for path, node in root.members(max_depth=None) if isinstance(node, zarr.Group)]
-    return ["/", *(f"/{path}" for path in sorted(below))]
+    return ["/", *sorted(f"/{path}" for path, node in members if isinstance(node, zarr.Group))]

@@ -39,7 +39,7 @@ from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
 from zarr_manifests.spark.row_filter import kept
-from zarr_manifests.spark.schema import SHAPE, plain_arrow, to_arrow
+from zarr_manifests.spark.schema import plain_arrow, to_arrow
 from zarr_manifests.spark.source import Source, place_in
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
@@ -47,20 +47,7 @@ from zarr_manifests.storage.metered import place_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_ROWS",
-    "BLOCK_BYTES",
-    "BLOCK_CHUNKS",
-    "PANDAS_WARNING",
-    "JobReader",
-    "batches",
-    "briefly",
-    "opened",
-    "partition_batches",
-    "run",
-    "run_arrow",
-]
+__all__ = ["BATCH_ROWS", "JobReader", "briefly", "opened", "partition_batches", "run", "run_arrow"]
 
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
@@ -249,20 +236,21 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
         stored = [_stored(job, source, each.name, block, parts, held) for each in job.variables]
         side = cache(partial(_side, job, coordinates))  # shared by the chunks of a line
         for part in parts or [block]:
+            here = [np.ascontiguousarray(each[place_in(block, part)]) for each in stored]
             decoded = [
-                source.decode(
-                    column.name, np.ascontiguousarray(each[place_in(block, part)]), column.recipe
-                )
-                for column, each in zip(job.variables, stored, strict=True)
+                source.decode(column.name, each, column.recipe)
+                for column, each in zip(job.variables, here, strict=True)
             ]
             rows = []
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
-                sides = list(map(side, count(), chunk.lo, chunk.hi))
-                axes = tuple(axis for axis, _ in sides)
+                axes, along = zip(*map(side, count(), chunk.lo, chunk.hi), strict=True)
                 values = [_taken(each[place_in(part, chunk)], axes, chunk) for each in decoded]
                 if job.nan == "drop" and values and all(map(_is_missing, values)):
                     continue
-                rows.append(_chunk_row(job, [along for _, along in sides], values))
+                cells = [each.astype(each.dtype.newbyteorder("<"), copy=False) for each in values]
+                data = [{"dtype": each.dtype.str, "data": each.tobytes()} for each in cells]
+                row = (*along, list(map(len, along)), *data)
+                rows.append(dict(zip(schema.names, row, strict=True)))
             for start in range(0, len(rows), 1024):
                 yield pa.Table.from_pylist(rows[start : start + 1024], schema)
 
@@ -280,17 +268,6 @@ def _side(
     return axis, (at if coordinate is None else coordinate.take(at)).to_pylist()
 
 
-def _chunk_row(job: Job, sides: list[list[Any]], values: list[npt.NDArray[Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        column.name: along for column, along in zip(job.dimensions, sides, strict=True)
-    }
-    row[SHAPE] = list(map(len, sides))
-    for column, each in zip(job.variables, values, strict=True):
-        little = each.astype(each.dtype.newbyteorder("<"), copy=False)
-        row[column.name] = {"dtype": little.dtype.str, "data": little.tobytes()}
-    return row
-
-
 def _blocks(
     job: Job, source: Source, boxes: Iterable[Box]
 ) -> Iterator[tuple[Box, list[Box] | None]]:
@@ -299,18 +276,12 @@ def _blocks(
     Yields blocks of cells, each with the parts of it that are due, or None for all of it.
     """
     # A packed value is decoded to as many as 8 bytes.
-    sizes = [max(source.itemsize(column.name), 8) for column in job.variables]
+    row_bytes = sum(max(source.itemsize(column.name), 8) for column in job.variables)
     # Of variables that lack a dimension there are fewer chunks.
-    chunk_cells = min(
-        (
-            source.chunk_cells(column.name)
-            for column in job.variables
-            if len(source.dims(column.name)) == len(job.dimensions)
-        ),
-        default=1,
-    )
-    most = max(min(BLOCK_BYTES // (sum(sizes) or 1), BLOCK_CHUNKS * chunk_cells), 1)
-
+    names = [each.name for each in job.variables]
+    wide = [name for name in names if len(source.dims(name)) == len(job.dimensions)]
+    chunk_cells = min(map(source.chunk_cells, wide), default=1)
+    most = max(min(BLOCK_BYTES // (row_bytes or 1), BLOCK_CHUNKS * chunk_cells), 1)
     chunk_shape = [axis.chunk for axis in job.scan.axes]
 
     def covered(lo: Coords, hi: Coords) -> int:
@@ -331,21 +302,14 @@ def _blocks(
                 (lo, hi), due = wider, due + size
                 parts.append(box)
                 continue
-        if covered(box.lo, box.hi) > most:
-            yield from ((block, None) for block in _cut(job, box, most))
-            continue
-        if parts:
             yield Box(lo, hi), parts
         parts, lo, hi, due = [box], box.lo, box.hi, size
+        if covered(lo, hi) > most:
+            parts = []
+            whole = [axis.in_chunks() for axis in job.scan.within(box)]
+            yield from ((block.shared(box), None) for block in plan_scan(whole, target_rows=most))
     if parts:
         yield Box(lo, hi), parts
-
-
-def _cut(job: Job, box: Box, most: int) -> Iterator[Box]:
-    """Cut a box into blocks of whole chunks that cover at most so many cells."""
-    axes = [axis.in_chunks() for axis in job.scan.within(box)]
-    for block in plan_scan(axes, target_rows=most):
-        yield block.shared(box)
 
 
 def _selected(block: Box, parts: list[Box] | None, axes: tuple[Axis, ...]) -> IndexArray | None:
@@ -385,7 +349,7 @@ def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> p
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened on first use."""
-    nan_is_null = job.nan != "keep"
+    null = job.nan != "keep"
 
     def open_source() -> tuple[Source, dict[str, pa.Array]]:
         session = opened(job.storage, job.snapshot_id, job.containers)
@@ -396,11 +360,11 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
         return source, {}
 
     place = (place_of(job.storage), job.containers, job.snapshot_id)
-    source, columns = _kept((*place, job.group, job.decode_times, nan_is_null), open_source)
-    for column in job.dimensions:
-        values = source.coordinate(column.name, column.recipe)
-        if column.name not in columns and values is not None:
-            columns[column.name] = to_arrow(values, column, nan_is_null=nan_is_null)
+    source, columns = _kept((*place, job.group, job.decode_times, null), open_source)
+    for each in job.dimensions:
+        values = source.coordinate(each.name, each.recipe)
+        if each.name not in columns and values is not None:
+            columns[each.name] = to_arrow(values, each, nan_is_null=null)
     return source, columns
 
 
@@ -408,12 +372,8 @@ def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> S
     """A snapshot of a repository, which the worker keeps open for later tasks."""
     # Containers decide what a job may read elsewhere.
     place = (place_of(storage), containers, snapshot_id)
-
-    def open_session() -> Session:
-        repository = repositories.open(storage, virtual_containers=dict(containers))
-        return repository.readonly_session(snapshot_id)
-
-    return _kept(place, open_session)
+    there = partial(repositories.open, storage, virtual_containers=dict(containers))
+    return _kept(place, lambda: there().readonly_session(snapshot_id))
 
 
 def _kept[V](place: Hashable, make: Callable[[], V]) -> V:
