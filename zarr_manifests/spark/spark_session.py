@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -100,13 +100,13 @@ def session(
     >>> spark.range(3).count()  # doctest: +SKIP
     3
     """
-    own = dict(config or {})
+    own: dict[str, Any] = dict(config or {})
     if _runs_elsewhere():
-        return _builder(own).getOrCreate()
+        return SparkSession.Builder().config(map=own).getOrCreate()
     own.setdefault("spark.app.name", app_name)
     own["spark.master"] = master or own.get("spark.master", "local[*]")
     local = own["spark.master"].startswith("local")
-    settings = _SETTINGS | (_LOCAL_SETTINGS if local else {}) | own
+    settings = {**_SETTINGS, **(_LOCAL_SETTINGS if local else {}), **own}
     settings.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     # Other hosts, and those of local-cluster, launch their JVMs later.
     alone = own["spark.master"].partition("[")[0] == "local"
@@ -114,7 +114,7 @@ def session(
         java_home(local=alone) as home,
         _environment({"JAVA_HOME": str(home)} | _launch_environment(local)),
     ):
-        return _builder(settings).getOrCreate()
+        return SparkSession.Builder().config(map=settings).getOrCreate()
 
 
 def _runs_elsewhere() -> bool:
@@ -138,26 +138,17 @@ def _launch_environment(local: bool) -> dict[str, str]:
     return {name: value for name, value in launch.items() if not os.environ.get(name)}
 
 
-def _builder(settings: Mapping[str, str]) -> SparkSession.Builder:
-    builder = SparkSession.Builder()
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder
-
-
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Change the process environment for the block."""
-    before = {name: os.environ.get(name) for name in changes}
+    before = {name: os.environ[name] for name in changes if name in os.environ}
     os.environ.update(changes)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in changes.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def find_java() -> Path:
