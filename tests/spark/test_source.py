@@ -84,12 +84,14 @@ def test_what_tasks_cannot_decode_has_no_recipe() -> None:
             "text": ("x", ["a", "b"]),
             "float_time": ("x", [0.0, 0.5], {"units": "days since 2000-01-01"}),
             "noleap": ("x", [0, 1], {"units": "days since 2000-01-01", "calendar": "noleap"}),
+            "no_calendar": ("x", [0, 1], {"units": "days since the flood"}),
+            "large": ("x", [0, 1], {"missing_value": 2**70}),
         }
     )
     with repo.transaction(message="write") as store:
         raw.to_zarr(store, consolidated=False)
     source = Source(repo.readonly_session(), "/")
-    assert [source.recipe(name) for name in raw.data_vars] == [None, None, None]
+    assert [source.recipe(name) for name in raw.data_vars] == 5 * [None]
 
 
 TASK = """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Number
@@ -332,34 +333,36 @@ class Source:
             return None
         attributes = self.attributes(name)
         scale, offset = packed = [attributes.get(key) for key in ("scale_factor", "add_offset")]
-        fills = [fill for key in _FILLS for fill in np.ravel(attributes.get(key, []))]
-        if not all(each is None or isinstance(each, Number) for each in (*packed, *fills)):
+        given = [fill for key in _FILLS for fill in np.ravel(attributes.get(key, []))]
+        if not all(each is None or isinstance(each, Number) for each in (*packed, *given)):
             return None
-        fills = [fill for fill in fills if fill == fill]
         sign = {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned")))
         counted = np.dtype(f"{sign}{stored.itemsize}") if sign and stored.kind in "iu" else stored
-        with np.errstate(all="ignore"), warnings.catch_warnings():
+        # What it cannot be made of, tasks will find out.
+        doubt = suppress(OverflowError, TypeError, ValueError)
+        with doubt, np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            fills = [fill for fill in given if fill is not None and not np.isnan(fill)]
             if counted != stored:
                 fills = [np.array(fill).astype(stored).astype(counted).item() for fill in fills]
             recipe = Recipe(counted, dtype, tuple(fills), scale, offset)
-            probes = np.array([0, 1, 2, 100, *fills]).astype(stored)
+            ends = [-np.inf, np.nan, 0.1, np.inf]
             if times:
-                first = next(n for n in range(99) if not {n, n + 1} & {*fills})
+                first = next(n for n in range(2 * len(fills) + 1) if not {n, n + 1} & {*fills})
                 known = self.decode(name, np.array([first, first + 1], stored))
                 if known.dtype.kind != dtype.kind or (scale, offset) != (None, None):
                     return None
                 one, two = known.astype(int).tolist()
-                epoch = one - first * (two - one)
+                epoch, ends = one - first * (two - one), []
                 recipe = replace(recipe, dtype=known.dtype, step=two - one, epoch=epoch)
-            else:
-                ends = [-np.inf, np.nan, 0.1, np.inf]
-                if stored.kind in "iu":
-                    ends = [np.iinfo(stored).min, np.iinfo(stored).max]
-                probes = np.concatenate([probes, np.array(ends, stored)])
+            elif stored.kind in "iu":
+                ends = [np.iinfo(stored).min, np.iinfo(stored).max]
+            some = np.array([0, 1, 2, 100, *fills]).astype(stored)
+            probes = np.concatenate([some, np.array(ends, stored)])
             mine, due = recipe.decode(probes), self.decode(name, probes)
-        alike = mine is not None and mine.dtype == due.dtype and mine.tobytes() == due.tobytes()
-        return recipe if alike else None
+            if mine is not None and (mine.dtype, mine.tobytes()) == (due.dtype, due.tobytes()):
+                return recipe
+        return None
 
     @cached_property
     def _inherited(self) -> Mapping[str, Mapping[str, str]]:
