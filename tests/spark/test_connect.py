@@ -27,7 +27,7 @@ from zarr_manifests.spark import (
     register,
     write_dataframe,
 )
-from zarr_manifests.spark.java import find_java, spark_java_home
+from zarr_manifests.spark.spark_session import java_home
 
 VALUES = np.arange(200.0).reshape(20, 10)
 SETTINGS = {
@@ -44,7 +44,7 @@ def test_reads_need_no_spark_context(tmp_path: Path) -> None:
     place = tmp_path / "repo"
     ds = xr.Dataset({"a": (("y", "x"), VALUES)}, {"y": np.arange(20), "x": np.arange(10)})
     zm.write(ds, place, message="write", encoding={"a": {"chunks": (5, 5)}})
-    with spark_java_home(find_java(), local=False) as home:
+    with java_home(local=False) as home:
         environment = os.environ | {
             "JAVA_HOME": str(home),
             "PYSPARK_PYTHON": sys.executable,

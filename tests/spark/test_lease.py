@@ -5,121 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import xarray as xr
-import zarr
 
 import zarr_manifests as zm
 from inside import root_of
 from storages import Fault, FaultyStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import SnapshotExpiredError
-from zarr_manifests.spark import lease
 from zarr_manifests.spark.data_source import ManifestsDataSource
-from zarr_manifests.spark.job import Leased
-from zarr_manifests.spark.lease import keep_readable, leave_lease, renew_lease, with_lease
+from zarr_manifests.spark.job import with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 
-
-class Frame:
-    """Stands for a DataFrame."""
-
-
-def written(storage: Storage | Path) -> tuple[Repository, str]:
-    repo = zm.create(storage)
-    for number in range(3):
-        with repo.transaction(message="write") as store:
-            zarr.create_group(store, path=f"g{number}")
-        if number == 0:
-            first = repo.readonly_session().snapshot_id
-    return repo, first
-
-
-class Clock:
-    """The time and the timers of the module, which go on when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._due: list[tuple[float, Callable[[], None]]] = []
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def Timer(self, delay_s: float, call: Callable[..., None], args: list[Any]) -> Any:
-        due = self.now_s + delay_s, partial(call, *args)
-        return SimpleNamespace(start=lambda: self._due.append(due))
-
-    def go_to(self, now_s: float) -> None:
-        self.now_s = now_s
-        due = [timer for timer in self._due if timer[0] <= now_s]
-        self._due = [timer for timer in self._due if timer[0] > now_s]
-        for _, call in due:
-            call()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(lease, "time", clock)
-    monkeypatch.setattr(lease, "threading", clock)
-    return clock
+HOUR = timedelta(hours=1)
 
 
 def leases(repo: Repository) -> tuple[Any, ...]:
     return root_of(repo).leases
-
-
-def test_a_lease_lasts_as_long_as_the_frame_and_the_duration(tmp_path: Path, clock: Clock) -> None:
-    repo, first = written(tmp_path / "repo")
-    frame, other = Frame(), Frame()
-    keep_readable(repo, first, 20, frame)
-    keep_readable(repo, first, 40, other)
-    assert len(leases(repo)) == 1
-    del frame, other
-    clock.go_to(39)
-    assert len(leases(repo)) == 1
-    clock.go_to(60)
-    assert leases(repo) == ()
-    frame = Frame()
-    keep_readable(repo, first, 20, frame)
-    clock.go_to(100)
-    repo.expire_snapshots(keep_last=1)
-    assert first in {snapshot.snapshot_id for snapshot in repo.ancestry("main")}
-    del frame
-    clock.go_to(120)
-    assert leases(repo) == ()
-    repo.expire_snapshots(keep_last=1)
-    with pytest.raises(SnapshotExpiredError):
-        keep_readable(repo, first, 1, Frame())
-
-
-def test_a_storage_that_cannot_be_written_gives_no_lease(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    repo, _ = written(tmp_path / "repo")
-    fault = Fault("fail_before", "cas", count=None)
-    faulty = zm.open(FaultyStorage(LocalStorage(tmp_path / "repo"), [fault]))
-    last = repo.list_branches()["main"]
-    for lease_of in (
-        lambda: keep_readable(faulty, last, 1, Frame()),
-        lambda: leave_lease(faulty, last, HOUR),
-    ):
-        caplog.clear()
-        lease_of()
-        assert "no lease on" in caplog.text
-    assert leases(repo) == ()
-
-
-HOUR = timedelta(hours=1)
 
 
 def winds(offset: float) -> xr.Dataset:
@@ -162,13 +71,7 @@ FIRST = [(x, float(x)) for x in range(40)]
 
 def test_a_collection_between_planning_and_tasks_takes_nothing(repo: Repository) -> None:
     assert read_by_tasks(source(repo), lambda: upheaval(repo)) == FIRST
-    first = leases(repo)
-    assert len(first) == 1
-    # The same snapshot and duration again: no lease more.
-    id_ = first[0].snapshot
-    assert read_by_tasks(source(repo, version=id_), lambda: upheaval(repo)) == FIRST
-    assert [each.snapshot for each in leases(repo)] == [id_]
-    assert leases(repo)[0].expires_ms > first[0].expires_ms
+    assert len(leases(repo)) == 1
 
 
 def test_without_a_lease_a_collection_takes_what_is_planned(repo: Repository) -> None:
@@ -182,15 +85,43 @@ def test_options_of_a_stream_leave_the_lease_to_the_stream(repo: Repository) -> 
     assert leases(repo) == ()
 
 
+def test_many_reads_of_a_snapshot_leave_one_lease(repo: Repository) -> None:
+    with_lease(plan_read(repo, ReadOptions(), SparkFacts()), HOUR)
+    left = root_of(repo)
+    again = plan_read(zm.open(repo.storage.url), ReadOptions(variables="a"), SparkFacts())
+    assert with_lease(again, HOUR).lease is not None
+    assert root_of(repo) == left
+
+
 def test_a_late_task_renews_the_lease_or_goes_on_without(
     repo: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = with_lease(plan_read(repo, ReadOptions(), SparkFacts()), HOUR)
-    assert job.lease is not None
-    renew_lease(job)
-    assert leases(repo) == ()
-    late = replace(job, lease=Leased(job.lease.since_s - 0.9 * 3600, HOUR))
-    renew_lease(late)
-    assert [lease.snapshot for lease in leases(repo)] == [job.snapshot_id]
-    renew_lease(replace(late, snapshot_id="AAAAAAAAAAA"))
+    plan = plan_read(repo, ReadOptions(), SparkFacts())
+    early = with_lease(plan, HOUR).lease
+    assert early is not None
+    first = leases(repo)
+    early.renew()
+    assert leases(repo) == first
+    # Left by another process.
+    late = replace(early, duration=2 * HOUR, since_s=early.since_s - 0.9 * 7200)
+    late.renew()
+    assert [lease.snapshot for lease in leases(repo)] == 2 * [plan.snapshot_id]
+    replace(late, snapshot_id="AAAAAAAAAAA").renew()
     assert "was not renewed" in caplog.text
+
+
+def test_a_storage_that_cannot_be_written_gives_no_lease(
+    repo: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = Fault("fail_before", "cas", count=None)
+    faulty = FaultyStorage(LocalStorage(Path(unquote(urlsplit(repo.storage.url).path))), [fault])
+    with_lease(plan_read(zm.open(faulty), ReadOptions(), SparkFacts()), 3 * HOUR)
+    assert "no lease on" in caplog.text
+    assert leases(repo) == ()
+
+
+def test_a_snapshot_that_has_expired_is_told(repo: Repository) -> None:
+    job = plan_read(repo, ReadOptions(), SparkFacts())
+    upheaval(repo)
+    with pytest.raises(SnapshotExpiredError):
+        with_lease(job, HOUR)

@@ -24,8 +24,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.reports import CellChanges
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, changed_cells, resolved
-from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.lease import keep_readable, with_lease
+from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.spark.read import rows
 from zarr_manifests.spark.source import Source
@@ -53,7 +52,7 @@ def changes(
     decode_times: bool = True,
     target_rows: int = 2 * 1024**2,
     max_tasks: int = 10_000,
-    lease: timedelta | None = timedelta(hours=1),
+    lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read the cells that changed from one snapshot to a later one, one row per cell.
@@ -134,11 +133,7 @@ def changes(
     for word, job in parts:
         part = rows(spark, with_lease(job, lease))
         frames.append(part if cells == "added" else part.withColumn(CHANGE, lit(word)))
-    frame = reduce(DataFrame.union, frames)
-    if lease is not None:
-        for snapshot_id in {job.snapshot_id for _, job in parts if job.tasks}:
-            keep_readable(repository, snapshot_id, lease.total_seconds(), frame)
-    return frame
+    return reduce(DataFrame.union, frames)
 
 
 @dataclass(frozen=True, slots=True)

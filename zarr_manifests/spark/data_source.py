@@ -6,9 +6,6 @@ the snapshot; all later steps take that plan. It is the plan that `read` makes, 
 run it. If a schema is given, Spark makes the data source only when a query runs, and the snapshot
 would be that of the query; so none may be given.
 
-None of these processes lives as long as a query, and Spark does not say when one ends. So the
-source leaves a lease on the snapshot behind, which tasks renew (`zarr_manifests.spark.lease`).
-
 For a write, Spark makes it too, and asks only for a writer (`zarr_manifests.spark.data_sink`).
 
 Filters are not pushed down: Spark keeps one plan for each relation, so a filter of one query would
@@ -18,12 +15,10 @@ take rows from another (`docs/adr/0035-pruning-is-asked-for.md`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,27 +26,25 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    InputPartition,
 )
 from pyspark.sql.types import StructType
 
 from zarr_manifests import repositories
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.changes import plan_changes
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
-from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.lease import leave_lease, renew_lease, with_lease
+from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.read import read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns
-from zarr_manifests.spark.worker import partition_batches
+from zarr_manifests.spark.worker import JobReader, briefly
 from zarr_manifests.storage import Storage
 
 __all__ = ["ManifestsDataSource", "create_view", "register"]
 
-_LEASE: Final = timedelta(hours=1)
+_LEASE: Final = timedelta(days=1)
 
 
 def register(spark: SparkSession) -> None:
@@ -133,47 +126,54 @@ class ManifestsDataSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._read: tuple[_SourceAsked, Job] | None = None
+        self._planned: tuple[_SourceAsked, Job] | None = None
 
     @classmethod
     def name(cls) -> str:
         """The name of the format."""
         return "zarr_manifests"
 
+    @briefly()
     def schema(self) -> StructType:
         """The columns, as `read` has them."""
-        try:
-            return self._planned()[1].schema
-        except ManifestsError as error:
-            # Spark shows the whole traceback, and the advice below it.
-            raise error.with_traceback(None) from None
+        return self._plan()[1].schema
 
-    def _planned(self) -> tuple[_SourceAsked, Job]:
-        if self._read is None:
-            asked = _SourceAsked.of(self.options)
-            self._read = asked, _plan(asked, self.facts)
-        return self._read
+    def _plan(self) -> tuple[_SourceAsked, Job]:
+        """What is asked for, and the job of its rows, with a lease on their snapshot."""
+        if self._planned is None:
+            asked = _SourceAsked(self.options)
+            options, repository = ReadOptions(**asked.read), asked.repository()
+            if asked.changes:
+                start, end = asked.changes["start"], asked.changes.get("end", "main")
+                plan = plan_changes(repository, options, self.facts, start, end)
+                job = plan.job(plan.cells.added)
+            else:
+                job = plan_read(repository, options, self.facts)
+            self._planned = asked, with_lease(job, asked.lease)
+        return self._planned
 
+    @briefly()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The tasks of the read.
 
         Raises
         ------
         InvalidArgumentError
-            If the caller has given a schema.
+            If the caller has given a schema, or options of a stream.
         """
-        if self._read is None:
+        if self._planned is None:
             raise InvalidArgumentError(
                 f"with the schema {schema.simpleString()[:200]}, Spark would choose the snapshot "
                 "anew for each query: leave it out, and choose columns by the option variables"
             )
-        asked, job = self._read
+        asked, job = self._planned
         if asked.stream:
             raise InvalidArgumentError(
                 f"only a stream takes the options {', '.join(STREAM)}: use readStream"
             )
-        return _Reader(job)
+        return JobReader(job)
 
+    @briefly()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The stream of the cells that commits of a branch add.
 
@@ -182,7 +182,7 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given another schema, or options name one snapshot.
         """
-        asked, job = self._planned()
+        asked, job = self._plan()
         own = job.schema
         if not same_columns(schema, own):
             raise InvalidArgumentError(
@@ -198,6 +198,7 @@ class ManifestsDataSource(DataSource):
         options, stream = ReadOptions(**asked.read), StreamOptions(**asked.stream)
         return ChangeStream(asked.repository(), options, self.facts, stream, schema, names)
 
+    @briefly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The tasks of a write, and its commit.
 
@@ -206,11 +207,9 @@ class ManifestsDataSource(DataSource):
         ManifestsError
             As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
         """
-        try:
-            return BatchSink(Sink.of(self.options, schema, overwrite=overwrite, facts=self.facts))
-        except ManifestsError as error:
-            raise error.with_traceback(None) from None
+        return BatchSink(Sink.of(self.options, schema, overwrite=overwrite, facts=self.facts))
 
+    @briefly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """The tasks of a batch of a stream, and its commit.
 
@@ -223,71 +222,20 @@ class ManifestsDataSource(DataSource):
             raise InvalidArgumentError(
                 "a stream adds the rows of each batch: use the output mode append or update"
             )
-        try:
-            return StreamSink(Sink.of_stream(self.options, schema, facts=self.facts))
-        except ManifestsError as error:
-            raise error.with_traceback(None) from None
+        return StreamSink(Sink.of_stream(self.options, schema, facts=self.facts))
 
 
-class _Reader(DataSourceReader):
-    """One partition for each task of a job."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def partitions(self) -> list[InputPartition]:
-        renew_lease(self._job)  # a view may be older than the first query on it
-        return [InputPartition(number) for number in range(self._job.tasks)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # For a job without tasks, Spark makes a partition without a value.
-        number = partition.value
-        return iter(()) if number is None else partition_batches(self._job, number)
-
-
-@dataclass(frozen=True, slots=True)
 class _SourceAsked:
     """What options ask for: the arguments of `read`, of `changes` and of a stream."""
 
-    location: str
-    storage_options: Mapping[str, object] | None
-    containers: Mapping[str, Any] | None
-    authorize: Sequence[str]
-    read: Mapping[str, Any]
-    changes: Mapping[str, Any]
-    stream: Mapping[str, Any]
-    lease: timedelta | None
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> _SourceAsked:
-        """What these options, as Spark passes them on, ask for."""
-        location, arguments = read_options(options)
-        changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
-        lease = arguments.pop("lease", None if stream else _LEASE)  # a stream holds its own
-        containers = arguments.pop("virtual_containers", None)
-        storage_options = arguments.pop("storage_options", None)
-        opened = storage_options, containers, arguments.pop("authorize", ())
-        return cls(location, *opened, arguments, changes, stream, lease)
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._location, self.read = read_options(options)
+        self.changes, self.stream = taken(self.read, CHANGES), taken(self.read, STREAM)
+        # A stream holds its own.
+        self.lease = self.read.pop("lease", None if self.stream else _LEASE)
+        where = "virtual_containers", "authorize", "storage_options"
+        self._opening = {name: self.read.pop(name) for name in where if name in self.read}
 
     def repository(self) -> Repository:
         """The repository, opened."""
-        return repositories.open(
-            self.location,
-            virtual_containers=self.containers,
-            authorize=self.authorize,
-            storage_options=self.storage_options,
-        )
-
-
-def _plan(asked: _SourceAsked, facts: SparkFacts) -> Job:
-    """The job of the rows that are asked for, with a lease on their snapshot."""
-    options, repository = ReadOptions(**asked.read), asked.repository()
-    if asked.changes:
-        start, end = asked.changes["start"], asked.changes.get("end", "main")
-        plan = plan_changes(repository, options, facts, start, end)
-        job = plan.job(plan.cells.added)
-    else:
-        job = plan_read(repository, options, facts)
-    if asked.lease is not None and job.tasks:
-        leave_lease(repository, job.snapshot_id, asked.lease)
-    return with_lease(job, asked.lease)
+        return repositories.open(self._location, **self._opening)

@@ -1,45 +1,108 @@
-"""The plan of one read, as it travels to Spark's workers.
+"""The plan of one read, as it travels to Spark's workers, and the lease on its snapshot.
 
-It names a snapshot, columns and boxes of cells. It has neither data nor secrets, and its size
+A plan names a snapshot, columns and boxes of cells. It has neither data nor secrets, and its size
 depends on the length of the axes, not on the number of cells.
+
+A DataFrame is lazy, and Spark does not say when the last one that needs a snapshot is gone. So a
+read leaves a lease behind that nobody gives up: it ends when its duration is over. A task that
+begins when half of the duration or more is over leaves it again. So a lease covers a job of any
+length, as long as tasks keep beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+import os
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Final
 
 import numpy as np
 from pyspark.sql.types import StructType
 
+from zarr_manifests import repositories
+from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.grid import Box, IndexArray, grid_shape
 from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
 from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import place_of
 from zarr_manifests.virtual.containers import VirtualContainer
 
-__all__ = ["Containers", "Job", "Leased", "chunks_in"]
+__all__ = ["Containers", "Job", "Lease", "chunks_in", "with_lease"]
+
+_LOG = logging.getLogger(__name__)
+_RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
+"""After which share of the duration this process renews: not all workers at the same moment."""
+_left_s: Final[dict[tuple[Hashable, str, timedelta], float]] = {}
+"""When a lease was left, as far as this process knows: by repository, snapshot and duration."""
 
 type Containers = tuple[tuple[str, VirtualContainer], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
-    """The lease that a job began with.
+class Lease:
+    """A lease that was left on a snapshot.
 
     Parameters
     ----------
-    since_s : float
-        When it was taken, in seconds since 1970.
+    storage : Storage
+        The repository's storage.
+    snapshot_id : str
+        The snapshot.
     duration : timedelta
         How long it lasts, if nobody renews it.
+    since_s : float
+        When it was left, in seconds since 1970.
     """
 
-    since_s: float
+    storage: Storage
+    snapshot_id: str
     duration: timedelta
+    since_s: float
+
+    @classmethod
+    def leave(
+        cls, storage: Storage, snapshot_id: str, duration: timedelta, since_s: float = 0.0
+    ) -> Lease:
+        """Leave a lease, unless the last one known, or that since a moment, is not half over.
+
+        There is one for each snapshot and duration. Where the storage refuses to be written, no
+        lease is left, and the log says so.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If the snapshot has expired.
+        """
+        key = (place_of(storage), snapshot_id, duration)
+        since_s = max(since_s, _left_s.get(key, 0.0))
+        if time.time() >= since_s + _RENEWED * duration.total_seconds():
+            owner = f"Spark jobs on {snapshot_id}, {duration}"
+            repository = repositories.open(storage)
+            try:
+                with repository.lease(snapshot_id, duration, owner=owner, instead=True) as lease:
+                    lease.keep()
+            except StorageError:
+                _LOG.warning("no lease on %s, which cannot be written", repository, exc_info=True)
+            since_s = _left_s[key] = time.time()
+        return cls(storage, snapshot_id, duration, since_s)
+
+    def renew(self) -> None:
+        """Leave it again, if half of its duration is over.
+
+        A task goes on without it: what it reads may still be there, and else its error says so.
+        """
+        try:
+            self.leave(self.storage, self.snapshot_id, self.duration, self.since_s)
+        except ManifestsError:
+            _LOG.warning(
+                "the lease on snapshot %s was not renewed", self.snapshot_id, exc_info=True
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +139,7 @@ class Job:
         Which rows to keep.
     time_zone : str, default "UTC"
         The time zone of times in `where` that have none.
-    lease : Leased, optional
+    lease : Lease, optional
         The lease on the snapshot that tasks renew.
     """
 
@@ -96,7 +159,7 @@ class Job:
     decode_times: bool = True
     where: Where | None = None
     time_zone: str = "UTC"
-    lease: Leased | None = None
+    lease: Lease | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -148,3 +211,16 @@ class Job:
 def chunks_in(boxes: IndexArray) -> int:
     """The number of chunks, or of cells, in disjoint boxes (int64[n, 2, ndim])."""
     return int((boxes[:, 1] - boxes[:, 0]).prod(axis=1).sum())
+
+
+def with_lease(job: Job, duration: timedelta | None) -> Job:
+    """The job, on whose snapshot a lease was left for a duration, if it reads anything.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If the snapshot has expired.
+    """
+    if duration is None or not job.tasks:
+        return job
+    return replace(job, lease=Lease.leave(job.storage, job.snapshot_id, duration))

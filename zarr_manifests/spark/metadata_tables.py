@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 import numpy as np
@@ -23,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.keys import ArrayMeta, absolute
 from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.reports import Amount, LoggedOperation, ManifestPlace, SnapshotInfo
@@ -31,9 +30,8 @@ from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, estimate_of
 from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.job import Leased
-from zarr_manifests.spark.lease import keep_readable, renew_lease
-from zarr_manifests.spark.worker import opened
+from zarr_manifests.spark.job import Lease
+from zarr_manifests.spark.worker import briefly, opened
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.texts import known_as
@@ -54,6 +52,17 @@ _COLUMNS: Final[Mapping[Any, pa.DataType]] = {
     Mapping[str, int]: pa.map_(_TEXT, _NUMBER),
     Mapping[str, Any]: _TEXT,  # as JSON
 }
+_ARRAYS: Final = pa.schema(
+    {"path": _TEXT, "zarr_format": pa.int32(), "dtype": _TEXT, "dimensions": pa.list_(_TEXT)}
+    | dict.fromkeys(("shape", "chunk_shape", "shard_shape"), _SHAPE)
+    | {"attributes": _TEXT, "grid_chunks": pa.decimal128(38, 0)}
+    | {"chunks": _NUMBER, "chunks_exact": pa.bool_()}
+    | {"chunk_bytes": _NUMBER, "chunk_bytes_exact": pa.bool_()}
+)
+_STATISTICS: Final = pa.schema(
+    {"path": _TEXT, "coords": _SHAPE, "low": _TEXT, "high": _TEXT}
+    | dict.fromkeys(("missing", "nan", "cells"), _NUMBER)
+)
 _CHUNKS: Final = pa.schema(
     {"path": _TEXT, "coords": _SHAPE, "kind": _TEXT, "location": _TEXT}
     | dict.fromkeys(("offset", "length", "crc32c"), _NUMBER)
@@ -67,7 +76,7 @@ def metadata_table(
     *,
     path: str | None = None,
     version: str | None = None,
-    lease: timedelta | None = timedelta(hours=1),
+    lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read what a repository says of itself; no chunk is read.
@@ -157,13 +166,10 @@ def metadata_table(
         if total.chunks
         for box in batches([(meta.grid, total.chunks)], _REFS_PER_TASK)
     )
-    leased = None if lease is None else Leased(time.time(), lease)
-    tasks = _ChunkTasks(repository.storage, session.snapshot_id, boxes, leased)
+    at = repository.storage, session.snapshot_id
+    left = None if lease is None else Lease.leave(*at, lease)
     numbers = spark.range(0, len(boxes), 1, max(len(boxes), 1))
-    frame = numbers.mapInArrow(tasks.run, from_arrow_schema(_CHUNKS))
-    if lease is not None:
-        keep_readable(repository, session.snapshot_id, lease.total_seconds(), frame)
-    return frame
+    return numbers.mapInArrow(partial(_chunks, at, boxes, left), from_arrow_schema(_CHUNKS))
 
 
 def driver_table(
@@ -228,45 +234,28 @@ def _arrays_of(session: Session, path: str | None) -> list[tuple[str, ArrayMeta,
 
 
 def _arrays(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:
-    found = [zarr.open_array(session.store, path=path, mode="r") for path, _, _ in arrays]
-    metas = [meta for _, meta, _ in arrays]
-    totals = [total for _, _, total in arrays]
-    return pa.table(
-        {
-            "path": pa.array([path for path, _, _ in arrays], _TEXT),
-            "zarr_format": pa.array([each.metadata.zarr_format for each in found], pa.int32()),
-            "dtype": pa.array([str(each.dtype) for each in found], _TEXT),
-            "dimensions": pa.array([meta.dimension_names for meta in metas], pa.list_(_TEXT)),
-            "shape": pa.array([each.shape for each in found], _SHAPE),
-            "chunk_shape": pa.array([each.chunks for each in found], _SHAPE),
-            "shard_shape": pa.array([each.shards for each in found], _SHAPE),
-            "attributes": pa.array([_as_json(each.attrs.asdict()) for each in found], _TEXT),
-            "grid_chunks": pa.array([meta.grid.size for meta in metas], pa.decimal128(38, 0)),
-            "chunks": pa.array([total.chunks for total in totals], _NUMBER),
-            "chunks_exact": pa.array([total.chunks_exact for total in totals], pa.bool_()),
-            "chunk_bytes": pa.array([total.nbytes for total in totals], _NUMBER),
-            "chunk_bytes_exact": pa.array([total.nbytes_exact for total in totals], pa.bool_()),
-        }
-    )
+    rows = []
+    for path, meta, total in arrays:
+        array = zarr.open_array(session.store, path=path, mode="r")
+        shapes = array.shape, array.chunks, array.shards
+        kind = path, array.metadata.zarr_format, str(array.dtype), meta.dimension_names
+        sizes = total.chunks, total.chunks_exact, total.nbytes, total.nbytes_exact
+        rows.append((*kind, *shapes, _as_json(array.attrs.asdict()), meta.grid.size, *sizes))
+    made = [dict(zip(_ARRAYS.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(made, _ARRAYS)
 
 
 def _statistics(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:
-    found = [session.chunk_refs(path, statistics=True) for path, _, _ in arrays]
-    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
-        "path": (_TEXT, [pa.repeat(each.path, len(each)) for each in found]),
-        "coords": (_SHAPE, [_lists(each.coords) for each in found]),
-        "low": (_TEXT, [_texts(each.low, each.bounded) for each in found]),
-        "high": (_TEXT, [_texts(each.high, each.bounded) for each in found]),
-        "missing": (_NUMBER, [each.missing for each in found]),
-        "nan": (_NUMBER, [each.nan for each in found]),
-        "cells": (_NUMBER, [each.cells for each in found]),
-    }
-    return pa.table({name: pa.chunked_array(of, kind) for name, (kind, of) in columns.items()})
-
-
-def _lists(coords: IndexArray) -> pa.ListArray:
-    edges = np.arange(len(coords) + 1, dtype=np.int32) * coords.shape[1]
-    return pa.ListArray.from_arrays(pa.array(edges), pa.array(coords.reshape(-1)))
+    made = []
+    for path, _, _ in arrays:
+        found = session.chunk_refs(path, statistics=True)
+        edges = np.arange(len(found) + 1, dtype=np.int32) * found.coords.shape[1]
+        coords = pa.ListArray.from_arrays(edges, found.coords.reshape(-1))
+        bounds = _texts(found.low, found.bounded), _texts(found.high, found.bounded)
+        counts = found.missing, found.nan, found.cells
+        columns = pa.repeat(found.path, len(found)), coords, *bounds, *map(pa.array, counts)
+        made.append(pa.table(columns, _STATISTICS))
+    return pa.concat_tables(made) if made else _STATISTICS.empty_table()
 
 
 def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array:
@@ -276,33 +265,19 @@ def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array
     return pa.array(values.astype(str), _TEXT, mask=~bounded)
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkTasks:
-    """What the tasks of the table of chunks have in common, without refs or secrets.
-
-    Parameters
-    ----------
-    storage : Storage
-        The repository's storage.
-    snapshot_id : str
-        The snapshot.
-    boxes : tuple of (str, Box)
-        For each task the path of an array, and a box of its chunk grid.
-    lease : Leased, optional
-        The lease on the snapshot that tasks renew.
-    """
-
-    storage: Storage
-    snapshot_id: str
-    boxes: tuple[tuple[str, Box], ...]
-    lease: Leased | None = None
-
-    def run(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tasks whose numbers are in the first column."""
-        renew_lease(self)
-        session = opened(self.storage, self.snapshot_id)
+def _chunks(
+    at: tuple[Storage, str],
+    boxes: Sequence[tuple[str, Box]],
+    lease: Lease | None,
+    tasks: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tasks whose numbers are in the first column: each has one box."""
+    with briefly():
+        if lease is not None:
+            lease.renew()
+        session = opened(*at)
         for number in (number for batch in tasks for number in batch.column(0).to_pylist()):
-            path, box = self.boxes[number]
+            path, box = boxes[number]
             found = session.chunk_refs(path, box).to_arrow().drop_columns("data")
             rows = found.add_column(0, "path", pa.repeat(path, len(found)))
             yield from rows.rename_columns(_CHUNKS.names).cast(_CHUNKS).to_batches(_BATCH_ROWS)

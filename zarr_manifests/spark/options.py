@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,23 +19,13 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.storage.url import parse_options
 from zarr_manifests.texts import hyphened, known_as, shown
 
-__all__ = [
-    "CHANGES",
-    "LOCATION",
-    "OPTIONS",
-    "STREAM",
-    "WRITE",
-    "SourceOption",
-    "read_options",
-    "taken",
-    "write_options",
-]
+__all__ = ["CHANGES", "STREAM", "read_options", "taken", "write_options"]
 
-LOCATION: Final = "path"
-"""The option that `load(url)` and `save(url)` set, and that SQL has to give."""
+type _Options = Mapping[str, Callable[[str], Any]]
+"""What makes an argument of an option's text, or raises `ValueError` with what it expects."""
+
 # Spark gives a stream's own options to its sink, too.
 _CHECKPOINT: Final = "checkpointlocation"
-
 _STORAGE: Final = "storage."
 
 
@@ -91,23 +80,11 @@ def _object(example: str) -> Callable[[str], dict[str, Any]]:
     return read
 
 
-def _count(value: str) -> int:
+def _count(value: str, least: int = 1) -> int:
     # int() would accept signs, underscores and digits of other scripts.
-    if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value)):
-        raise ValueError("expected a whole number from 1 on")
+    if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value) >= least):
+        raise ValueError(f"expected a whole number from {least} on")
     return int(value)
-
-
-def _version(value: str) -> int:
-    if not (value.isascii() and value.isdigit() and len(value) < 19):
-        raise ValueError("expected a whole number from 0 on")
-    return int(value)
-
-
-def _flag(value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise ValueError("expected true or false")
-    return value.lower() == "true"
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -119,116 +96,84 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def _duration(value: str) -> timedelta:
-    found = duration_of(value)
+def _flag(value: str) -> bool:
+    return _one_of("true", "false")(value) == "true"
+
+
+def _duration(value: str, advice: str = "") -> timedelta:
+    try:
+        found = duration_of(value)
+    except ValueError:
+        found = None
     if not found:
-        raise ValueError("expected a duration such as 90s, 36h or 7d")
+        raise ValueError(f"expected a duration such as 90s, 36h or 7d{advice}")
     return found
 
 
 def _lease(value: str) -> timedelta | None:
-    try:
-        return None if value.strip().lower() == "none" else _duration(value)
-    except ValueError as error:
-        raise ValueError("expected a duration such as 90s, 36h or 7d, or none") from error
+    return None if value.strip().lower() == "none" else _duration(value, ", or none")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOption:
-    """An option of the data source.
-
-    Parameters
-    ----------
-    argument : str
-        The argument that it gives, of `read`, of `changes` or of a stream.
-    read : callable
-        From the option's text to the argument; raises `ValueError` with what it expects.
-    """
-
-    argument: str
-    read: Callable[[str], Any]
-
-
-OPTIONS: Final[Mapping[str, SourceOption]] = {
-    "group": SourceOption("group", _text),
-    "variables": SourceOption("variables", _names),
-    "version": SourceOption("version", _text),
-    "branch": SourceOption("branch", _text),
-    "start-snapshot-id": SourceOption("start", _text),
-    "end-snapshot-id": SourceOption("end", _text),
-    "where": SourceOption("where", _where),
-    "on-empty": SourceOption("on_empty", _one_of("empty", "error")),
-    "decode-times": SourceOption("decode_times", _flag),
-    "broadcast": SourceOption("broadcast", _flag),
-    "nan": SourceOption("nan", _one_of("null", "keep", "drop")),
-    "target-rows": SourceOption("target_rows", _count),
-    "max-tasks": SourceOption("max_tasks", _count),
-    "layout": SourceOption("layout", _one_of("long", "chunk")),
-    "lease": SourceOption("lease", _lease),
-    "virtual-containers": SourceOption(
-        "virtual_containers", _object('{"era5": "s3://bucket/era5"}')
-    ),
-    "authorize": SourceOption("authorize", _names),
-    "starting-snapshot": SourceOption("starting_snapshot", _text),
-    "max-commits-per-trigger": SourceOption("max_commits", _count),
-    "max-bytes-per-trigger": SourceOption("max_bytes", _count),
-    "streaming-overwrite-mode": SourceOption(
-        "overwrite_mode", _one_of("fail", "skip", "added-only")
-    ),
-    "keep-for": SourceOption("keep_for", _duration),
-    "dims": SourceOption("dims", _names),
-    "append-dim": SourceOption("append_dim", _text),
-    "region": SourceOption("region", _ranges),
-    "missing": SourceOption("missing", _one_of("fill", "keep", "error")),
-    "duplicates": SourceOption("duplicates", _one_of("error", "last")),
-    "order-by": SourceOption("order_by", _text),
-    "tolerance": SourceOption("tolerance", _object('{"lat": 1e-6}')),
-    "statistics": SourceOption("statistics", _flag),
-    "message": SourceOption("message", _text),
-    "txn-app-id": SourceOption("txn_app_id", _text),
-    "txn-version": SourceOption("txn_version", _version),
-    "write.buffer-bytes": SourceOption("buffer_bytes", _count),
+_PLACE: Final[_Options] = {
+    "group": _text,
+    "branch": _text,
+    "virtual-containers": _object('{"era5": "s3://bucket/era5"}'),
+    "authorize": _names,
 }
-"""The options by name."""
-
-CHANGES: Final = ("start-snapshot-id", "end-snapshot-id")
-"""The options of the cells that were added between two snapshots."""
-STREAM: Final = (
-    "starting-snapshot",
-    "max-commits-per-trigger",
-    "max-bytes-per-trigger",
-    "streaming-overwrite-mode",
-    "keep-for",
-)
-"""The options that only a stream has."""
-WRITE: Final = (
-    "dims",
-    "append-dim",
-    "region",
-    "missing",
-    "duplicates",
-    "order-by",
-    "tolerance",
-    "statistics",
-    "message",
-    "txn-app-id",
-    "txn-version",
-    "write.buffer-bytes",
-)
-"""The options that only a write has. A view that rows are inserted into has them too."""
+"""The options of reads and writes."""
 # What a view may have that rows are inserted into, and which says nothing about where they go.
-_EITHER: Final = (
-    "group",
-    "branch",
-    "virtual-containers",
-    "authorize",
-    "variables",
-    "nan",
-    "on-empty",
-    "lease",
-)
-# Of each of these, two or more contradict each other.
-_APART: Final[tuple[tuple[str, ...], ...]] = (
+_EITHER: Final[_Options] = {
+    "variables": _names,
+    "nan": _one_of("null", "keep", "drop"),
+    "on-empty": _one_of("empty", "error"),
+    "lease": _lease,
+}
+_READ: Final[_Options] = {
+    "version": _text,
+    "where": _where,
+    "decode-times": _flag,
+    "broadcast": _flag,
+    "target-rows": _count,
+    "max-tasks": _count,
+    "layout": _one_of("long", "chunk"),
+}
+CHANGES: Final[_Options] = {"start-snapshot-id": _text, "end-snapshot-id": _text}
+"""The options of the cells that were added between two snapshots."""
+STREAM: Final[_Options] = {
+    "starting-snapshot": _text,
+    "max-commits-per-trigger": _count,
+    "max-bytes-per-trigger": _count,
+    "streaming-overwrite-mode": _one_of("fail", "skip", "added-only"),
+    "keep-for": _duration,
+}
+"""The options that only a stream has."""
+_WRITE: Final[_Options] = {
+    "dims": _names,
+    "append-dim": _text,
+    "region": _ranges,
+    "missing": _one_of("fill", "keep", "error"),
+    "duplicates": _one_of("error", "last"),
+    "order-by": _text,
+    "tolerance": _object('{"lat": 1e-6}'),
+    "statistics": _flag,
+    "message": _text,
+    "txn-app-id": _text,
+    "txn-version": lambda value: _count(value, least=0),
+    "write.buffer-bytes": _count,
+}
+"""The options that only a write has. A view that rows are inserted into has them too."""
+_ALL: Final[_Options] = {**_PLACE, **_EITHER, **_READ, **CHANGES, **STREAM, **_WRITE}
+_ARGUMENTS: Final = {
+    "start-snapshot-id": "start",
+    "end-snapshot-id": "end",
+    "max-commits-per-trigger": "max_commits",
+    "max-bytes-per-trigger": "max_bytes",
+    "streaming-overwrite-mode": "overwrite_mode",
+    "write.buffer-bytes": "buffer_bytes",
+}
+"""The arguments that have other names than their options."""
+# Of each of these, both contradict each other.
+_APART: Final = (
     *((change, other) for change in CHANGES for other in ("version", "branch")),
     *(("lease", of_stream) for of_stream in STREAM),
 )
@@ -263,7 +208,7 @@ def read_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
 target-rows?
     """
     location, arguments, _ = _parsed(given)
-    taken(arguments, WRITE)
+    taken(arguments, _WRITE)
     branch = arguments.pop("branch", None)
     return location, arguments if branch is None else {"version": branch} | arguments
 
@@ -288,28 +233,26 @@ def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     ('winds', {'dims': ['time', 'lat'], 'append_dim': 'time'})
     """
     known = {name: value for name, value in given.items() if name.lower() != _CHECKPOINT}
-    location, arguments, texts = _parsed(known)
-    reads = [name for name in texts if name in OPTIONS and name not in (*WRITE, *_EITHER)]
+    location, arguments, names = _parsed(known)
+    reads = [name for name in names if name in {**_READ, **CHANGES, **STREAM}]
     if reads:
         raise InvalidArgumentError(
             f"a write does not take {' and '.join(reads)}, which say what to read"
         )
-    both = taken(arguments, ("group", "branch", "virtual-containers", "authorize"))
-    if "storage_options" in arguments:
-        both["storage_options"] = arguments["storage_options"]
-    return location, taken(arguments, WRITE) | both
+    taken(arguments, _EITHER)
+    return location, arguments
 
 
-def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], dict[str, str]]:
-    """The location, the arguments, and the options by their names in lower case."""
+def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], list[str]]:
+    """The location, the arguments, and the names of the options in lower case."""
     texts = {name.lower(): value for name, value in given.items()}
-    location = texts.pop(LOCATION, "")
+    location = texts.pop("path", "")
     arguments: dict[str, Any] = {}
-    faults = (
-        []
-        if location
-        else ["there is no location: load(url) or save(url) gives it, and in SQL path 'url'"]
-    )
+    faults = []
+    if not location:
+        faults.append(
+            "there is no location: load(url) or save(url) gives it, and in SQL path 'url'"
+        )
     of_storage = {name: texts.pop(name) for name in list(texts) if name.startswith(_STORAGE)}
     if of_storage and location:
         try:
@@ -319,32 +262,33 @@ def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], dict[str, st
         except ConfigError as error:
             faults += [f"option {_STORAGE}{problem}" for problem in error.problems]
     for name, text in texts.items():
-        option = OPTIONS.get(name)
-        if option is None:
-            advice = known_as(hyphened(name), OPTIONS)
+        if name not in _ALL:
+            advice = known_as(hyphened(name), _ALL)
             faults.append(f"option {name[:64]!r} is unknown: {advice}")
             continue
         try:
-            arguments[option.argument] = option.read(text)
+            arguments[_argument(name)] = _ALL[name](text)
         except ValueError as error:
             faults.append(f"option {name!r} cannot be {shown(text)}: {error}")
     faults += _contradictions(texts.keys())
     if faults:
         raise InvalidArgumentError("; ".join(faults))
-    return location, arguments, texts
+    return location, arguments, list(texts)
+
+
+def _argument(name: str) -> str:
+    return _ARGUMENTS.get(name, name.replace("-", "_"))
 
 
 def taken(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Take the arguments that the options of these names give out of those of `read_options`."""
-    wanted = (OPTIONS[name].argument for name in names)
+    wanted = map(_argument, names)
     return {name: arguments.pop(name) for name in wanted if name in arguments}
 
 
-def _contradictions(names: Iterable[str]) -> Iterator[str]:
-    known = set(names)
-    for group in _APART:
-        both = [name for name in group if name in known]
-        if len(both) > 1:
-            yield f"options {' and '.join(both)} contradict each other: give one of them"
+def _contradictions(known: Iterable[str]) -> Iterator[str]:
+    for pair in _APART:
+        if {*pair} <= {*known}:
+            yield f"options {' and '.join(pair)} contradict each other: give one of them"
     if "end-snapshot-id" in known and "start-snapshot-id" not in known:
         yield "option end-snapshot-id needs start-snapshot-id; to read one snapshot, version"

@@ -19,8 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
-from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.lease import keep_readable, with_lease
+from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.worker import PANDAS_WARNING, run, run_arrow
 from zarr_manifests.storage import Storage
@@ -46,7 +45,7 @@ def read(
     target_rows: int = 2 * 1024**2,
     max_tasks: int = 10_000,
     engine: Literal["arrow", "pandas"] = "arrow",
-    lease: timedelta | None = timedelta(hours=1),
+    lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read variables as a DataFrame with one row per cell.
@@ -109,10 +108,10 @@ def read(
     engine : "arrow" or "pandas", default "arrow"
         How workers hand rows to Spark: with `mapInArrow`, or with the slower `mapInPandas`. The
         rows are the same.
-    lease : timedelta, optional
-        How long to keep the snapshot from being collected. The lease lasts longer as long as this
-        process refers to the DataFrame, and ends with the process. Tasks that begin late take
-        another one for as long. None takes no lease.
+    lease : timedelta, default 1 day
+        How long to keep the snapshot, and all later ones, from being collected; tasks that begin
+        late prolong it. It lasts that long even if the DataFrame is not needed any more. None takes
+        no lease.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
 
@@ -160,10 +159,7 @@ def read(
     )
     repository = repository_of(url, storage_options)
     job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
-    frame = rows(spark, job, engine)
-    if lease is not None and job.tasks:
-        keep_readable(repository, job.snapshot_id, lease.total_seconds(), frame)
-    return frame
+    return rows(spark, job, engine)
 
 
 def rows(spark: SparkSession, job: Job, engine: str = "arrow") -> DataFrame:

@@ -31,33 +31,32 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import types as sql
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructType
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.spark.source import Source
+from zarr_manifests.spark.source import Recipe, Source
 
-__all__ = ["SHAPE", "Column", "chunk_columns", "column_of", "schema_of", "to_arrow"]
+__all__ = [
+    "SHAPE",
+    "Column",
+    "chunk_columns",
+    "column_of",
+    "plain_arrow",
+    "schema_of",
+    "to_arrow",
+]
 
 SHAPE: Final = "shape"
 """The column with a chunk's shape, where a row is a chunk."""
 
-_TIMESTAMP: Final = (sql.TimestampType(), pa.timestamp("us", tz="UTC"))
-_STRING: Final = (sql.StringType(), pa.string())
-_BINARY: Final = (sql.BinaryType(), pa.binary())
-_INTERVAL: Final = (sql.DayTimeIntervalType(), pa.duration("us"))
-_NUMBERS: Final[Mapping[str, tuple[sql.DataType, pa.DataType]]] = {
-    "b1": (sql.BooleanType(), pa.bool_()),
-    "i1": (sql.ByteType(), pa.int8()),
-    "i2": (sql.ShortType(), pa.int16()),
-    "i4": (sql.IntegerType(), pa.int32()),
-    "i8": (sql.LongType(), pa.int64()),
-    "u1": (sql.ShortType(), pa.int16()),
-    "u2": (sql.IntegerType(), pa.int32()),
-    "u4": (sql.LongType(), pa.int64()),
-    "u8": (sql.DecimalType(20, 0), pa.decimal128(20, 0)),
-    "f2": (sql.FloatType(), pa.float32()),
-    "f4": (sql.FloatType(), pa.float32()),
-    "f8": (sql.DoubleType(), pa.float64()),
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_WIDER: Final[Mapping[str, pa.DataType]] = {
+    "u1": pa.int16(),
+    "u2": pa.int32(),
+    "u4": pa.int64(),
+    "u8": pa.decimal128(20, 0),
+    "f2": pa.float32(),
 }
 _REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregorian"})
 
@@ -70,18 +69,18 @@ class Column:
     ----------
     name : str
         Name of the variable or dimension.
-    spark : pyspark.sql.types.DataType
-        Its Spark type.
     arrow : pyarrow.DataType
-        Its Arrow type.
+        Its Arrow type, which is one of Spark's.
     metadata : mapping
         The attributes that a schema can hold, and how the values are represented.
+    recipe : Recipe, optional
+        How values are decoded; by xarray if it is not given.
     """
 
     name: str
-    spark: sql.DataType
     arrow: pa.DataType
     metadata: Mapping[str, Any]
+    recipe: Recipe | None = None
 
 
 def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
@@ -94,24 +93,20 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
     InvalidArgumentError
         If Spark has no type for its values.
     """
-    if is_dimension:
-        coordinate = source.coordinate(name)
-        if coordinate is None:
-            positions = {"values": "positions: the dimension has no coordinate"}
-            return Column(name, sql.LongType(), pa.int64(), positions)
-        dtype = coordinate.dtype
-    else:
-        dtype = source.decoded_dtype(name)
-    stored = source.encoded(name).dtype
-    attributes = source.attributes(name)
-    metadata = _metadata(attributes) | {"dtype": str(dtype)}
+    coordinate = source.coordinate(name) if is_dimension else None
+    if is_dimension and coordinate is None:
+        return Column(name, pa.int64(), {"values": "positions: the dimension has no coordinate"})
+    dtype = source.decoded_dtype(name) if coordinate is None else coordinate.dtype
+    attributes, recipe = source.attributes(name), source.recipe(name)
+    metadata = {each: value for each, value in attributes.items() if _is_plain(value)}
     if source.is_time(name):
         calendar = str(attributes.get("calendar", "standard")).lower()
         if calendar in _REAL_CALENDARS and dtype.kind == "M":
-            return Column(name, *_TIMESTAMP, metadata | {"dtype": "datetime64[us]"})
+            return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
-        return Column(name, *_STRING, metadata | {"dtype": "object", "values": what})
-    return Column(name, *_types(name, dtype, stored), metadata)
+        return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})
+    arrow = _type(name, dtype, source.encoded(name).dtype)
+    return Column(name, arrow, metadata | {"dtype": str(dtype)}, recipe)
 
 
 def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
@@ -122,10 +117,7 @@ def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> 
     InvalidArgumentError
         If a variable's values have no fixed size.
     """
-    values = sql.StructType(
-        [sql.StructField("dtype", sql.StringType()), sql.StructField("data", sql.BinaryType())]
-    )
-    stored = pa.struct([("dtype", pa.string()), ("data", pa.binary())])
+    values = pa.struct({"dtype": pa.string(), "data": pa.binary()})
     for column in variables:
         if column.metadata["dtype"] == "object" or column.arrow in (pa.string(), pa.binary()):
             raise InvalidArgumentError(
@@ -133,63 +125,43 @@ def chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> 
                 "them as bytes; use layout='long'"
             )
     return (
-        *(
-            Column(c.name, sql.ArrayType(c.spark), pa.list_(c.arrow), c.metadata)
-            for c in dimensions
-        ),
-        Column(SHAPE, sql.ArrayType(sql.LongType()), pa.list_(pa.int64()), {}),
-        *(Column(c.name, values, stored, c.metadata) for c in variables),
+        *(Column(c.name, pa.list_(c.arrow), c.metadata) for c in dimensions),
+        Column(SHAPE, pa.list_(pa.int64()), {}),
+        *(Column(c.name, values, c.metadata) for c in variables),
     )
 
 
-def _types(
-    name: str, dtype: np.dtype[Any], stored: np.dtype[Any]
-) -> tuple[sql.DataType, pa.DataType]:
-    known = _NUMBERS.get(f"{dtype.kind}{dtype.itemsize}")
-    if known is not None:
-        return known
-    if dtype.kind == "M":
-        return _TIMESTAMP
-    if dtype.kind == "m":
-        return _INTERVAL
+def _type(name: str, dtype: np.dtype[Any], stored: np.dtype[Any]) -> pa.DataType:
+    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+        return _WIDER.get(f"{dtype.kind}{dtype.itemsize}") or pa.from_numpy_dtype(dtype)
+    if dtype.kind in "mM":
+        return _TIMESTAMP if dtype.kind == "M" else pa.duration("us")
     if dtype.kind == "O" and stored.kind in "TUS":
-        return _STRING
+        return pa.string()
     if dtype.kind in "OSV" and dtype.names is None:
-        return _BINARY
+        return pa.binary()
     raise InvalidArgumentError(
         f"variable {name!r} has values of type {dtype}, which Spark has no type for; leave it out "
         "with variables=[...], or store it as several real variables"
     )
 
 
-def _metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes that a schema's metadata can hold."""
-    return {name: value for name, value in attributes.items() if _is_plain(value)}
-
-
 def _is_plain(value: Any) -> bool:
-    match value:
-        case bool() | str():
-            return True
-        case int():
-            return -(2**63) <= value < 2**63
-        case float():
-            return math.isfinite(value)
-        case list():
-            return len({type(each) for each in value}) == 1 and all(
-                not isinstance(each, list) and _is_plain(each) for each in value
-            )
-    return False
+    """Whether a schema's metadata can hold an attribute."""
+    if isinstance(value, list):
+        plain = all(not isinstance(each, list) and _is_plain(each) for each in value)
+        return plain and len({*map(type, value)}) == 1
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
 
 
-def schema_of(columns: tuple[Column, ...]) -> sql.StructType:
+def schema_of(columns: Sequence[Column]) -> StructType:
     """Return the schema of a DataFrame with these columns."""
-    return sql.StructType(
-        [
-            sql.StructField(c.name, c.spark, nullable=True, metadata=dict(c.metadata))
-            for c in columns
-        ]
-    )
+    fields = StructType()
+    for c in columns:
+        fields.add(c.name, from_arrow_type(c.arrow), nullable=True, metadata=dict(c.metadata))
+    return fields
 
 
 def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = False) -> pa.Array:
@@ -200,37 +172,36 @@ def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = Fa
     InvalidArgumentError
         If they have a date that a timestamp cannot represent.
     """
-    arrow = column.arrow
-    kind = values.dtype.kind
-    if pa.types.is_timestamp(arrow):
-        if kind == "O":
-            raise InvalidArgumentError(
-                f"variable {column.name!r} has dates before 1582 in the mixed Julian/Gregorian "
-                "calendar, which no timestamp can hold; store it in proleptic_gregorian"
-            )
-        return pa.array(values.astype("M8[us]"), pa.timestamp("us")).cast(arrow)
-    if pa.types.is_duration(arrow):
-        return pa.array(values.astype("m8[us]"), arrow)
+    arrow, kind = column.arrow, values.dtype.kind
     if pa.types.is_string(arrow):
         return pa.array([_text(value) for value in values.tolist()], arrow)
     if pa.types.is_binary(arrow):
         return pa.array(values.tolist(), arrow)
-    if pa.types.is_decimal(arrow):
-        return pa.array(values).cast(arrow)
+    if pa.types.is_timestamp(arrow) and kind == "O":
+        raise InvalidArgumentError(
+            f"variable {column.name!r} has dates before 1582 in the mixed Julian/Gregorian "
+            "calendar, which no timestamp can hold; store it in proleptic_gregorian"
+        )
+    if kind in "mM":
+        values = values.astype(f"{kind}8[us]", copy=False)
+        return plain_arrow(values, ~np.isnat(values)).cast(arrow)
     if kind == "f" and values.dtype.itemsize == 2:
         values = values.astype(np.float32)
-    found = _nan_as_null(values) if kind == "f" and nan_is_null else pa.array(values)
-    return found.cast(arrow)
+    valid = ~np.isnan(values) if kind == "f" and nan_is_null else None
+    return plain_arrow(values, valid).cast(arrow)
 
 
-def _nan_as_null(values: npt.NDArray[Any]) -> pa.Array:
-    """The numbers as `pa.array(values, from_pandas=True)` has them, several times as fast."""
-    missing = np.isnan(values)
-    plain = pa.array(values)
-    if not missing.any():
-        return plain
-    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.Array.from_buffers(plain.type, len(plain), [valid, plain.buffers()[1]])
+def plain_arrow(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Numbers, booleans or times (one-dimensional, in the machine's byte order) as Arrow has them.
+
+    `pa.array` imports pandas, even where it needs nothing of it.
+    """
+    bits = np.packbits(values, bitorder="little") if values.dtype == bool else values
+    known = None
+    if valid is not None and not valid.all():
+        known = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [known, pa.py_buffer(np.ascontiguousarray(bits))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
 
 def _text(value: Any) -> str | None:

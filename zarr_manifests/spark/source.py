@@ -1,8 +1,9 @@
 """A group of a snapshot as named, decoded variables, which are read lazily.
 
-Values are decoded by xarray (packing, fill values, CF times, text), so that Spark and
-`xarray.open_zarr` agree. Invariant: opening a source reads only metadata; each method documents
-what it reads.
+Values are those of `xarray.open_zarr` (packing, missing values, CF times, text). Tasks open a group
+by Zarr's metadata alone, and decode most variables by a `Recipe` that the driver has compared with
+xarray, because to import xarray takes longer than many a task. Invariant: opening a source reads
+only metadata; each method documents what it reads.
 """
 
 from __future__ import annotations
@@ -10,30 +11,80 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from numbers import Number
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
-import xarray as xr
 import zarr
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.session import Session
-from zarr_manifests.spark.fetched import FetchedStore
+from zarr_manifests.store import ManifestStore
 
-__all__ = ["Source"]
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Recipe", "Source", "place_in"]
 
 # Of larger shards, tasks read parts, since they hold what they read in memory.
 _LARGEST_SHARD_CELLS: Final = 4 * 1024**2
 # A Spark timestamp counts microseconds, which reach from year -290,000 to 290,000.
-_TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
-_DURATIONS: Final = xr.coders.CFTimedeltaCoder(
-    time_unit="us", decode_via_units=False, decode_via_dtype=True
-)
+_TIME_UNIT: Final = "us"
+_FILLS: Final = ("missing_value", "_FillValue")
+_NO_TIME: Final = np.iinfo(np.int64).min
+# Between these, whatever decodes times agrees.
+_FIRST, _LAST = np.array(["0001", "9999"], f"M8[{_TIME_UNIT}]").astype(int).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How NumPy alone decodes a variable's stored numbers, with the results of xarray.
+
+    Parameters
+    ----------
+    stored, dtype : numpy.dtype
+        As what numbers the stored ones count (`_Unsigned`), and what they are decoded to.
+    missing : tuple
+        The values that stand for none.
+    scale, offset : number, optional
+        What decoded numbers are multiplied by, and what is added then.
+    step, epoch : int, default 0
+        For times and durations: what a stored 1 stands for, and a stored 0.
+    """
+
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    missing: tuple[Any, ...] = ()
+    scale: Any = None
+    offset: Any = None
+    step: int = 0
+    epoch: int = 0
+
+    def decode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """The decoded values; None if times are so far away that xarray has to decide."""
+        values = values.astype(self.stored, copy=False)
+        untouched = not self.missing and self.scale is None and self.offset is None
+        found = values.astype(np.int64 if self.step else self.dtype, copy=not untouched)
+        if self.missing:
+            gone = np.logical_or.reduce([found == each for each in self.missing])
+            found[gone] = np.nan if found.dtype.kind == "f" else _NO_TIME
+        if self.scale is not None:
+            found *= self.scale
+        if self.offset is not None:
+            found += self.offset
+        if not self.step:
+            return found
+        known = found != _NO_TIME
+        ends = [end(found, initial=0, where=known) for end in (np.min, np.max)]
+        if not all(_FIRST <= int(end) * self.step + self.epoch <= _LAST for end in ends):
+            return None
+        return np.where(known, found * self.step + self.epoch, _NO_TIME).view(self.dtype)
 
 
 class Source:
@@ -57,20 +108,26 @@ class Source:
     ----------
     group : str
         Its absolute path.
-    data_variables : tuple of str
-        Names of the variables that are not coordinates, sorted.
     """
 
     def __init__(self, session: Session, group: str, *, decode_times: bool = True) -> None:
         self._decode_times = decode_times
         path = group.strip("/")
         self.group = f"/{path}"
-        self._session, self._store = session, FetchedStore(session)
-        store = self._store
-        self._arrays, self._refused = _arrays(store, path)
-        opened = xr.backends.ZarrStore.open_group(store, mode="r", group=path, consolidated=False)
+        self._session, self._store = session, session.store.with_read_only(True)
+        self._arrays, self._dims, self._refused = _arrays(self._store, path)
+        self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
+        self._decoders: dict[str, BulkDecoder | None] = {}
+
+    @cached_property
+    def _opened(self) -> tuple[Mapping[Any, xr.Variable], set[Any]]:
+        """The variables as they are stored, and the names of those that are coordinates."""
+        import xarray as xr
+
+        within: dict[str, Any] = {"group": self.group, "consolidated": False}
+        opened = xr.backends.ZarrStore.open_group(self._store, mode="r", **within)
         # Only determines which variables are coordinates; values are decoded when they are read.
-        self._encoded, _, coordinates = xr.conventions.decode_cf_variables(
+        encoded, _, coordinates = xr.conventions.decode_cf_variables(
             {name: opened.open_store_variable(name) for name in self._arrays},
             opened.get_attrs(),
             concat_characters=False,
@@ -78,10 +135,14 @@ class Source:
             decode_times=False,
             decode_timedelta=False,
         )
-        dimensions = {dim for variable in self._encoded.values() for dim in variable.dims}
-        self.data_variables = tuple(sorted(self._encoded.keys() - coordinates - dimensions))
-        self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
-        self._decoders: dict[str, BulkDecoder | None] = {}
+        return encoded, coordinates
+
+    @cached_property
+    def data_variables(self) -> tuple[str, ...]:
+        """Names of the variables that are not coordinates, sorted."""
+        encoded, coordinates = self._opened
+        dimensions = {dim for dims in self._dims.values() for dim in dims}
+        return tuple(sorted(encoded.keys() - coordinates - dimensions))
 
     def encoded(self, name: str) -> xr.Variable:
         """Return a variable as it is stored, without loading it.
@@ -93,17 +154,15 @@ class Source:
         InvalidArgumentError
             If its dimensions are unnamed, or a name occurs twice.
         """
-        found = self._encoded.get(name)
-        if found is not None:
-            return found
+        if name in self._arrays:
+            return self._opened[0][name]
         if name in self._refused:
             raise InvalidArgumentError(
                 f"the dimensions of {name!r} in group {self.group} have {self._refused[name]}, so "
                 "columns cannot be named after them; give the array other dimension_names"
             )
         data = ", ".join(sorted(self.data_variables)) or "none"
-        rest = self._encoded.keys() - set(self.data_variables)
-        coordinates = ", ".join(sorted(map(str, rest))) or "none"
+        coordinates = ", ".join(sorted(self._arrays.keys() - {*self.data_variables})) or "none"
         raise NotFoundError(
             f"there is no variable {name!r} in group {self.group}; there are: {data} "
             f"(and coordinates: {coordinates})"
@@ -111,17 +170,24 @@ class Source:
 
     def has(self, name: str) -> bool:
         """Whether there is a variable of that name."""
-        return name in self._encoded
+        return name in self._arrays
 
-    def coordinate(self, dimension: str) -> npt.NDArray[Any] | None:
+    def dims(self, name: str) -> tuple[str, ...]:
+        """The dimensions of a variable that there is."""
+        return self._dims[name]
+
+    def itemsize(self, name: str) -> int:
+        """Bytes of a stored value."""
+        return int(self._arrays[name].dtype.itemsize)
+
+    def coordinate(self, dimension: str, recipe: Recipe | None = None) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
-            found = self._encoded.get(dimension)
-            one = found is not None and found.dims == (dimension,)
-            self._coordinates[dimension] = self.read(dimension) if one else None
+            one = self._dims.get(dimension) == (dimension,)
+            self._coordinates[dimension] = self.read(dimension, recipe) if one else None
         return self._coordinates[dimension]
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str, recipe: Recipe | None = None) -> npt.NDArray[Any]:
         """Return the decoded values of a whole variable.
 
         Raises
@@ -129,8 +195,8 @@ class Source:
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
-        shape = self.encoded(name).shape
-        return self.decode(name, self.stored(name, Box((0,) * len(shape), shape)))
+        shape = self._arrays[name].shape
+        return self.decode(name, self.stored(name, Box((0,) * len(shape), shape)), recipe)
 
     def stored(self, name: str, block: Box, parts: Sequence[Box] | None = None) -> npt.NDArray[Any]:
         """Return the values of a block of cells as they are stored, to be decoded by `decode`.
@@ -140,34 +206,21 @@ class Source:
         """
         array, decoder = self._arrays[name], self._decoder(name)
         due = [block] if parts is None else parts
-        if decoder is None or not all(self._in_whole_shards(name, part) for part in due):
-            return self._through_zarr(name, block, due)
-        fill = array.metadata.fill_value
-        fill = array.metadata.dtype.default_scalar() if fill is None else fill
-        out = np.full(block.shape, fill, array.dtype)
-        sides = zip(block.lo, block.hi, strict=True)
-        where: dict[str, Any] = {"cells": tuple(sides)}
-        if list(due) != [block]:
-            where = {"coords": _chunks_of(block, due, self.stored_chunk_shape(name))}
-        chunks = self._session.read_chunks(array.path, **where)
-        return (
-            out if decoder.decode(chunks, out, block.lo) else self._through_zarr(name, block, due)
-        )
-
-    def _through_zarr(self, name: str, block: Box, due: Sequence[Box]) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] | None = None
+        if decoder is not None and all(self._in_whole_shards(name, part) for part in due):
+            fill = array.metadata.fill_value
+            fill = array.metadata.dtype.default_scalar() if fill is None else fill
+            out = np.full(block.shape, fill, array.dtype)
+            where: dict[str, Any] = {"cells": tuple(zip(block.lo, block.hi, strict=True))}
+            if list(due) != [block]:
+                where = {"coords": _chunks_of(block, due, self.stored_chunk_shape(name))}
+            chunks = self._session.read_chunks(array.path, **where)
+            if decoder.decode(chunks, out, block.lo):
+                return out
+        out = np.zeros(block.shape, array.dtype)
         for part in due:
-            sides = zip(part.lo, part.hi, block.lo, strict=True)
-            place = tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
             cells = tuple(slice(lo, hi) for lo, hi in zip(part.lo, part.hi, strict=True))
-            with self._store.fetched(self._arrays[name], cells):
-                values = self.encoded(name)[cells].to_numpy()
-            if part == block:
-                return values
-            found = np.zeros(block.shape, values.dtype) if found is None else found
-            found[place] = values
-        assert found is not None, "no part of a block"
-        return found
+            out[place_in(block, part)] = array[cells]
+        return out
 
     def _decoder(self, name: str) -> BulkDecoder | None:
         if name not in self._decoders:
@@ -189,16 +242,13 @@ class Source:
 
         With `in_shards` it is a shard of a sharded variable, unless a shard is large.
         """
-        encoding = self.encoded(name).encoding
-        shards = encoding.get("shards")
-        if in_shards and shards is not None and math.prod(shards) <= _LARGEST_SHARD_CELLS:
-            return tuple(shards)
-        return tuple(n if isinstance(n, int) else max(n) for n in encoding["chunks"])
+        array = self._arrays[name]
+        whole = in_shards and math.prod(array.shards or ()) <= _LARGEST_SHARD_CELLS
+        return tuple(array.shards or array.chunks) if whole else tuple(array.chunks)
 
     def chunk_cells(self, name: str) -> int:
-        """Number of cells in the smallest chunk of a variable, without those at the edges."""
-        lengths = self.encoded(name).encoding["chunks"]
-        return math.prod(n if isinstance(n, int) else min(n) for n in lengths)
+        """Number of cells in a chunk of a variable that is not at an edge."""
+        return math.prod(self._arrays[name].chunks)
 
     def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a stored chunk, which is a shard if the variable is sharded."""
@@ -211,7 +261,9 @@ class Source:
         if array.dtype.kind not in "fiu":
             return False
         fill = 0 if array.fill_value is None else array.fill_value
-        return bool(pd.isnull(self.decode(name, np.full(1, fill, array.dtype))).all())
+        decoded = self.decode(name, np.full(1, fill, array.dtype))
+        # Of what is no number, only NaN and NaT are unlike themselves; dates may also be None.
+        return bool((decoded[0] is None) or decoded[0] != decoded[0])
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
@@ -230,21 +282,30 @@ class Source:
         """A variable's attributes, including those that bounds inherit from their times."""
         return dict(self._inherited.get(name, {})) | dict(self.encoded(name).attrs)
 
-    def decode(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Decode stored values of a variable, which may be of any shape.
+    def decode(
+        self, name: str, values: npt.NDArray[Any], recipe: Recipe | None = None
+    ) -> npt.NDArray[Any]:
+        """Decode stored values of a variable, which may be of any shape: by a recipe, or xarray.
 
         Raises
         ------
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
+        decoded = None if recipe is None else recipe.decode(values)
+        if decoded is not None:
+            return decoded
+        import xarray as xr
+
         if not values.size and self.is_time(name):
             return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
-        variable = self.encoded(name)
-        attributes = dict(self._inherited.get(name, {})) | variable.attrs
         dims = [f"axis {number}" for number in range(max(values.ndim, 1))]
         given = values.reshape(values.shape or (1,))
-        encoded = xr.Variable(dims, given, attributes, variable.encoding)
+        encoded = xr.Variable(dims, given, self.attributes(name), self.encoded(name).encoding)
+        times = xr.coders.CFDatetimeCoder(time_unit=_TIME_UNIT)
+        durations = xr.coders.CFTimedeltaCoder(
+            time_unit=_TIME_UNIT, decode_via_units=False, decode_via_dtype=True
+        )
         try:
             with warnings.catch_warnings():
                 # It warns that it uses cftime, as the type of the column shows.
@@ -253,8 +314,8 @@ class Source:
                     name,
                     encoded,
                     stack_char_dim=False,  # a character is a cell here
-                    decode_times=_TIMES if self._decode_times else False,
-                    decode_timedelta=_DURATIONS,
+                    decode_times=times if self._decode_times else False,
+                    decode_timedelta=durations,
                 ).to_numpy()
         except ValueError as error:
             hint = ". With decode_times=False, times stay numbers" if self.is_time(name) else ""
@@ -264,16 +325,61 @@ class Source:
         plain = found.dtype.kind in "TUV" and found.dtype.names is None
         return (found.astype(object) if plain else found).reshape(values.shape)
 
+    def recipe(self, name: str) -> Recipe | None:
+        """How tasks decode a variable without xarray; None if they need it. Reads no data."""
+        stored, dtype = self._arrays[name].dtype, self.decoded_dtype(name)
+        times = dtype.kind in "mM" and stored.kind in "iu" and stored != np.uint64
+        if not times and (stored.kind not in "biuf" or dtype.kind not in "biuf"):
+            return None
+        attributes = self.attributes(name)
+        scale, offset = packed = [attributes.get(key) for key in ("scale_factor", "add_offset")]
+        given = [fill for key in _FILLS for fill in np.ravel(attributes.get(key, []))]
+        if not all(each is None or isinstance(each, Number) for each in (*packed, *given)):
+            return None
+        sign = {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned")))
+        counted = np.dtype(f"{sign}{stored.itemsize}") if sign and stored.kind in "iu" else stored
+        # What it cannot be made of, tasks will find out.
+        doubt = suppress(OverflowError, TypeError, ValueError)
+        with doubt, np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fills = [fill for fill in given if fill is not None and not np.isnan(fill)]
+            if counted != stored:
+                fills = [np.array(fill).astype(stored).astype(counted).item() for fill in fills]
+            recipe = Recipe(counted, dtype, tuple(fills), scale, offset)
+            ends = [-np.inf, np.nan, 0.1, np.inf]
+            if times:
+                first = next(n for n in range(2 * len(fills) + 1) if not {n, n + 1} & {*fills})
+                known = self.decode(name, np.array([first, first + 1], stored))
+                if known.dtype.kind != dtype.kind or (scale, offset) != (None, None):
+                    return None
+                one, two = known.astype(int).tolist()
+                epoch, ends = one - first * (two - one), []
+                recipe = replace(recipe, dtype=known.dtype, step=two - one, epoch=epoch)
+            elif stored.kind in "iu":
+                ends = [np.iinfo(stored).min, np.iinfo(stored).max]
+            some = np.array([0, 1, 2, 100, *fills]).astype(stored)
+            probes = np.concatenate([some, np.array(ends, stored)])
+            mine, due = recipe.decode(probes), self.decode(name, probes)
+            if mine is not None and (mine.dtype, mine.tobytes()) == (due.dtype, due.tobytes()):
+                return recipe
+        return None
+
     @cached_property
     def _inherited(self) -> Mapping[str, Mapping[str, str]]:
         """Units and calendar that bounds inherit from their times (CF 7.1)."""
         inherited = {}
-        for variable in self._encoded.values():
+        for variable in self._opened[0].values():
             attributes = variable.attrs
             if "bounds" in attributes and "since" in str(attributes.get("units", "")):
                 shared = {k: attributes[k] for k in ("units", "calendar") if k in attributes}
                 inherited[attributes["bounds"]] = shared
         return inherited
+
+
+def place_in(block: Box, part: Box) -> tuple[slice, ...]:
+    """Where the cells of a part are in an array of the cells of a block."""
+    sides = zip(part.lo, part.hi, block.lo, strict=True)
+    return tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
 
 
 def _chunks_of(block: Box, parts: Sequence[Box], chunk_shape: Coords) -> IndexArray:
@@ -290,8 +396,10 @@ def _chunks_of(block: Box, parts: Sequence[Box], chunk_shape: Coords) -> IndexAr
     return np.argwhere(mask) + np.array(first, np.int64)
 
 
-def _arrays(store: FetchedStore, path: str) -> tuple[dict[str, zarr.Array[Any]], dict[str, str]]:
-    """A group's arrays by name, and the reasons why others cannot be used."""
+def _arrays(
+    store: ManifestStore, path: str
+) -> tuple[dict[str, zarr.Array[Any]], dict[str, tuple[str, ...]], dict[str, str]]:
+    """A group's arrays and their dimensions by name, and the reasons why others cannot be used."""
     try:
         group = zarr.open_group(store, path=path, mode="r")
     except (FileNotFoundError, ValueError) as error:
@@ -300,25 +408,26 @@ def _arrays(store: FetchedStore, path: str) -> tuple[dict[str, zarr.Array[Any]],
             f"there is no group /{path} in this snapshot; there are: {found}"
         ) from error
     usable: dict[str, zarr.Array[Any]] = {}
+    named: dict[str, tuple[str, ...]] = {}
     refused: dict[str, str] = {}
     for name, array in group.arrays():
-        dims = getattr(array.metadata, "dimension_names", None) or ()
         if array.metadata.zarr_format == 2:  # where xarray keeps them
-            named = array.attrs.get("_ARRAY_DIMENSIONS")
-            dims = tuple(map(str, named)) if isinstance(named, list) else ()
-        if len(dims) != array.ndim or None in dims:
+            listed = array.attrs.get("_ARRAY_DIMENSIONS")
+        else:
+            listed = array.metadata.dimension_names
+        dims = tuple(listed) if isinstance(listed, list | tuple) else ()
+        if len(dims) != array.ndim or not all(isinstance(dim, str) for dim in dims):
             refused[name] = "no names"
         elif len(set(dims)) != len(dims):
             refused[name] = f"a name twice ({', '.join(dims)})"
         else:
-            usable[name] = array
-    return usable, refused
+            usable[name], named[name] = array, dims
+    return usable, named, refused
 
 
-def _groups(store: FetchedStore) -> list[str]:
+def _groups(store: ManifestStore) -> list[str]:
     try:
-        root = zarr.open_group(store, mode="r")
+        members = zarr.open_group(store, mode="r").members(max_depth=None)
     except (FileNotFoundError, ValueError):
         return []
-    below = [path for path, node in root.members(max_depth=None) if isinstance(node, zarr.Group)]
-    return ["/", *(f"/{path}" for path in sorted(below))]
+    return ["/", *sorted(f"/{path}" for path, node in members if isinstance(node, zarr.Group))]

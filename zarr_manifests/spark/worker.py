@@ -6,52 +6,48 @@ at a time: a block (`BLOCK_BYTES` of values and `BLOCK_CHUNKS` chunks, or one ch
 stored chunks, and two batches. Invariants:
 
 - A chunk is read once, as blocks are whole chunks. No chunk outside the boxes is read.
-- A batch has at most `BATCH_BYTES`, and at least `BATCH_ROWS` rows unless that would exceed the
-  first bound or the task has fewer.
+- A batch has at most `BATCH_BYTES`, and at least half of `BATCH_ROWS` rows unless that would exceed
+  the first bound or it is the last of its task.
+- Rows of numbers and times are made without xarray and pandas, which take long to import.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
-from functools import cache, partial
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache, partial, reduce
 from itertools import count
 from operator import sub
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zarr_manifests import repositories
+from zarr_manifests.errors import ManifestsError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.skipping import matching_cells
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
-from zarr_manifests.spark.lease import renew_lease
-from zarr_manifests.spark.schema import SHAPE, to_arrow
-from zarr_manifests.spark.source import Source
+from zarr_manifests.spark.schema import plain_arrow, to_arrow
+from zarr_manifests.spark.source import Source, place_in
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_ROWS",
-    "BLOCK_BYTES",
-    "BLOCK_CHUNKS",
-    "PANDAS_WARNING",
-    "batches",
-    "opened",
-    "partition_batches",
-    "run",
-    "run_arrow",
-]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["BATCH_ROWS", "JobReader", "briefly", "opened", "partition_batches", "run", "run_arrow"]
 
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
@@ -61,16 +57,11 @@ BLOCK_CHUNKS: Final = 64 * 1024
 PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
 """Start of a warning that pyspark gives for each batch, about features not used here."""
 
-_KEPT: Final = 8
-# A column of so many 8-byte values has half as many bytes as a block.
-_TILE_ROWS: Final = 2 * 1024**2
+_KEPT: Final = 16
 # Reading a box by itself costs about as much as passing over so many cells.
 _SKIPPED_CELLS: Final = 256 * 1024
-# The key has the containers, since they decide what a job may read elsewhere.
-_sessions: OrderedDict[tuple[Hashable, Containers, str], Session] = OrderedDict()
-type _Place = tuple[Hashable, Containers, str, str, bool, bool]
+_opened: OrderedDict[Hashable, Any] = OrderedDict()
 type _Held = dict[str, tuple[Box, npt.NDArray[Any]]]
-_sources: OrderedDict[_Place, tuple[Source, dict[str, pa.Array]]] = OrderedDict()
 
 
 def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -85,6 +76,8 @@ def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     """Yield the same rows as `run_arrow`, as pandas frames."""
+    import pandas as pd
+
     warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
     for table in _rows(job, (int(number) for frame in tasks for number in frame["id"])):
         # Arrow-typed columns reach Spark unchanged; NaN in numpy-typed ones becomes null.
@@ -97,33 +90,46 @@ def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
         yield from table.to_batches()
 
 
+class JobReader(DataSourceReader):
+    """A data source's tasks: one partition for each task of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def partitions(self) -> list[InputPartition]:
+        """The numbers of the tasks."""
+        if self._job.lease is not None:
+            self._job.lease.renew()  # a view may be older than the first query on it
+        return [InputPartition(number) for number in range(self._job.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        # For a job without tasks, Spark makes a partition without a value.
+        number = partition.value
+        return iter(()) if number is None else partition_batches(self._job, number)
+
+
 def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
-    renew_lease(job)
-    boxes = (box for number in numbers for box in job.boxes(number))
-    return batches(_chunk_rows(job, boxes) if job.layout == "chunk" else _pieces(job, boxes))
+    with briefly():
+        if job.lease is not None:
+            job.lease.renew()
+        boxes = (box for number in numbers for box in job.boxes(number))
+        made = _chunk_rows(job, boxes) if job.layout == "chunk" else _pieces(job, boxes)
+        yield from batches(made)
 
 
 def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Merge and split tables, in order, into tables within the bounds of a batch."""
-    ready: pa.Table | None = None
     waiting: list[pa.Table] = []
     rows = nbytes = 0
     for piece in (part for each in pieces for part in _split(each)):
-        full = rows >= BATCH_ROWS or (waiting and nbytes + piece.nbytes > BATCH_BYTES)
-        if full:
-            if ready is not None:
-                yield ready
-            ready, waiting, rows, nbytes = _merged(waiting), [], 0, 0
+        if rows >= BATCH_ROWS // 2 or (rows and nbytes + piece.nbytes > BATCH_BYTES):
+            yield pa.concat_tables(waiting).combine_chunks()
+            waiting, rows, nbytes = [], 0, 0
         waiting.append(piece)
         rows, nbytes = rows + piece.num_rows, nbytes + piece.nbytes
-    # The rest may have too few rows for a batch of its own.
-    left = [table for table in (ready, *waiting) if table is not None]
-    if left:
-        yield from _split(_merged(left))
-
-
-def _merged(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).combine_chunks()
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
 
 
 def _split(table: pa.Table) -> Iterator[pa.Table]:
@@ -140,8 +146,6 @@ def _split(table: pa.Table) -> Iterator[pa.Table]:
 def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     """Yield the rows of boxes, in tables of at most `BATCH_ROWS` rows."""
     source, coordinates = _open(job)
-    along = [coordinates.get(column.name) for column in job.dimensions]
-    tiles = _Tiles()
     held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
         axes = job.scan.within(block)
@@ -149,28 +153,58 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
         cells = _selected(block, parts, axes)
         if cells is None:
             places = [axis.positions() for axis in axes]
-            shape = [len(place) for place in places]
             stored = [_taken(each, axes, block).reshape(-1) for each in stored]
         else:
-            shape = [len(cells)]
             places = list(block.unravel(cells).T)
             stored = [each.reshape(-1)[cells] for each in stored]
         values = [
-            source.decode(column.name, each)
+            source.decode(column.name, each, column.recipe)
             for column, each in zip(job.variables, stored, strict=True)
         ]
-        known = [
-            pa.array(place) if coordinate is None else coordinate.take(pa.array(place))
-            for coordinate, place in zip(along, places, strict=True)
+        along = [
+            place if column.name not in coordinates else coordinates[column.name].take(place)
+            for column, place in zip(job.dimensions, map(plain_arrow, places), strict=True)
         ]
-        size = math.prod(shape)
-        for start in range(0, size, BATCH_ROWS):
-            stop = min(start + BATCH_ROWS, size)
+        start = 0
+        for part in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
+            stop = start + math.prod(hi - lo for lo, hi in part)
             if cells is None:
-                spread = tiles.columns(known, start, stop)
+                spread = [_spread(each, axis, part) for axis, each in enumerate(along)]
             else:
-                spread = [each.slice(start, stop - start) for each in known]
+                spread = [each.slice(start, stop - start) for each in along]
             yield _table(job, spread, [each[start:stop] for each in values])
+            start = stop
+
+
+def _slabs(shape: Coords) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Cut a box, in C order, into boxes of at most `BATCH_ROWS` cells."""
+    axis, inner = len(shape), 1
+    while axis and inner * shape[axis - 1] <= BATCH_ROWS:
+        axis -= 1
+        inner *= shape[axis]
+    whole = [(0, length) for length in shape]
+    if not axis:
+        yield tuple(whole)
+        return
+    step = max(BATCH_ROWS // inner, 1)
+    for outer in np.ndindex(shape[: axis - 1]):
+        for lo in range(0, shape[axis - 1], step):
+            one = [(at, at + 1) for at in outer]
+            yield (*one, (lo, min(lo + step, shape[axis - 1])), *whole[axis:])
+
+
+def _spread(coordinate: pa.Array, axis: int, slab: Sequence[tuple[int, int]]) -> pa.Array:
+    """A coordinate's values for the cells of a slab in C order."""
+    lo, hi = slab[axis]
+    return coordinate.slice(lo, hi - lo).take(_pattern(tuple(b - a for a, b in slab), axis))
+
+
+@lru_cache(maxsize=32)
+def _pattern(shape: Coords, axis: int) -> pa.Array:
+    """The positions along an axis of the cells of a box in C order."""
+    along = np.arange(shape[axis], dtype=np.int32)
+    others = [length if number == axis else 1 for number, length in enumerate(shape)]
+    return plain_arrow(np.broadcast_to(along.reshape(others), shape).reshape(-1))
 
 
 def _stored(
@@ -181,10 +215,10 @@ def _stored(
     Values that are repeated are kept in `held`, since the next block may have the same.
     """
     all_of = [column.name for column in job.dimensions]
-    dims = source.encoded(name).dims
-    if list(dims) == all_of:
+    dims = list(source.dims(name))
+    if dims == all_of:
         return source.stored(name, block, parts)
-    at = [all_of.index(str(dim)) for dim in dims]
+    at = [all_of.index(dim) for dim in dims]
     own = Box(tuple(block.lo[axis] for axis in at), tuple(block.hi[axis] for axis in at))
     if name not in held or held[name][0] != own:
         held[name] = own, source.stored(name, own)
@@ -196,33 +230,33 @@ def _stored(
 def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     """Yield a row for each chunk of boxes, with the values of its selected cells."""
     source, coordinates = _open(job)
-    names = [column.name for column in job.variables]
     schema = pa.schema([(column.name, column.arrow) for column in job.columns])
     held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
-        stored = [_stored(job, source, name, block, parts, held) for name in names]
+        stored = [_stored(job, source, each.name, block, parts, held) for each in job.variables]
         side = cache(partial(_side, job, coordinates))  # shared by the chunks of a line
         for part in parts or [block]:
+            here = [np.ascontiguousarray(each[place_in(block, part)]) for each in stored]
             decoded = [
-                source.decode(name, np.ascontiguousarray(each[_place(part, block)]))
-                for name, each in zip(names, stored, strict=True)
+                source.decode(column.name, each, column.recipe)
+                for column, each in zip(job.variables, here, strict=True)
             ]
             rows = []
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
-                sides = list(map(side, count(), chunk.lo, chunk.hi))
-                axes = tuple(axis for axis, _ in sides)
-                values = [_taken(each[_place(chunk, part)], axes, chunk) for each in decoded]
-                if job.nan == "drop" and values and all(pd.isnull(each).all() for each in values):
+                axes, along = zip(*map(side, count(), chunk.lo, chunk.hi), strict=True)
+                values = [_taken(each[place_in(part, chunk)], axes, chunk) for each in decoded]
+                if job.nan == "drop" and values and all(map(_is_missing, values)):
                     continue
-                rows.append(_chunk_row(job, sides, values))
+                cells = [each.astype(each.dtype.newbyteorder("<"), copy=False) for each in values]
+                data = [{"dtype": each.dtype.str, "data": each.tobytes()} for each in cells]
+                row = (*along, list(map(len, along)), *data)
+                rows.append(dict(zip(schema.names, row, strict=True)))
             for start in range(0, len(rows), 1024):
                 yield pa.Table.from_pylist(rows[start : start + 1024], schema)
 
 
-def _place(box: Box, within: Box) -> tuple[slice, ...]:
-    """Where the cells of a box are in an array of the cells of a larger one."""
-    sides = zip(box.lo, box.hi, within.lo, strict=True)
-    return tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
+def _is_missing(values: npt.NDArray[Any]) -> bool:
+    return values.dtype.kind in "fmM" and bool(np.isnan(values).all())
 
 
 def _side(
@@ -230,21 +264,8 @@ def _side(
 ) -> tuple[Axis, list[Any]]:
     """What is selected along an axis from `lo` to `hi`, and its coordinates as Python values."""
     axis = job.scan.axes[number].within(lo, hi)
-    at, along = pa.array(axis.positions()), coordinates.get(job.dimensions[number].name)
-    return axis, (at if along is None else along.take(at)).to_pylist()
-
-
-def _chunk_row(
-    job: Job, sides: list[tuple[Axis, list[Any]]], values: list[npt.NDArray[Any]]
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        column.name: along for column, (_, along) in zip(job.dimensions, sides, strict=True)
-    }
-    row[SHAPE] = [len(along) for _, along in sides]
-    for column, each in zip(job.variables, values, strict=True):
-        little = each.astype(each.dtype.newbyteorder("<"), copy=False)
-        row[column.name] = {"dtype": little.dtype.str, "data": little.tobytes()}
-    return row
+    coordinate, at = coordinates.get(job.dimensions[number].name), plain_arrow(axis.positions())
+    return axis, (at if coordinate is None else coordinate.take(at)).to_pylist()
 
 
 def _blocks(
@@ -255,18 +276,12 @@ def _blocks(
     Yields blocks of cells, each with the parts of it that are due, or None for all of it.
     """
     # A packed value is decoded to as many as 8 bytes.
-    sizes = [max(source.encoded(column.name).dtype.itemsize, 8) for column in job.variables]
+    row_bytes = sum(max(source.itemsize(column.name), 8) for column in job.variables)
     # Of variables that lack a dimension there are fewer chunks.
-    chunk_cells = min(
-        (
-            source.chunk_cells(column.name)
-            for column in job.variables
-            if source.encoded(column.name).ndim == len(job.dimensions)
-        ),
-        default=1,
-    )
-    most = max(min(BLOCK_BYTES // (sum(sizes) or 1), BLOCK_CHUNKS * chunk_cells), 1)
-
+    names = [each.name for each in job.variables]
+    wide = [name for name in names if len(source.dims(name)) == len(job.dimensions)]
+    chunk_cells = min(map(source.chunk_cells, wide), default=1)
+    most = max(min(BLOCK_BYTES // (row_bytes or 1), BLOCK_CHUNKS * chunk_cells), 1)
     chunk_shape = [axis.chunk for axis in job.scan.axes]
 
     def covered(lo: Coords, hi: Coords) -> int:
@@ -287,36 +302,26 @@ def _blocks(
                 (lo, hi), due = wider, due + size
                 parts.append(box)
                 continue
-        if covered(box.lo, box.hi) > most:
-            yield from ((block, None) for block in _cut(job, box, most))
-            continue
-        if parts:
             yield Box(lo, hi), parts
         parts, lo, hi, due = [box], box.lo, box.hi, size
+        if covered(lo, hi) > most:
+            parts = []
+            whole = [axis.in_chunks() for axis in job.scan.within(box)]
+            yield from ((block.shared(box), None) for block in plan_scan(whole, target_rows=most))
     if parts:
         yield Box(lo, hi), parts
-
-
-def _cut(job: Job, box: Box, most: int) -> Iterator[Box]:
-    """Cut a box into blocks of whole chunks that cover at most so many cells."""
-    axes = [axis.in_chunks() for axis in job.scan.within(box)]
-    for block in plan_scan(axes, target_rows=most):
-        yield block.shared(box)
 
 
 def _selected(block: Box, parts: list[Box] | None, axes: tuple[Axis, ...]) -> IndexArray | None:
     """Numbers of the selected cells of a block in C order; None if axes alone select them."""
     if parts is None or len(parts) == 1:
         return None
-    mask = np.zeros(block.shape, bool)
+    due, chosen = np.zeros(block.shape, bool), np.zeros(block.shape, bool)
     for part in parts:
-        mask[_place(part, block)] = True
-    for number, (axis, lo, length) in enumerate(zip(axes, block.lo, block.shape, strict=True)):
-        if axis.size < length:
-            others = np.ones(length, bool)
-            others[axis.positions() - lo] = False
-            mask[(slice(None),) * number + (others,)] = False
-    return np.flatnonzero(mask)
+        due[place_in(block, part)] = True
+    sides = zip(axes, block.lo, strict=True)
+    chosen[np.ix_(*(axis.positions() - lo for axis, lo in sides))] = True
+    return np.flatnonzero(due & chosen)
 
 
 def _taken(values: npt.NDArray[Any], axes: tuple[Axis, ...], block: Box) -> npt.NDArray[Any]:
@@ -329,124 +334,72 @@ def _taken(values: npt.NDArray[Any], axes: tuple[Axis, ...], block: Box) -> npt.
 
 def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> pa.Table:
     """The rows of cells with these coordinates and values."""
-    null = job.nan != "keep"
     cells = [
-        to_arrow(each, column, nan_is_null=null)
+        to_arrow(each, column, nan_is_null=job.nan != "keep")
         for column, each in zip(job.variables, values, strict=True)
     ]
     names = [column.name for column in (*job.dimensions, *job.variables)]
     table = pa.Table.from_arrays([*along, *cells], names)
     due = np.ones(len(table), np.bool_)
     if job.nan == "drop" and values:
-        due &= ~np.logical_and.reduce([pd.isnull(each) for each in values])
+        valid = reduce(pc.or_, [each.is_valid() for each in cells])
+        due &= valid.to_numpy(zero_copy_only=False)
     decoded = {column.name: each for column, each in zip(job.variables, values, strict=True)}
     for comparison in job.where.comparisons if job.where else ():
         # The others choose positions along dimensions, which are all that is read.
         if comparison.column in decoded:
-            how: Any = {"zone": zone_of(job.time_zone), "nan_is_null": null}
+            how: Any = {"zone": zone_of(job.time_zone), "nan_is_null": job.nan != "keep"}
             due &= matching_cells(comparison, decoded[comparison.column], **how)
     return table if due.all() else table.filter(pa.array(due))
 
 
-class _Tiles:
-    """Coordinates of the cells of blocks, in C order.
-
-    The inner axes of a block repeat the same pattern, and so do blocks with the same inner axes.
-    Such a pattern is made once, and batches are slices of it.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[list[pa.Array], pa.Array]] = {}
-
-    def columns(self, along: list[pa.Array], start: int, stop: int) -> list[pa.Array]:
-        """The columns of the cells from `start` to `stop` of the product of some coordinates."""
-        size = math.prod(map(len, along))
-        found: list[pa.Array] = []
-        inner = 1
-        for axis in reversed(range(len(along))):
-            period = inner * len(along[axis])
-            if period <= _TILE_ROWS:
-                # Long enough for a batch that begins anywhere in the pattern.
-                length = min(period + BATCH_ROWS, size)
-                tile = self._tile(along[axis:], length, inner)
-                found.insert(0, tile.slice(start % period, stop - start))
-            else:
-                found.insert(0, _spread(along[axis], start, stop, inner))
-            inner = period
-        return found
-
-    def _tile(self, along: list[pa.Array], length: int, inner: int) -> pa.Array:
-        made = self._made.get(len(along))
-        if made is not None and len(made[1]) >= length and _alike(made[0], along):
-            return made[1]
-        tile = _spread(along[0], 0, length, inner)
-        self._made[len(along)] = along, tile
-        return tile
-
-
-def _alike(some: list[pa.Array], others: list[pa.Array]) -> bool:
-    return all(a is b or a.equals(b) for a, b in zip(some, others, strict=True))
-
-
-def _spread(coordinate: pa.Array, start: int, stop: int, inner: int) -> pa.Array:
-    """Repeat a coordinate's values for cells in C order; `inner` consecutive cells share a value.
-
-    It repeats whole values, without arithmetic per cell.
-    """
-    size, values = len(coordinate), _plain(coordinate)
-    given = np.arange(size) if values is None else values
-    if inner == 1:
-        first = start % size
-        found = np.tile(given, -(-(first + stop - start) // size))[first : first + stop - start]
-    else:
-        runs = np.arange(start // inner, -(-stop // inner))
-        edges = np.clip(np.append(runs, runs[-1] + 1) * inner, start, stop)
-        found = np.repeat(given[runs % size], np.diff(edges))
-    if values is None:
-        return coordinate.take(pa.array(found))
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(found))]
-    return pa.Array.from_buffers(coordinate.type, len(found), buffers)
-
-
-def _plain(column: pa.Array) -> npt.NDArray[Any] | None:
-    """The values' bytes as integers of the same width; None if there is no such integer type."""
-    if column.null_count or not pa.types.is_primitive(column.type) or column.type.bit_width < 8:
-        return None
-    width = column.type.bit_width // 8
-    buffer = column.buffers()[1]
-    return np.frombuffer(buffer, f"u{width}", len(column), column.offset * width)
-
-
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened on first use."""
-    nan_is_null = job.nan != "keep"
-    within = (job.group, job.decode_times, nan_is_null)
-    place = (place_of(job.storage), job.containers, job.snapshot_id, *within)
-    if place not in _sources:
+    null = job.nan != "keep"
+
+    def open_source() -> tuple[Source, dict[str, pa.Array]]:
         session = opened(job.storage, job.snapshot_id, job.containers)
         source = Source(session, job.group, decode_times=job.decode_times)
         # Everything imported and opened so far lives as long as the worker.
         if not gc.get_freeze_count():
             gc.freeze()
-        _keep(_sources, place, (source, {}))
-    source, coordinates = _sources[place]
-    for column in job.dimensions:
-        values = source.coordinate(column.name)
-        if column.name not in coordinates and values is not None:
-            coordinates[column.name] = to_arrow(values, column, nan_is_null=nan_is_null)
-    return source, coordinates
+        return source, {}
+
+    place = (place_of(job.storage), job.containers, job.snapshot_id)
+    source, columns = _kept((*place, job.group, job.decode_times, null), open_source)
+    for each in job.dimensions:
+        values = source.coordinate(each.name, each.recipe)
+        if each.name not in columns and values is not None:
+            columns[each.name] = to_arrow(values, each, nan_is_null=null)
+    return source, columns
 
 
 def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> Session:
     """A snapshot of a repository, which the worker keeps open for later tasks."""
+    # Containers decide what a job may read elsewhere.
     place = (place_of(storage), containers, snapshot_id)
-    if place not in _sessions:
-        repository = repositories.open(storage, virtual_containers=dict(containers))
-        _keep(_sessions, place, repository.readonly_session(snapshot_id))
-    return _sessions[place]
+    there = partial(repositories.open, storage, virtual_containers=dict(containers))
+    return _kept(place, lambda: there().readonly_session(snapshot_id))
 
 
-def _keep[K, V](held: OrderedDict[K, V], key: K, value: V) -> None:
-    held[key] = value
-    while len(held) > _KEPT:
-        held.popitem(last=False)
+def _kept[V](place: Hashable, make: Callable[[], V]) -> V:
+    """What was opened before, or is opened now; the least recent is forgotten."""
+    found: V = _opened.pop(place) if place in _opened else make()
+    _opened[place] = found
+    while len(_opened) > _KEPT:
+        _opened.popitem(last=False)
+    return found
+
+
+@contextmanager
+def briefly() -> Iterator[None]:
+    """Have Spark show an error of this package as one sentence, without Python's traceback.
+
+    Other errors keep theirs. A worker ends with its error, so the setting has no other effect.
+    """
+    try:
+        yield
+    except ManifestsError:
+        if any(name.startswith("PYTHON_WORKER_FACTORY") for name in os.environ):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

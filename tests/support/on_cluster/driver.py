@@ -13,7 +13,7 @@ import traceback
 from on_cluster import jobs
 from on_cluster.trouble import DRIVER
 from zarr_manifests.spark import register, session
-from zarr_manifests.spark.java import find_java, spark_java_home
+from zarr_manifests.spark.spark_session import java_home
 
 # These processes live for seconds: what the second compiler and the threads of the garbage
 # collector take is half of all processor time, and never comes back.
@@ -48,7 +48,7 @@ def main() -> None:
     os.dup2(2, 1)  # the JVM writes to it too
     os.environ[DRIVER] = str(os.getpid())
     # Executors start when they like, so the launcher has to stay.
-    with spark_java_home(find_java(), local=False) as home:
+    with java_home(local=False) as home:
         config = _CONFIG | {"spark.executorEnv.JAVA_HOME": str(home)}
         spark = session(master=sys.argv[1], config=config)
         register(spark)

@@ -14,7 +14,7 @@ FAULTS = [
     Fault(
         "options-may-contradict-each-other",
         "spark/options.py",
-        "        if len(both) > 1:\n",
+        "        if {*pair} <= {*known}:\n",
         "        if False:\n",
     ),
     Fault(
@@ -55,9 +55,9 @@ FAULTS = [
     ),
     Fault(
         "late-tasks-renew-no-lease",
-        "spark/lease.py",
-        "        leave_lease(repositories.open(job.storage), job.snapshot_id, duration)\n",
-        "        pass\n",
+        "spark/job.py",
+        "            self.leave(self.storage, self.snapshot_id, self.duration, self.since_s)\n",
+        "            pass\n",
     ),
     Fault(
         "a-stream-goes-on-behind-a-reset",
