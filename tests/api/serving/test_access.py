@@ -18,13 +18,14 @@ from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.serving import create_app
 from zarr_manifests.serving.application import serve
+from zarr_manifests.storage.memory import MemoryStorage
 
 TOKEN = "a-secret: été"
 
 
 @pytest.fixture(scope="module")
 def repo() -> zm.Repository:
-    repo = zm.create("memory://served-access")
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i2")[:] = 7
     return repo
