@@ -93,6 +93,20 @@ def test_only_names_of_this_machine_are_answered(repo: zm.Repository, url: str) 
         assert get(other, "/zarr/main/a/c/0", Host="localhost").status == 421
 
 
+def test_pages_of_other_origins_may_not_read(repo: zm.Repository, url: str) -> None:
+    def may_read(server: str, origin: str) -> bool:
+        headers = get(server, "/zarr/main/a/c/0", Origin=origin).headers
+        return headers.get("access-control-allow-origin") in (origin, "*")
+
+    for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:80"):
+        assert may_read(url, origin), origin
+    for origin in ("https://viewer.example", "http://localhost.viewer.example", "null"):
+        assert not may_read(url, origin), origin
+    with serving(repo, origins=["https://viewer.example"]) as other:
+        assert may_read(other, "https://viewer.example")
+        assert not may_read(other, "https://other.example")
+
+
 def test_every_answer_says_what_browsers_must_not_do(url: str) -> None:
     paths = ["/", "/zarr/main/a/c/0", "/zarr/main/a/c/1x", "/zarr/main", "/slice/main/a", "/no"]
     for path in paths:
