@@ -147,32 +147,31 @@ async def failed(request: Request, error: Exception) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """The value at a key of a snapshot."""
+    """The value at a key of a snapshot, and its etag, if what is stored says which bytes it is."""
 
     key: str
     contents: SessionView
     ref: ChunkRef
+    etag: str | None
 
     @property
     def length(self) -> int:
         return self.ref.length
 
-    @property
-    def etag(self) -> str | None:
-        """None if what is stored does not say which bytes they are."""
-        ref = self.ref
-        if isinstance(ref, InlineRef):
-            return etag_of(ref.data)
-        if isinstance(ref, NativeRef):
-            return etag_of(repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode())
-        source = ref.source
-        if not source.is_dated:  # a checksum is of the whole: the file may change unnoticed
-            return None
-        file = source.location, source.etag, source.modified_ms, source.nbytes
-        return etag_of(repr((*file, ref.offset, ref.length, ref.crc32c)).encode())
-
     def read(self, start: int, length: int) -> bytes:
         return self.contents.guarded(lambda: self.contents.reader.read(self.ref, start, length))
+
+
+def _etag(ref: ChunkRef) -> str | None:
+    if isinstance(ref, InlineRef):
+        return etag_of(ref.data)
+    if isinstance(ref, NativeRef):
+        return etag_of(repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode())
+    source = ref.source
+    if not source.is_dated:  # a checksum is of the whole: parts of the file may change unnoticed
+        return None
+    file = source.location, source.etag, source.modified_ms, source.nbytes
+    return etag_of(repr((*file, ref.offset, ref.length, ref.crc32c)).encode())
 
 
 class ZarrAnswers:
@@ -216,7 +215,7 @@ class ZarrAnswers:
         if ref is None and key:
             ref = contents.guarded(lambda: contents.find(key))
         if ref is not None:
-            return opened, _Value(key, contents, ref)
+            return opened, _Value(key, contents, ref, _etag(ref))
         path = key.removesuffix("/")
         # A chunk that was never written is not a folder, whatever lies below its key.
         is_chunk = path == key and path and contents.chunk_at(path) is not None
@@ -224,10 +223,10 @@ class ZarrAnswers:
 
     def _answer(self, request: Request, value: _Value, *, fixed: bool) -> Any:
         """The value, or the part of it that the request is for."""
-        etag, headers = value.etag, {"Accept-Ranges": "bytes"}
-        headers |= caching(request, etag, fixed=fixed, more=headers)
+        headers = {"Accept-Ranges": "bytes"}
+        headers |= caching(request, value.etag, fixed=fixed, more=headers)
         wanted = request.headers.get("range") if request.method == "GET" else None
-        if "if-range" in request.headers and request.headers["if-range"] != etag:
+        if "if-range" in request.headers and request.headers["if-range"] != value.etag:
             wanted = None  # the reader has a part of another value
         part = part_of(wanted, value.length)
         start, end = part or (0, value.length)
@@ -255,7 +254,7 @@ class ZarrAnswers:
         async with self._served.room.hold(min(value.length, PIECE_BYTES)):
             # What is read in one piece is checked by that. All errors come before the status.
             if is_small != is_whole:
-                await run(partial(self._check, value, value.etag))
+                await run(partial(self._check, value))
             for at in range(start, end, PIECE_BYTES) or [end]:
                 data = b""  # before the next piece is here
                 if at < end:
@@ -269,7 +268,7 @@ class ZarrAnswers:
                         await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 
-    def _check(self, value: _Value, etag: str | None) -> None:
+    def _check(self, value: _Value) -> None:
         """Read a large value piece by piece, and compare its checksum; once, if it cannot change.
 
         Raises
@@ -277,7 +276,7 @@ class ZarrAnswers:
         CorruptObjectError
             If it does not match.
         """
-        if isinstance(value.ref, InlineRef) or etag in self._sound:
+        if isinstance(value.ref, InlineRef) or value.etag in self._sound:
             return
         found = 0
         for start in range(0, value.length, PIECE_BYTES):
@@ -285,10 +284,10 @@ class ZarrAnswers:
             found = google_crc32c.extend(found, value.read(start, length))
         if value.ref.crc32c is not None and found != value.ref.crc32c:
             raise CorruptObjectError(f"what is stored for {value.key} does not match its checksum")
-        if etag is not None:
+        if value.etag is not None:
             if len(self._sound) >= _CHECKED:
                 self._sound.clear()
-            self._sound.add(etag)
+            self._sound.add(value.etag)
 
 
 def _is_of_group(contents: SessionView, key: str) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
@@ -97,6 +97,7 @@ class Pages:
             "/compare": self._compare,
             "/tree/{version}": self._tree,
             "/array/{version}/{path:path}": self._array,
+            "/chunks/{version}/{path:path}": self._chunks,
             "/diff/{old}/{new}": self._diff,
             "/diff/{old}/{new}/{path:path}": self._array_diff,
         }
@@ -214,6 +215,27 @@ class Pages:
             table=table,
             look=_look(request, {"": array}, array.start(changed, table)),
         )
+
+    def _chunks(self, request: Request) -> Response:
+        """The grid of chunks, and what is stored and changed in each cell of it, as JSON."""
+        (opened,) = self._asked(request, "version")
+        array = _ShownArray.at(opened, request.path_params["path"])
+        changed = array.changed(self._written_by(self._commit(opened)["info"]))
+        found = array.chunk_map()
+        folding = found.folding
+        told = {
+            "path": found.path,
+            "dimensions": found.dimensions,
+            "grid_shape": folding.grid_shape,
+            "axes": folding.axes,
+            "row_edges": folding.row_edges.tolist(),
+            "column_edges": folding.column_edges.tolist(),
+            "whole": folding.whole.tolist(),
+            "chunks": found.chunks.tolist(),
+            "nbytes": found.nbytes.tolist(),
+            "changed": None if changed is None else folding.place(changed).tolist(),
+        }
+        return JSONResponse(told, headers={"Cache-Control": "no-cache"})
 
     # --- differences -------------------------------------------------------------------------
 

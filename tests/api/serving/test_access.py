@@ -18,13 +18,14 @@ from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.serving import create_app
 from zarr_manifests.serving.application import serve
+from zarr_manifests.storage.memory import MemoryStorage
 
 TOKEN = "a-secret: été"
 
 
 @pytest.fixture(scope="module")
 def repo() -> zm.Repository:
-    repo = zm.create("memory://served-access")
+    repo = zm.create(MemoryStorage())
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i2")[:] = 7
     return repo
@@ -90,6 +91,20 @@ def test_only_names_of_this_machine_are_answered(repo: zm.Repository, url: str) 
     with serving(repo, hosts=["data.example"]) as other:
         assert get(other, "/zarr/main/a/c/0", Host="data.example:80").status == 200
         assert get(other, "/zarr/main/a/c/0", Host="localhost").status == 421
+
+
+def test_pages_of_other_origins_may_not_read(repo: zm.Repository, url: str) -> None:
+    def may_read(server: str, origin: str) -> bool:
+        headers = get(server, "/zarr/main/a/c/0", Origin=origin).headers
+        return headers.get("access-control-allow-origin") in (origin, "*")
+
+    for origin in ("http://localhost:3000", "https://127.0.0.1", "http://[::1]:80"):
+        assert may_read(url, origin), origin
+    for origin in ("https://viewer.example", "http://localhost.viewer.example", "null"):
+        assert not may_read(url, origin), origin
+    with serving(repo, origins=["https://viewer.example"]) as other:
+        assert may_read(other, "https://viewer.example")
+        assert not may_read(other, "https://other.example")
 
 
 def test_every_answer_says_what_browsers_must_not_do(url: str) -> None:

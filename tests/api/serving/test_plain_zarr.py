@@ -26,6 +26,7 @@ from served import Answer, get, serving
 from zarr_manifests.repository import resolved
 from zarr_manifests.serving import answers
 from zarr_manifests.serving.served import Room
+from zarr_manifests.storage.memory import MemoryStorage
 
 IMMUTABLE = "max-age=31536000, immutable"
 MIB = 1024**2
@@ -41,7 +42,7 @@ def dataset(scale: float = 1.0) -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def repo() -> zm.Repository:
-    repo = zm.create("memory://served-plain", OBJECTS)
+    repo = zm.create(MemoryStorage(), OBJECTS)
     zm.write(dataset(), repo, message="first")
     repo.create_tag("v/1")
     zm.write(dataset(2), repo, message="second", mode="w")

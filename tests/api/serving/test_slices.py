@@ -45,7 +45,7 @@ def ds() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def url(ds: xr.Dataset) -> Iterator[str]:
-    repo = zm.create("memory://served-slices")
+    repo = zm.create(MemoryStorage())
     packed = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
     repeated = {"chunks": (1, 10, 128)}
     zm.write(ds, repo, message="packed", encoding={"t": packed | repeated})

@@ -50,7 +50,7 @@ FAULTS = [
     Fault(
         "a-part-of-another-value-is-continued",
         "serving/answers.py",
-        'if "if-range" in request.headers and request.headers["if-range"] != etag:',
+        'if "if-range" in request.headers and request.headers["if-range"] != value.etag:',
         "if False:",
     ),
     Fault(
