@@ -8,6 +8,7 @@ are read one by one and put together here. Scalars mean what they mean to PyYAML
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -42,7 +43,7 @@ def load_yaml(text: str | bytes) -> tuple[Any, Mapping[str, int]]:
     try:
         return reading.document(), reading.lines
     except (yaml.YAMLError, UnicodeError) as error:
-        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:200]
+        reason = " ".join(re.sub('in "<.+ string>", ', "at ", str(error)).split())[:200]
         raise ConfigError([f"this is not YAML: {reason}"]) from error
 
 

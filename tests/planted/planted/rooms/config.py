@@ -57,7 +57,7 @@ FAULTS = [
         "rules-outlive-their-sets",
         "config/sections.py",
         'if "sets" in values:',
-        'if "sets" not in rest:',
+        'if "sets" in values and not rest:',
     ),
     Fault(
         "durations-are-rounded",
