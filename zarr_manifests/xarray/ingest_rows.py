@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Final
@@ -153,7 +154,7 @@ class GroupRows:
         try:
             codes = _codes(fit, np.concatenate([each.file.axis[fit.name] for each in run]))
         except (InvalidArgumentError, MisfitError) as error:
-            for each in run if len(run) > 1 else ():  # of these, some cannot be written
+            for each in run if len(run) > 1 else ():  # raises for the first that does not fit
                 self._write_codes(fit, [each])
             why = error.misfits[0].given if isinstance(error, MisfitError) else error
             room = f"do not fit the array, which has room for {fit.range_text}: {why}"
@@ -185,7 +186,7 @@ class GroupRows:
             target.record()
 
     def _write_run(self, run: Sequence[FileRows], targets: Mapping[str, ArrayTarget]) -> None:
-        """Write rows that follow on each other; files are opened once for some cells."""
+        """Write rows that follow on each other; a file is opened once for all boxes that fit."""
         start, stop = run[0].start, run[-1].stop
         for boxes in self._boxes(stop - start):
             values = [
@@ -215,7 +216,7 @@ class GroupRows:
             shape, steps = list(array.shape), list(array.shards or array.chunks)
             shape[self._axes[name]] = steps[self._axes[name]] = rows
             for axis in reversed(range(array.ndim)):
-                times = _WINDOW_BYTES // (math.prod(steps) * array.dtype.itemsize)
+                times = _WINDOW_BYTES // max(math.prod(steps) * array.dtype.itemsize, 1)
                 steps[axis] = max(min(shape[axis], steps[axis] * max(times, 1)), 1)
             starts = [range(0, size, step) for size, step in zip(shape, steps, strict=True)]
             nbytes = math.prod(steps) * array.dtype.itemsize
@@ -269,11 +270,14 @@ def create_arrays(
     FailedFilesError
         If the file cannot be read.
     """
-    with told_of(url), source.opened(url) as (ds, session):
-        axis, dim = axis_names(ds, source.dim), source.dim
-        new = ds.isel({dim: slice(0, 0)}).drop_encoding()
+    dim = source.dim
+    with ExitStack() as stack:
+        with told_of(url):  # what fails below is no fault of the file
+            ds, session = stack.enter_context(source.opened(url))
+            axis = axis_names(ds, dim)
+            new = ds if session is None else ds[axis]
+            new = new.isel({dim: slice(0, 0)}, missing_dims="ignore").drop_encoding().load()
         if session is not None:
-            new = new[axis]
             held = zarr.open_array(session.store, path=str(next(iter(ds.variables))), mode="r")
             zarr.open_group(target.store, path=group, zarr_format=held.metadata.zarr_format)
         own: dict[Any, dict[str, Any]] = {}
@@ -285,7 +289,7 @@ def create_arrays(
                 own[key].setdefault("chunks", _chunks(ds.variables[key], dim, long=key in axis))
             if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
                 own[key]["_FillValue"] = None  # else xarray adds one
-        to_session(new.load(), target, group=group, mode="a", encoding=own, check=False)
+        to_session(new, target, group=group, mode="a", encoding=own, check=False)
         if session is not None:
             for name in map(str, ds.variables.keys() - {*axis}):
                 like = zarr.open_array(session.store, path=name, mode="r")

@@ -77,6 +77,15 @@ def test_a_commit_every_so_many_files(files, tmp_path):
     xr.testing.assert_identical(opened(place), days(*range(5)))
 
 
+def test_chunks_with_rows_of_many_files_are_written_in_boxes(files, tmp_path, monkeypatch):
+    """However little memory there is."""
+    monkeypatch.setattr("zarr_manifests.xarray.ingest_rows._WINDOW_BYTES", 100)
+    place, how = tmp_path / "r", {"encoding": {"t": {"chunks": (3, 2, 3)}}}
+    zm.ingest(files[:2], place, append_dim="time", **how)
+    zm.ingest(files, place, append_dim="time")
+    xr.testing.assert_identical(opened(place), days(*range(5)))
+
+
 def test_stored_values_are_those_of_the_files(tmp_path):
     """Packed integers, bounds, other calendars, text and scalars."""
     paths = []
