@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from effort import examples
 from storages import CountingStorage
-from stored import get, put
+from stored import array_document, get, put
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
@@ -32,21 +31,6 @@ from zarr_manifests.store import workspace_of
 
 RAW = "memory://raw-of-bulk"
 LENGTH = 24
-
-
-def document(length: int, side: int = 2) -> bytes:
-    """Metadata of an array whose chunks hold one element, in two columns."""
-    fields = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [length, side],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1]}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
-    }
-    return json.dumps(fields).encode()
 
 
 def make(storage: Any, **config: Any) -> Repository:
@@ -72,7 +56,7 @@ class Model:
         self.session = self.repository.writable_session()
         self.length, self.chunks = LENGTH, dict[tuple[int, ...], bytes]()
         self.committed: tuple[int, dict[tuple[int, ...], bytes]] | None = None
-        put(self.session, "a/zarr.json", document(LENGTH))
+        put(self.session, "a/zarr.json", array_document((LENGTH, 2)))
 
     def one(self, at: int, value: bytes) -> None:
         if at < self.length:
@@ -98,7 +82,7 @@ class Model:
         self.chunks.pop((at, 1), None)
 
     def resize(self, length: int) -> None:
-        put(self.session, "a/zarr.json", document(length))
+        put(self.session, "a/zarr.json", array_document((length, 2)))
         self.length = length
         self.chunks = {at: data for at, data in self.chunks.items() if at[0] < length}
 
@@ -185,7 +169,7 @@ def repository() -> Repository:
     raw_file()
     made = make(MemoryStorage())
     session = made.writable_session()
-    put(session, "a/zarr.json", document(5))
+    put(session, "a/zarr.json", array_document((5, 2)))
     put(session, "a/c/0/1", b"in")
     put(session, "a/c/1/0", b"a native chunk")
     session.store.set_virtual_refs("a", [[3, 0]], ["virtual://raw/x"], [0], [10], [20])
@@ -236,7 +220,7 @@ def test_what_a_collection_took_of_what_a_writer_wrote_is_said_to_be() -> None:
     storage = MemoryStorage()
     repository = make(storage, **{"pack-chunk-bytes": 8})
     session = repository.writable_session()
-    put(session, "a/zarr.json", document(2, 1))
+    put(session, "a/zarr.json", array_document((2, 1)))
     put(session, "a/c/0/0", b"an object of its own")
     repository.create_tag("meanwhile")
     repository.garbage_collect(timedelta(0))
@@ -251,8 +235,8 @@ def test_what_a_serializable_session_resolves_its_commit_depends_on(
 ) -> None:
     repository = make(MemoryStorage())
     session = repository.writable_session()
-    put(session, "a/zarr.json", document(chunks, 1))
-    put(session, "b/zarr.json", document(1, 1))
+    put(session, "a/zarr.json", array_document((chunks, 1)))
+    put(session, "b/zarr.json", array_document((1, 1)))
     session.commit("empty")
     mine = repository.writable_session(isolation="serializable")
     assert len(mine.chunk_refs("a", [(10, None), (0, 1)])) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numcodecs import Blosc, GZip, Shuffle, Zstd
-from zarr import codecs as v3
 from zarr.core.buffer.cpu import NDBuffer
 from zarr.core.codec_pipeline import FusedCodecPipeline
 from zarr.storage import MemoryStore
@@ -23,6 +21,7 @@ from zarr.storage import MemoryStore
 import zarr_manifests as zm
 from effort import examples
 from storages import LatencyStorage
+from zarr_arrays import TYPES, array_options, some_values
 from zarr_manifests.bulk import reading, use_bulk, writing
 from zarr_manifests.bulk.pipeline import BulkCodecPipeline
 from zarr_manifests.errors import (
@@ -36,19 +35,6 @@ from zarr_manifests.storage.memory import MemoryStorage
 pytestmark = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
 )
-_TYPES = ["bool", "i1", "i4", "u8", "f2", ">f4", "f8", "c8", "S3", "<U2", "M8[s]", "T"]
-_V3: dict[str, Callable[[], list[Any]]] = {
-    "none": list,
-    "zstd": lambda: [v3.ZstdCodec(level=1)],
-    "blosc": lambda: [v3.BloscCodec()],
-    "gzip and crc": lambda: [v3.GzipCodec(level=1), v3.Crc32cCodec()],
-}
-_V2: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "zstd": lambda: Zstd(level=1),
-    "blosc": Blosc,
-    "gzip and crc": lambda: GZip(level=1),
-}
 _CONFIG = {"inline-chunk-bytes": 8, "pack-chunk-bytes": 100}
 
 
@@ -73,56 +59,6 @@ def bulk(store: Any, path: str = "a") -> Any:
         array = zarr.open_array(store, path=path)
     assert type(array.async_array.codec_pipeline) is BulkCodecPipeline
     return array
-
-
-def _numbers(draw: Any, ndim: int, most: int) -> list[int]:
-    return draw(st.lists(st.integers(1, most), min_size=ndim, max_size=ndim))
-
-
-def _values(draw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    numbers = np.random.default_rng(draw(st.integers(0, 9))).integers(0, 3, shape)
-    plain = dtype.kind in "SUT"
-    return numbers.astype(str).astype(dtype) if plain else numbers.astype("i8").astype(dtype)
-
-
-@st.composite
-def options(draw: Any) -> dict[str, Any]:
-    """Of an array of any kind."""
-    ndim = draw(st.integers(0, 3))
-    dtype = np.dtypes.StringDType() if (name := draw(st.sampled_from(_TYPES))) == "T" else name
-    dtype = np.dtype(dtype)
-    chunks = tuple(_numbers(draw, ndim, 3))
-    made: dict[str, Any] = {
-        "name": "a",
-        "shape": tuple(_numbers(draw, ndim, 9)),
-        "chunks": chunks,
-        "dtype": dtype,
-        "config": {
-            "write_empty_chunks": draw(st.booleans()),
-            "order": draw(st.sampled_from("CF")),
-        },
-        "fill_value": 1 if dtype.kind in "if" and draw(st.booleans()) else None,
-    }
-    codec = draw(st.sampled_from(sorted(_V3)))
-    if draw(st.booleans()) and dtype.kind != "T":
-        shuffled = draw(st.booleans())
-        order = {"order": draw(st.sampled_from("CF"))}
-        made["config"].pop("order")
-        return {
-            **made,
-            **order,
-            "zarr_format": 2,
-            "compressors": _V2[codec](),
-            "filters": [Shuffle(dtype.itemsize)] if shuffled else None,
-        }
-    if ndim and draw(st.booleans()):
-        made["shards"] = tuple(2 * n for n in chunks)
-    orders = draw(st.lists(st.permutations(range(ndim)), max_size=1)) if ndim else []
-    return {
-        **made,
-        "filters": [v3.TransposeCodec(order=order) for order in orders],
-        "compressors": _V3[codec](),
-    }
 
 
 def _slice(draw: Any, size: int) -> slice:
@@ -165,7 +101,7 @@ def _indexed(array: Any, how: str) -> Any:
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> None:
-    given_, draw = data.draw(options()), data.draw
+    given_, draw = data.draw(array_options((*TYPES, "T"))), data.draw
     storage = draw(
         st.sampled_from(
             [MemoryStorage, IntoMemory, lambda: LatencyStorage(MemoryStorage(), latency_s=0)]
@@ -184,7 +120,7 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
         for _ in range(draw(st.integers(0, 3))):
             how, part = _selection(draw, judge.shape, unique=True)
             shape = np.shape(_indexed(judge, how)[part])
-            values = _values(draw, judge.dtype, shape)
+            values = some_values(draw, judge.dtype, shape)
             _indexed(judge, how)[part] = values
             _indexed(array, how)[part] = values
         if draw(st.booleans()):

@@ -11,7 +11,6 @@ import zarr_manifests as zm
 from storages import CountingStorage
 from stored import put
 from zarr_manifests import Repository, Session
-from zarr_manifests.reports import Amount
 from zarr_manifests.repository import build_index
 from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
@@ -55,27 +54,6 @@ def repository(storage: MemoryStorage) -> Repository:
 
 def manifests_read(storage: CountingStorage) -> list[str]:
     return [r.key for r in storage.log if r.op == "get" and r.key.startswith("manifests/")]
-
-
-def test_commits_are_laid_over_the_index(repository: Repository, storage: MemoryStorage) -> None:
-    build_index(repository)
-    session = repository.writable_session()
-    put(session, "big/c/0/2", b"new")
-    session.commit("one more")
-    assert repository.du(path="big").total == Amount(ROWS + 1, 8 * ROWS + 3)
-    put(session, "big/c/0/0", b"other")
-    session.store.delete_sync(f"big/c/{ROWS - 1}/2")
-    session.commit("overwrite and remove")
-    zarr.open_array(session.store, path="small").resize((3,))
-    session.commit("cut off")
-    counting = CountingStorage(storage)
-    reader = zm.open(counting)
-    assert reader.du(path="big").total == Amount(ROWS, 8 * ROWS - 8)
-    assert reader.du(path="small").chunks == 3
-    region = [slice(ROWS - 2, None), slice(0, 3)]
-    last = initialized_chunks(reader.readonly_session(), "big", region)
-    assert last.tolist() == [[ROWS - 2, 1]]
-    assert manifests_read(counting) == []
 
 
 def answers(repository: Repository) -> tuple[object, ...]:

@@ -132,21 +132,6 @@ def test_marks_are_merged_three_ways(repo: Repository) -> None:
     assert [each.kind for each in error.value.conflicts] == ["txn"]
 
 
-def test_compactions_on_either_side_change_nothing(repo: Repository) -> None:
-    put(repo, "side", CHUNKS[0], 2)
-    repo.compact("side", mode="full")
-    put(repo, "side", CHUNKS[1], 3)
-    put(repo, "main", CHUNKS[2], 4)
-    repo.compact("main", mode="full")
-    assert repo.merge("side").commits == 2
-    repo.compact("main", mode="full")
-    put(repo, "side", CHUNKS[0], 5)
-    repo.compact("side", mode="full")
-    assert repo.merge("side").commits == 1
-    assert values(repo)[:6] == [5, 5, 3, 3, 4, 4]
-    assert repo.verify().ok
-
-
 def test_a_creation_that_was_cherry_picked_conflicts_when_it_is_merged(repo: Repository) -> None:
     with repo.transaction("side", message="make c") as store:
         zarr.create_array(store, name="c", shape=(4,), chunks=(2,), dtype="i4")[:] = 5

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import zarr_manifests as zm
-from cli_verbs import WITH_URL
 from effort import examples
 from zarr_manifests.cli import app
 from zarr_manifests.errors import ManifestsError
@@ -87,13 +87,22 @@ def test_an_odd_value_is_refused_or_does_no_harm(
     one()
 
 
+def verbs(group: Any, above: str = "") -> Iterator[str]:
+    """Those of the command line that take a URL: `log`, `config set`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, f"{above}{name} ")
+        elif any(parameter.name == "url" for parameter in command.params):
+            yield above + name
+
+
 @pytest.mark.hypothesis
 def test_an_odd_word_is_refused_by_a_verb(tmp_path: Path) -> None:
     zm.write(DS, tmp_path / "winds", message="made")
 
     @settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
     @given(
-        st.sampled_from(sorted({*WITH_URL} - {"serve"})),
+        st.sampled_from(sorted({*verbs(typer.main.get_command(app))} - {"serve"})),
         st.sampled_from([word for word in TEXTS if not {"\0", "\udcff"} & {*word}]),
     )
     def one(verb: str, odd: str) -> None:

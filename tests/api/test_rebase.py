@@ -394,31 +394,6 @@ def in_turn(repository: Repository, *actions: Action) -> None:
         session.commit("theirs")
 
 
-def test_what_others_made_and_unmade_again_is_in_nobodys_way() -> None:
-    repository = base()
-    session = repository.writable_session()
-    in_turn(repository, ACTIONS["write 00 other"], ACTIONS["unset 00"])
-    in_turn(repository, lambda s: put(s, "m/zarr.json", GROUP), clears("m"))
-    removes("a/c/0/0")(session)
-    put(session, "m/zarr.json", GROUP)
-    session.commit("mine")
-    found = contents(repository)
-    assert "a/c/0/0" not in found
-    assert found["m/zarr.json"] == GROUP
-
-
-@pytest.mark.parametrize("last", ["write 00 other", "unset 00"])
-def test_what_others_left_in_the_end_is_not_overwritten(last: str) -> None:
-    repository = base()
-    session = repository.writable_session()
-    # In between it was as this session has it, too.
-    in_turn(repository, ACTIONS["write 00"], ACTIONS[last])
-    ACTIONS["write 00"](session)
-    with pytest.raises(ConflictError) as caught:
-        session.commit("mine")
-    assert [conflict.path for conflict in caught.value.conflicts] == ["/a"]
-
-
 # --- policies --------------------------------------------------------------------------------
 
 

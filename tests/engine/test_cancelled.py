@@ -16,8 +16,8 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 
 import zarr_manifests as zm
 from storages import Call, LatencyStorage, WrappedStorage
+from stored import contents
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import contents_of
 
 PROTOTYPE = default_buffer_prototype()
 SIZES = (10, 700, 700, 700, 5000, 700, 700)
@@ -59,9 +59,7 @@ def buffer(data: bytes) -> cpu.Buffer:
 def held(below: MemoryStorage) -> dict[str, bytes]:
     repository = zm.open(below)
     assert repository.verify().ok
-    store = repository.readonly_session().store
-    keys = [key for key in contents_of(store).keys_below("") if "/c/" in key]
-    return {key: store.get_sync(key).to_bytes() for key in keys}  # type: ignore[union-attr]
+    return {key: value for key, value in contents(repository).items() if "/c/" in key}
 
 
 async def cancelled(work: Awaitable[object], steps: int) -> bool:

@@ -55,9 +55,8 @@ def rows_at(repository: Repository, snapshot_id: str) -> dict[Coords, tuple[int,
 
 
 def make(session: Session, path: str, shape: Coords, chunks: Coords | None = None) -> None:
-    zarr.create_array(
-        session.store, name=path, shape=shape, chunks=chunks or CHUNKS[path], dtype="i4"
-    )
+    how = {"shape": shape, "chunks": chunks or CHUNKS[path], "overwrite": True}
+    zarr.create_array(session.store, name=path, dtype="i4", **how)
 
 
 _STEPS = st.one_of(
@@ -86,18 +85,12 @@ def do(session: Session, step: tuple[str, str, int], value: int) -> None:
         for each in arrays:
             each.resize((n, min(shape[1] + i, 6) if what == "grow" else shape[1]))
     elif what == "remake":
-        make_again(session, shape, (i, 2))
+        make(session, "b", shape, (i, 2))
     elif chunks and what == "write":
         array.set_block_selection(chunks[i % len(chunks)], value)
     elif chunks and what == "unset":
         chunk = "/".join(map(str, chunks[i % len(chunks)]))
         session.store.delete_sync(f"{path}/c/{chunk}")
-
-
-def make_again(session: Session, shape: Coords, chunks: Coords) -> None:
-    zarr.create_array(
-        session.store, name="b", shape=shape, chunks=chunks, dtype="i4", overwrite=True
-    )
 
 
 @settings(max_examples=examples(80))

@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from in_order import in_order
+from filled import NOW, Clock, fill, line, make, opened, read, runtime_of, write
 from inside import change_root, root_of
 from storages import (
     CountingStorage,
@@ -25,7 +25,6 @@ from storages import (
     SimulatedCrash,
     copy_of,
 )
-from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError, HistoryExpiredError
 from zarr_manifests.errors import (
     ConflictError,
@@ -37,64 +36,7 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 
-NOW = timedelta(0)
-CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"max-delta-count": 10}}
-
-
-class Clock:
-    """A clock that is set by hand, and what is due by it."""
-
-    def __init__(self) -> None:
-        self.ms = 1_700_000_000_000
-        self.due: list[Callable[[], None]] = []
-
-    def advance(self, by: timedelta) -> None:
-        self.ms += int(by.total_seconds() * 1000)
-
-    def later(self, delay_s: float, call: Callable[[], None]) -> Callable[[], None]:
-        self.due.append(call)
-        return lambda: None
-
-    def beat(self) -> None:
-        """Do what is due next."""
-        self.due.pop()()
-
-
-def world(clock: Clock | None = None) -> Any:
-    """Everything in order, by that clock."""
-    given = clock or Clock()
-    return in_order(now_ms=lambda: given.ms, monotonic_s=lambda: given.ms / 1000, later=given.later)
-
-
-def make(storage: Storage, clock: Clock | None = None) -> Repository:
-    repository = zm.create(storage, CONFIG, runtime=world(clock))
-    with repository.transaction(message="make a") as store:
-        array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
-        array[:] = 1
-    return repository
-
-
-def opened(storage: Storage, clock: Clock | None = None) -> Repository:
-    return zm.open(storage, runtime=world(clock))
-
-
-def fill(repository: Repository, value: int, branch: str = "main") -> str:
-    session = repository.writable_session(branch)
-    write(session, value)
-    return session.commit(f"fill {value}")
-
-
-def write(session: Session, value: int, where: slice = slice(None)) -> None:
-    zarr.open_array(session.store, path="a")[where] = value
-
-
-def read(session: Session) -> list[int]:
-    return np.asarray(zarr.open_array(session.store, path="a", mode="r")[:]).tolist()
-
-
-def line(repository: Repository) -> list[str]:
-    """The ids of the history, the newest first."""
-    return [info.snapshot_id for info in repository.ancestry()]
+OFTEN = {"max-delta-count": 10}
 
 
 def live(storage: Storage) -> list[str]:
@@ -267,7 +209,7 @@ def test_a_commit_is_not_put_on_top_of_a_history_that_begins_after_it() -> None:
 
 def test_a_reader_of_an_expired_snapshot_is_told_so_and_a_leased_one_reads_on() -> None:
     storage = MemoryStorage()
-    repository = make(storage)
+    repository = make(storage, **OFTEN)
     reader, unread = (opened(storage).readonly_session() for _ in range(2))
     leased = opened(storage)
     kept = leased.readonly_session()
@@ -360,63 +302,6 @@ def test_a_lost_lease_is_not_renewed() -> None:
 # --- failures and races --------------------------------------------------------------------------
 
 
-def prepared() -> MemoryStorage:
-    storage = MemoryStorage()
-    repository = make(storage)
-    repository.create_branch("side")
-    fill(repository, 1, "side")
-    for value in range(4):
-        fill(repository, value)
-    repository.create_tag("kept", repository.list_branches()["main"])
-    for value in range(12):
-        fill(repository, 10 + value)
-    repository.delete_branch("side")
-    session = repository.writable_session()
-    write(session, 99)
-    repository.expire_snapshots(keep_last=2)
-    return storage
-
-
-@pytest.mark.parametrize("leased", [False, True])
-def test_commits_at_any_moment_of_a_collection_are_whole_or_refused(leased: bool) -> None:
-    """Of a session opened before, and of one opened at that moment."""
-    made = prepared()
-    landed = refused = 0
-    for number in range(1, 200, 3):
-        storage = copy_of(made)
-        writer = opened(storage)
-        session = writer.writable_session(lease=60 if leased else None)
-        write(session, 70, slice(0, 2))
-        done: list[str] = []
-
-        def commit(
-            session: Session = session, done: list[str] = done, writer: Repository = writer
-        ) -> None:
-            nonlocal refused
-            try:
-                done.append(session.commit("meanwhile"))
-            except FencedError:
-                refused += 1
-            fresh = writer.writable_session()
-            write(fresh, 71, slice(4, 6))
-            done.append(fresh.commit("new"))
-            writer.create_branch("new")
-
-        racing = InterruptingStorage(storage, commit, number)
-        opened(racing).garbage_collect(NOW)
-        if not done:
-            break
-        after = opened(storage)
-        assert {*done} <= {*line(after)}
-        assert after.verify().problems == (), number
-        if leased:
-            assert len(done) == 2
-            assert read(after.readonly_session()) == [70, 70, 21, 21, 71, 71, 21, 21]
-        landed += 1
-    assert landed > 5
-    assert (refused > 0) != leased
-
-
 @pytest.mark.parametrize("how", ["branch", "time", "writable", "exclusive"])
 def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> None:
     """The branch is reset and its old head collected, at any moment of the opening."""
@@ -460,7 +345,12 @@ def test_a_head_that_goes_while_it_is_opened_is_not_told_as_damage(how: str) -> 
 
 
 def test_what_cannot_be_read_stops_the_deletions() -> None:
-    storage = prepared()
+    storage = MemoryStorage()
+    repository = make(storage, **OFTEN)
+    for value in range(16):
+        fill(repository, value)
+    write(repository.writable_session(), 99)
+    repository.expire_snapshots(keep_last=2)
     counting = CountingStorage(storage)
     read(opened(counting).readonly_session())
     bad = next(record.key for record in counting.log if record.key.startswith("manifests/"))
@@ -487,7 +377,7 @@ def test_the_root_is_archived_before_anything_is_deleted() -> None:
     with pytest.raises(SimulatedCrash):
         opened(FaultyStorage(storage, faults), clock).garbage_collect(NOW)
     storage.delete_many(["current"])
-    assert zm.recover(storage, runtime=world(clock)).skipped == {}
+    assert zm.recover(storage, runtime=runtime_of(clock)).skipped == {}
     assert read(opened(storage).readonly_session()) == [1] * 8
 
 

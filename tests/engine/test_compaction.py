@@ -16,17 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from inside import small_steps
-from stored import array_document
+from stored import array_document, contents, put
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import contents_of
 
 type Shape = tuple[int, ...]
 
@@ -35,10 +33,6 @@ def in_tasks(call: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
     """Run the calls as another process would: items and results are pickled."""
     for item in items:
         yield pickle.loads(pickle.dumps(call(pickle.loads(pickle.dumps(item)))))
-
-
-def buffer(value: bytes) -> cpu.Buffer:
-    return cpu.Buffer.from_bytes(value)
 
 
 def document(shape: Shape, note: int = 0, dims: Sequence[str] | None = None) -> bytes:
@@ -130,7 +124,7 @@ class World:
                 self.write(session, path)
 
     def set(self, session: Session, key: str, value: bytes) -> None:
-        session.store.set_sync(key, buffer(value))
+        put(session, key, value)
         self.state.keys[key] = value
 
     def describe(self, session: Session, path: str, shape: Shape) -> None:
@@ -218,12 +212,6 @@ class World:
         assert fresh.verify().problems == ()
 
 
-def contents(session: Session) -> dict[str, bytes]:
-    keys = list(contents_of(session.store).keys_below(""))
-    assert len(keys) == len(set(keys))
-    return {key: session.store.get_sync(key).to_bytes() for key in keys}  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(("seed", "run"), [(0, None), (6, None), (24, in_tasks)])
 def test_any_commits_and_compactions(run: Run | None, seed: int) -> None:
     world = World(seed, run)
@@ -245,7 +233,7 @@ def test_memory_depends_on_what_is_worked_on_at_a_time() -> None:
     sets = {"default": {"max-manifest-size": 10_000}}
     config = {"chunk-manifests": {"sets": [sets]}, "compaction": {"mode": "manual"}}
     session = zm.create(storage, config).writable_session()
-    session.store.set_sync("b/zarr.json", buffer(document((refs // 100, 100))))
+    put(session, "b/zarr.json", document((refs // 100, 100)))
     for rows in np.split(np.arange(refs), commits):
         index = np.stack([rows // 100, rows % 100], axis=1)
         files = [f"file:///{rows[0]}/{i}" for i in range(len(rows) // 1_000)]

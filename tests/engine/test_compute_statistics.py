@@ -19,7 +19,7 @@ from in_order import in_order
 from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.storage.memory import MemoryStorage
-from zoned import counting, created, make, numbers, write
+from zoned import counting, created, numbers, write
 
 
 def wrote(repository: Repository, first: int, last: int, seed: float, **how: Any) -> None:
@@ -86,54 +86,6 @@ def test_tasks_measure_the_same(tmp_path: Path) -> None:
 
 
 # --- beside others ---------------------------------------------------------------------------
-
-
-def reset(repository: Repository) -> None:
-    first = [info.snapshot_id for info in repository.ancestry()][1]
-    repository.reset_branch("main", first, force=True)
-
-
-def replace_array(repository: Repository) -> None:
-    session = repository.writable_session()
-    del zarr.open_group(session.store)["a"]
-    make(session)
-    write(session, 0, 8, 7, record=False)
-    session.commit("another array")
-
-
-MEANWHILE: dict[str, Callable[[Repository], object]] = {
-    "overwritten and compacted": lambda repository: (
-        wrote(repository, 2, 6, 5),
-        repository.compact(mode="full"),
-    ),
-    "reset": reset,
-    "replaced": replace_array,
-}
-
-
-@pytest.mark.parametrize("what", MEANWHILE)
-def test_what_happens_meanwhile_makes_no_entry_wrong(what: str) -> None:
-    repository = created()
-    wrote(repository, 0, 8, 1)
-    repository.compact(mode="full")
-    wrote(repository, 3, 5, 3)
-    other = zm.open(repository.storage, runtime=in_order())
-    once = [MEANWHILE[what]]
-
-    def meanwhile(_stage: str, _done: int) -> None:
-        if once:
-            once.pop()(other)
-
-    with zm.show_progress(meanwhile):
-        repository.compute_statistics()
-    assert not once
-    counting(repository)  # checks each entry
-    for _ in range(2):
-        repository.compute_statistics()
-        assert repository.verify().problems == ()
-        assert len(counting(repository)) == repository.compute_statistics().chunks
-        repository.compact(mode="full")
-        repository.garbage_collect(timedelta(0))
 
 
 def test_a_collection_meanwhile_shuts_it_out() -> None:

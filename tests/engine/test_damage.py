@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zarr
 
+import stored
 import zarr_manifests as zm
 from in_order import in_order
 from inside import short_pages
@@ -27,7 +28,6 @@ from zarr_manifests.errors import CorruptObjectError, ManifestsError, Unsupporte
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import contents_of
 
 START_MS = 1_700_000_000_000
 KINDS = ("chunks", "deltas", "manifests", "nodes", "snapshots", "history")
@@ -75,13 +75,8 @@ def make(seed: int) -> MemoryStorage:
 
 
 def contents(session: Session) -> dict[str, bytes]:
-    found = {}
-    for key in sorted(contents_of(session.store).keys_below("")):
-        value = session.store.get_sync(key)
-        assert value is not None, f"{key} is listed and reads as absent"
-        found[key] = value.to_bytes()
-    assert session.store.get_sync("a/c/119") is None
-    return found
+    assert stored.get(session, "a/c/119") is None
+    return stored.contents(session)
 
 
 class Ways:

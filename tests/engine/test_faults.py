@@ -34,7 +34,7 @@ from storages import (
     WrappedStorage,
     copy_of,
 )
-from stored import put
+from stored import contents, put
 from zarr_manifests import Repository, Session
 from zarr_manifests.error_cases import NotARepositoryError, StorageFullError
 from zarr_manifests.errors import (
@@ -50,7 +50,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities
-from zarr_manifests.store import contents_of
 
 RUNTIME = in_order()
 KINDS: tuple[FaultKind, ...] = (
@@ -76,15 +75,6 @@ class RemoteStorage(WrappedStorage):
     @property
     def capabilities(self) -> Capabilities:
         return replace(self.storage.capabilities, inline=False)
-
-
-def contents(session: Session) -> dict[str, bytes]:
-    found = {}
-    for key in contents_of(session.store).keys_below(""):
-        value = session.store.get_sync(key)
-        assert value is not None
-        found[key] = value.to_bytes()
-    return found
 
 
 def opened(storage: Storage) -> Repository:
@@ -314,15 +304,6 @@ def _commit_with(storage: Storage, *faults: Fault) -> tuple[Session, object]:
         return session, error
 
 
-def test_swap_that_always_fails_is_no_commit_and_can_be_tried_again(storage: MemoryStorage) -> None:
-    old = State.of(storage)
-    session, outcome = _commit_with(storage, Fault("fail_before", op="cas", count=5))
-    assert type(outcome) is StorageError
-    assert State.of(storage) == old
-    snapshot_id = session.commit("again")
-    assert next(i.snapshot_id for i in zm.open(storage).ancestry()) == snapshot_id
-
-
 def test_swap_that_always_fails_far_away_is_in_doubt(storage: MemoryStorage) -> None:
     faulty = FaultyStorage(storage, [Fault("fail_before", op="cas", count=None)])
     session = zm.open(RemoteStorage(faulty), runtime=RUNTIME).writable_session("main")
@@ -365,13 +346,6 @@ def test_lost_answer_and_then_an_unreadable_root_is_in_doubt(
     _, outcome = _commit_with(storage, Fault("fail_after", op="cas"), unreadable)
     assert isinstance(outcome, CommitOutcomeUnknownError)
     assert State.of(storage) == State.of(new)
-
-
-def test_lost_answer_and_a_root_that_is_unreadable_for_a_while(storage: MemoryStorage) -> None:
-    unreadable = Fault("flip_bits", op="get_tagged", skip=2, count=2)
-    _, outcome = _commit_with(storage, Fault("fail_after", op="cas"), unreadable)
-    assert isinstance(outcome, str)
-    assert next(i.snapshot_id for i in zm.open(storage).ancestry()) == outcome
 
 
 def _commit_others(storage: Storage, commits: int) -> None:

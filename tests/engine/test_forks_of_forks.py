@@ -11,10 +11,10 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from effort import examples
+from stored import contents, get, put
 from zarr_manifests import Fork, Session
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.storage.memory import MemoryStorage
@@ -22,15 +22,6 @@ from zarr_manifests.store import contents_of
 
 MOST = 8
 """Forks in a tree."""
-
-
-def set_key(target: Session | Fork, key: str, value: bytes) -> None:
-    target.store.set_sync(key, cpu.Buffer.from_bytes(value))
-
-
-def get_key(target: Session | Fork, key: str) -> bytes | None:
-    found = target.store.get_sync(key)
-    return None if found is None else found.to_bytes()
 
 
 def make(target: Session | Fork, name: str, *shape: int) -> None:
@@ -42,10 +33,6 @@ def sent[T](value: T) -> T:
     return pickle.loads(pickle.dumps(value))  # type: ignore[no-any-return]
 
 
-def read(target: Session | Fork) -> dict[str, bytes | None]:
-    return {key: get_key(target, key) for key in contents_of(target.store).keys_below("")}
-
-
 def opened(name: str, config: dict[str, Any] | None = None) -> Session:
     """A session of a repository with the arrays `a` and `clash`, half of `a` committed."""
     storage = MemoryStorage(f"forks-of-forks-{name}")  # by this name a fork finds it
@@ -55,7 +42,7 @@ def opened(name: str, config: dict[str, Any] | None = None) -> Session:
     make(session, "clash", 1)
     for row in range(MOST):
         for column in range(0, MOST, 2):
-            set_key(session, f"a/c/{row}/{column}", b"committed")
+            put(session, f"a/c/{row}/{column}", b"committed")
     session.commit("begin")
     return session
 
@@ -128,7 +115,7 @@ def act(target: Session | Fork, plan: Plan, maker: int, acts: Any, taken: set[in
     for name, *values in acts:
         match name:
             case "own" if values[0] not in taken:
-                set_key(target, f"a/c/{n}/{values[0]}", values[1])
+                put(target, f"a/c/{n}/{values[0]}", values[1])
             case "unset" if values[0] not in taken:
                 target.store.delete_sync(f"a/c/{n}/{values[0]}")
             case "make" if contents_of(target.store).node(f"n{n}") is None:
@@ -136,16 +123,16 @@ def act(target: Session | Fork, plan: Plan, maker: int, acts: Any, taken: set[in
             case "describe" if contents_of(target.store).node(f"n{n}") is not None:
                 zarr.open_array(target.store, path=f"n{n}").attrs["value"] = values[0]
             case "for maker" if n:
-                set_key(target, f"a/c/{maker}/{n}", values[0])
+                put(target, f"a/c/{maker}/{n}", values[0])
             case "into maker's array" if n and contents_of(target.store).node(f"n{maker}"):
-                set_key(target, f"n{maker}/c/{n}", values[0])
+                put(target, f"n{maker}/c/{n}", values[0])
 
 
 def run(plan: Plan, target: Session | Fork, maker: int = 0) -> list[Fork]:
     """Let a writer and its forks work; the forks that are still to be merged, its own first."""
     act(target, plan, maker, plan.before, set())
     if plan.clashes is not None:
-        set_key(target, "clash/c/0", plan.clashes)
+        put(target, "clash/c/0", plan.clashes)
     groups: list[tuple[Plan, list[Fork]]] = []
     for fork in plan.forks:
         group = [sent(one) for one in run(fork, sent(target.fork()), plan.number)]
@@ -185,10 +172,10 @@ def test_merged_in_any_way_they_are_what_one_session_writes(
     session, single = opened("many", config), opened("one", config)
     assert run(plan, session) == []
     alone(plan, single)
-    assert read(session) == read(single)
+    assert contents(session) == contents(single)
     if session.status():
         session.commit("of many")
-        assert read(session) == read(single)
+        assert contents(session) == contents(single)
 
 
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW)
@@ -215,9 +202,9 @@ def test_what_a_fork_of_a_fork_has_changed_needs_the_fork() -> None:
     fork = session.fork()
     make(fork, "new", 4)
     inner = fork.fork()
-    set_key(inner, "new/c/1", b"x")
+    put(inner, "new/c/1", b"x")
     with pytest.raises(ConflictError, match="made in a copy that is not merged yet"):
         session.merge(inner)
     assert not session.status()
     session.merge(inner, fork)  # in any order within a call
-    assert get_key(session, "new/c/1") == b"x"
+    assert get(session, "new/c/1") == b"x"

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import reduce
 from itertools import islice
+from operator import getitem
 from typing import Any
 
 import google_crc32c
@@ -30,11 +32,10 @@ import zarr_manifests as zm
 from effort import examples
 from inside import change_root
 from storages import CountingStorage
-from stored import put
+from stored import contents, put
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import contents_of
 
 MEMORY_BYTES = 64 << 20
 REQUESTS_MOST = 400
@@ -184,15 +185,6 @@ def open_(storage: Any) -> Repository:
     return zm.open(storage, {"compaction": {"max-delta-count": 100}}, virtual_containers=CONTAINERS)
 
 
-def contents(session: Session) -> dict[str, bytes]:
-    found = {}
-    for key in sorted(contents_of(session.store).keys_below("")):
-        value = session.store.get_sync(key)
-        assert value is not None, f"{key} is listed and reads as absent"
-        found[key] = value.to_bytes()
-    return found
-
-
 @pytest.fixture(scope="module")
 def seeded() -> Seeded:
     return Seeded()
@@ -292,17 +284,11 @@ def test_something_replaced(kind: str, data: st.DataObject, seeded: Seeded) -> N
     fields, there = seeded.fields(key), seeded.fields(other)
     for _ in range(data.draw(st.integers(1, 2))):
         at = data.draw(st.sampled_from(places(fields)[1:]))
-        from_there = st.sampled_from(places(there)).map(lambda place: _at(there, place))
+        from_there = st.sampled_from(places(there)).map(lambda place: reduce(getitem, place, there))
         fields = changed(fields, at, data.draw(wild | from_there))
         if len(places(fields)) == 1:
             break
     endure(seeded.forged(key, lambda _: fields), seeded, data)
-
-
-def _at(value: Any, place: tuple[Any, ...]) -> Any:
-    for step in place:
-        value = value[step]
-    return value
 
 
 # --- contradictions ----------------------------------------------------------------------------

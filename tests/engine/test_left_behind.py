@@ -7,34 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import zarr
 
-import zarr_manifests as zm
-from in_order import in_order
+from filled import NOW, Clock, fill, make, opened, read
 from storages import InterruptingStorage, copy_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import NotFoundError, SnapshotExpiredError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 
-NOW, DAY = timedelta(0), timedelta(hours=24)
-CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"mode": "manual"}}
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.ms = 1_700_000_000_000
-
-    def wait(self, hours: float) -> None:
-        self.ms += int(hours * 3_600_000)
-
-    def world(self) -> Any:
-        return in_order(now_ms=lambda: self.ms, monotonic_s=lambda: self.ms / 1000)
+DAY = timedelta(hours=24)
+LATER = timedelta(hours=30)
 
 
 @pytest.fixture
@@ -44,25 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def repo(clock: Clock) -> Repository:
-    return made(MemoryStorage(), clock)
-
-
-def made(storage: Storage, clock: Clock) -> Repository:
-    repo = zm.create(storage, CONFIG, runtime=clock.world())
-    with repo.transaction(message="make a") as store:
-        zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
-    return repo
-
-
-def fill(repo: Repository, value: int, branch: str = "main", at: slice = slice(None)) -> str:
-    session = repo.writable_session(branch)
-    zarr.open_array(session.store, path="a")[at] = value
-    return session.commit(f"fill {value}")
-
-
-def read(repo: Repository, version: str) -> list[int]:
-    array: Any = zarr.open_array(repo.readonly_session(version).store, path="a", mode="r")
-    return array[:].tolist()  # type: ignore[no-any-return]
+    return make(MemoryStorage(), clock)
 
 
 def check_named(repo: Repository, name: str, values: list[int]) -> None:
@@ -117,7 +84,7 @@ def test_what_was_left_can_be_merged(repo: Repository, fast_forward: bool) -> No
     left = fill(repo, 5, "side", slice(2, 4))
     repo.expire_snapshots(keep_last=4)
     if not fast_forward:
-        fill(repo, 6, at=slice(6, 8))
+        fill(repo, 6, where=slice(6, 8))
     repo.delete_branch("side")
     report = repo.merge(left)
     assert (report.commits, report.fast_forward) == (2, fast_forward)
@@ -128,7 +95,7 @@ def test_a_base_that_was_written_anew_still_refers_to_what_an_ancestor_has(
     repo: Repository, clock: Clock
 ) -> None:
     fill(repo, 2)
-    clock.wait(30)
+    clock.advance(LATER)
     made = repo.compact("main", "full").snapshot_id
     assert made is not None
     repo.reset_branch("main", "main~1", force=True)
@@ -142,7 +109,7 @@ def test_one_that_is_young_but_has_lost_old_chunks_is_refused(
 ) -> None:
     repo.create_branch("side")
     fill(repo, 2, "side")
-    clock.wait(30)
+    clock.advance(LATER)
     left = repo.cherry_pick("side")
     repo.reset_branch("main", "main~1", force=True)
     repo.delete_branch("side")
@@ -179,34 +146,34 @@ def test_naming_and_collecting_at_once(
 ) -> None:
     """It was left before a collection, or after; those who commit have begun after the fence."""
     storage = MemoryStorage()
-    repo = made(storage, clock)
+    repo = make(storage, clock)
     first = fill(repo, 2)
-    left = fill(repo, 3, at=slice(4))
+    left = fill(repo, 3, where=slice(4))
     if not left_before:
         repo.garbage_collect(NOW)
     repo.reset_branch("main", first, force=True)
-    clock.wait(30)
+    clock.advance(LATER)
     outcomes = []
     for at in range(1, 500):
         there = copy_of(storage)
 
         def name(place: Storage) -> None:
             try:
-                bring(zm.open(place, runtime=clock.world()), left)
+                bring(opened(place, clock), left)
             except SnapshotExpiredError:
                 outcomes.append("refused")
             else:
                 outcomes.append("named")
 
         def collect(place: Storage) -> None:
-            zm.open(place, runtime=clock.world()).garbage_collect(DAY)
+            opened(place, clock).garbage_collect(DAY)
 
         acts = (name, collect) if outer == "naming" else (collect, name)
         between = InterruptingStorage(there, lambda: acts[1](there), at)  # noqa: B023 - called here
         acts[0](between)
         if len(between.ops) < at:
             break
-        repo = zm.open(there, runtime=clock.world())
+        repo = opened(there, clock)
         if outcomes[-1] == "named":
             check_named(repo, "back", [3] * 4 + [2] * 4)
         else:

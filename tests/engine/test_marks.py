@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +13,7 @@ import zarr_manifests as zm
 from in_order import in_order
 from inside import root_of
 from storages import Fault, FaultyStorage
+from stored import overtaking
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import (
     ConflictError,
@@ -23,7 +22,6 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
     TransactionGapError,
 )
-from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 
 CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 0}
@@ -43,8 +41,8 @@ def repository(storage: MemoryStorage) -> Repository:
     return opened(storage)
 
 
-def opened(storage: MemoryStorage, runtime: Runtime | None = None) -> Repository:
-    return zm.open(storage, runtime=runtime or in_order())
+def opened(storage: MemoryStorage) -> Repository:
+    return zm.open(storage, runtime=in_order())
 
 
 def wrote(repository: Repository, at: int, value: int = 1, **options: Any) -> Session:
@@ -61,17 +59,6 @@ def batch(repository: Repository, version: int, app: str = "app", branch: str = 
 
 def messages(repository: Repository, branch: str = "main") -> list[str]:
     return [info.message for info in repository.ancestry(branch)]
-
-
-def at_swap(*due: Callable[[], object]) -> Runtime:
-    """Does the next of these each time when the root is about to be swapped."""
-    left = list(due)
-
-    def checkpoint(reached: str) -> None:
-        if reached == "root.swap" and left:
-            left.pop(0)()
-
-    return replace(SYSTEM, checkpoint=checkpoint)
 
 
 def test_a_batch_is_committed_once(repository: Repository) -> None:
@@ -146,34 +133,12 @@ def test_a_gap_is_an_error_and_the_session_goes_on(repository: Repository) -> No
         wrote(repository, 1).commit("again", txn=zm.Txn("app", 3, after=2))
 
 
-def test_a_replay_is_no_conflict(storage: MemoryStorage) -> None:
-    """Checked only after the rebase, the stream would get a conflict for ever."""
-    session = wrote(opened(storage), 1, 77)
-    batch(opened(storage), 1)  # has written the same chunk
-    with pytest.raises(TransactionAlreadyCommitted):
-        session.commit("a replay", txn=("app", 1))
-    during = wrote(opened(storage, at_swap(lambda: batch(opened(storage), 2))), 2, 77)
-    with pytest.raises(TransactionAlreadyCommitted):
-        during.commit("a replay", txn=("app", 2))
-
-
 def test_a_replay_is_told_so_only_once_the_commit_is_durable(storage: MemoryStorage) -> None:
     """Or the stream would go on, and a crash could take back what it relies on."""
     batch(opened(storage), 1)
     unsynced = Fault("fail_before", op="sync", key="current", count=None)
     with pytest.raises(StorageError):
         batch(zm.open(FaultyStorage(storage, [unsynced]), runtime=in_order()), 1)
-
-
-def test_a_stale_root_does_not_say_that_it_is_committed(storage: MemoryStorage) -> None:
-    """This process knows a root in which it is; since then the branch was set back."""
-    here = opened(storage)
-    before = here.list_branches()["main"]
-    session = wrote(here, 40)
-    batch(here, 1)
-    opened(storage).reset_branch("main", before, force=True)
-    session.commit("batch 1, again", txn=("app", 1))
-    assert messages(opened(storage)) == ["batch 1, again", "make", "create repository"]
 
 
 def test_marks_survive_the_log_expiry_and_compaction(
@@ -232,7 +197,7 @@ def test_a_mark_is_forgotten_only_if_it_is_the_expected_one(storage: MemoryStora
             forget(repository, "app", expected)
     with pytest.raises(ConflictError):
         forget(repository, "other", 0)
-    late = opened(storage, at_swap(lambda: batch(opened(storage), 18)))
+    late = zm.open(storage, runtime=overtaking(lambda: batch(opened(storage), 18)))
     with pytest.raises(ConflictError, match="18"):
         forget(late, "app", 17)
     snapshot_id = forget(repository, "app", 18)

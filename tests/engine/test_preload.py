@@ -6,12 +6,11 @@ import threading
 
 import pytest
 import zarr
-from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
 from storages import CountingStorage
 from storages.wrapped import Call, WrappedStorage
-from zarr_manifests import Session
+from stored import get, put
 from zarr_manifests.session import preload_report
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -38,12 +37,6 @@ class Gate(WrappedStorage):
         return call.run()
 
 
-def get(session: Session, key: str) -> bytes:
-    value = session.store.get_sync(key)
-    assert value is not None, key
-    return value.to_bytes()
-
-
 def manifests_read(counting: CountingStorage) -> list[str]:
     return [record.key for record in counting.log if record.key.startswith("manifests/")]
 
@@ -57,7 +50,7 @@ def storage() -> MemoryStorage:
         for i in range(COUNT):
             zarr.create_array(store, name=f"v{i}", shape=(4 + i,), chunks=(1,), dtype="i1")
             for at in range(4 + i):
-                store.set_sync(f"v{i}/c/{at}", cpu.Buffer.from_bytes(bytes([at])))
+                put(store, f"v{i}/c/{at}", bytes([at]))
     repository.compact(mode="full")
     return storage
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 
-import numpy as np
 import pytest
 import zarr
 
 import zarr_manifests as zm
+from filled import NOW, fill, make, opened, read
 from in_order import in_order
 from inside import change_root, root_of
-from storages import WrappedStorage, copy_of
-from storages.wrapped import Call
-from zarr_manifests import Repository, Session
+from storages import InterruptingStorage, copy_of
 from zarr_manifests.error_cases import FencedError, NotARepositoryError
 from zarr_manifests.errors import (
     ConflictError,
@@ -31,35 +27,13 @@ from zarr_manifests.repository import build_index
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 
-NOW = timedelta(0)
-CONFIG = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0, "compaction": {"max-delta-count": 10}}
-
-
-def make(storage: MemoryStorage) -> Repository:
-    repository = zm.create(storage, CONFIG, runtime=in_order())
-    with repository.transaction(message="make a") as store:
-        zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
-    return repository
-
-
-def fill(repository: Repository, value: int) -> str:
-    session = repository.writable_session()
-    zarr.open_array(session.store, path="a")[:] = value
-    return session.commit(f"fill {value}")
-
-
-def read(session: Session) -> list[int]:
-    return np.asarray(zarr.open_array(session.store, path="a", mode="r")[:]).tolist()
-
-
-def opened(storage: Storage) -> Repository:
-    return zm.open(storage, runtime=in_order())
+OFTEN = {"max-delta-count": 10}
 
 
 @pytest.fixture(scope="module")
 def whole() -> MemoryStorage:
     """A repository with all kinds of objects, where everything can be reached."""
-    repository = make(storage := MemoryStorage())
+    repository = make(storage := MemoryStorage(), **OFTEN)
     for value in range(14):
         fill(repository, value)
     repository.expire_snapshots(keep_last=5)
@@ -106,7 +80,7 @@ def test_verification_finds_damage_of_objects_of_each_kind(
 
 
 def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
-    repository = make(storage := MemoryStorage())
+    repository = make(storage := MemoryStorage(), **OFTEN)
     before = fill(repository, 2)
     lost = fill(repository, 3)
     version = next(repository.ops_log()).version
@@ -125,7 +99,7 @@ def test_a_damaged_root_and_a_damaged_head_are_recovered() -> None:
 
 
 def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:
-    repository = make(storage := MemoryStorage())
+    repository = make(storage := MemoryStorage(), **OFTEN)
     before = fill(repository, 2)
     lost = fill(repository, 3)
     done = next(repository.ops_log()).version
@@ -144,7 +118,7 @@ def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:
 
 
 def test_a_version_is_restored_refs_only() -> None:
-    repository = make(MemoryStorage())
+    repository = make(MemoryStorage(), **OFTEN)
     repository.create_tag("gone")
     before = fill(repository, 2)
     repository.create_branch("side")
@@ -174,7 +148,7 @@ def test_a_version_is_restored_refs_only() -> None:
 
 
 def test_the_operations_log_has_no_hole_where_an_archive_is_missing() -> None:
-    repository = make(storage := MemoryStorage())
+    repository = make(storage := MemoryStorage(), **OFTEN)
     for i in range(80):
         repository.create_tag(f"tag-{i}")
     all_of_them = [*repository.ops_log()]
@@ -185,25 +159,10 @@ def test_the_operations_log_has_no_hole_where_an_archive_is_missing() -> None:
         assert found == all_of_them if version > 1 else found == all_of_them[: len(found)]
 
 
-class Before(WrappedStorage):
-    """Something happens before one of the calls of a name."""
-
-    def __init__(self, storage: Storage, happens: Callable[[], object], op: str, at: int) -> None:
-        super().__init__(storage)
-        self.happens, self.op, self.at, self.seen = happens, op, at, 0
-
-    def _around[R](self, call: Call[R]) -> R:
-        if self.op in ("", call.op):
-            self.seen += 1
-            if self.seen == self.at:
-                self.happens()
-        return super()._around(call)
-
-
 @pytest.fixture(scope="module")
 def made() -> MemoryStorage:
     """Five versions, and much that is about to expire."""
-    repository = make(storage := MemoryStorage())
+    repository = make(storage := MemoryStorage(), **OFTEN)
     for value in (2, 3, 4):
         fill(repository, value)
     return storage
@@ -225,7 +184,7 @@ def test_whenever_a_root_is_recovered_the_collection_takes_nothing_from_it(
     """Also between its look at the root and the deletion that follows."""
     for moment in range(1, 1000):
         below = copy_of(made)
-        storage = Before(below, partial(recover_without_root, below), "", moment)
+        storage = InterruptingStorage(below, partial(recover_without_root, below), moment)
         refused: list[ManifestsError] = []
         try:
             expire_and_collect(storage, below)
@@ -235,7 +194,7 @@ def test_whenever_a_root_is_recovered_the_collection_takes_nothing_from_it(
         assert repository.verify().problems == ()
         assert read(repository.readonly_session()) == [4] * 8
         fill(repository, 5)
-        if storage.seen < moment:
+        if len(storage.ops) < moment:
             assert not refused
             assert moment > 20
             return
@@ -260,8 +219,12 @@ def test_what_an_unreadable_archive_was_of_is_not_known(made: MemoryStorage) -> 
 
 
 def test_a_collector_stops_when_an_older_root_is_put_back(made: MemoryStorage) -> None:
+    probe = InterruptingStorage(copy_of(made), list)
+    expire_and_collect(probe, probe.storage)
+    second = [number for number, op in enumerate(probe.ops, 1) if op == "delete_many"][1]
     below = copy_of(made)
-    storage = Before(below, partial(below.put, "current", below.get("current")), "delete_many", 2)
+    put_back = partial(below.put, "current", below.get("current"))
+    storage = InterruptingStorage(below, put_back, second)
     with pytest.raises(FencedError):
         expire_and_collect(storage, below)
-    assert storage.seen == 2
+    assert storage.ops.count("delete_many") == 2

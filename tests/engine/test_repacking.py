@@ -11,8 +11,7 @@ import zarr
 
 import zarr_manifests as zm
 from in_order import in_order
-from inside import values_of
-from stored import put
+from stored import contents, put
 from zarr_manifests import Repository
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, NotFoundError
 from zarr_manifests.storage import Storage
@@ -34,7 +33,7 @@ def chunk(number: int) -> bytes:
 
 def head(storage: Storage) -> dict[str, bytes]:
     """What a new process reads at each key."""
-    return values_of(zm.open(storage, runtime=RUNTIME).readonly_session().store)
+    return contents(zm.open(storage, runtime=RUNTIME))
 
 
 def filled(storage: Storage) -> Repository:
@@ -87,24 +86,6 @@ def overwrite(repo: Repository) -> None:
     session.commit("meanwhile")
 
 
-def shrink_and_grow(repo: Repository) -> None:
-    for chunks in (9, 24):
-        session = repo.writable_session()
-        zarr.open_array(session.store, path="a").resize((chunks * CHUNK,))
-        session.commit("meanwhile")
-
-
-def delete(repo: Repository) -> None:
-    session = repo.writable_session()
-    del zarr.open_group(session.store)["a"]
-    session.commit("meanwhile")
-
-
-def rewrite_all(repo: Repository) -> None:
-    overwrite(repo)
-    repo.compact(mode="full")
-
-
 def rewrite_all_and_collect(repo: Repository) -> None:
     """What is read anew is not there any more; but then nothing refers to it, either."""
     session = repo.writable_session()
@@ -124,9 +105,7 @@ def repack(repo: Repository) -> None:
     [
         ("looking at refs", overwrite, 3),
         ("reading packs", rewrite_all_and_collect, 6),
-        ("writing packs", rewrite_all, 3),
-        ("writing packs", delete, 6),
-        ("committing", shrink_and_grow, 3),
+        ("writing packs", overwrite, 3),
         ("committing", repack, 6),
     ],
 )

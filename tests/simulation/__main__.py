@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from simulated import Outcome, simulate
+from simulated import KINDS, Outcome, simulate
 
 
 def _show(outcome: Outcome, *, trace: bool) -> None:
@@ -33,12 +33,12 @@ def _show(outcome: Outcome, *, trace: bool) -> None:
         sys.stdout.write(f"\nagain: {outcome.again}\n")
 
 
-def _run_many(seeds: Sequence[int] | count[int], until_s: float, kinds: dict[str, bool]) -> int:
+def _run_many(seeds: Sequence[int] | count[int], until_s: float, kinds: Sequence[str]) -> int:
     done = failed = 0
     for seed in seeds:
         if time.monotonic() > until_s:
             break
-        outcome = simulate(seed, **kinds)
+        outcome = simulate(seed, kinds)
         done += 1
         if outcome.failure is not None:
             failed += 1
@@ -62,20 +62,13 @@ def main(arguments: Sequence[str]) -> int:
     what.add_argument("--seeds", type=int, help="run so many")
     what.add_argument("--minutes", type=float, help="run for that long")
     parser.add_argument("--first", type=int, default=0, help="the first of many")
-    parser.add_argument("--streams", action="store_true", help="with streams")
-    parser.add_argument("--zones", action="store_true", help="with zone maps of cells")
-    parser.add_argument("--merges", action="store_true", help="with merges of branches")
-    parser.add_argument("--finders", action="store_true", help="with names for what was left")
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", action="store_true", help="with who makes these")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    kinds: dict[str, bool] = {
-        "streams": given.streams,
-        "zones": given.zones,
-        "merges": given.merges,
-        "finders": given.finders,
-    }
+    kinds = [kind for kind in KINDS if getattr(given, kind)]
     if given.seed is not None:
-        outcome = simulate(given.seed, **kinds)
+        outcome = simulate(given.seed, kinds)
         _show(outcome, trace=True)
         return 1 if outcome.failure is not None else 0
     if not given.worker:

@@ -52,19 +52,18 @@ class Mutant:
     says: str
     seed: int
     put_in: Callable[[pytest.MonkeyPatch], None]
-    streams: bool = False
-    finders: bool = False
+    kinds: tuple[str, ...]
 
 
 MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    says: str, seed: int, *, streams: bool = False, finders: bool = False
+    says: str, seed: int, *kinds: str
 ) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
     def enter(put_in: Callable[[pytest.MonkeyPatch], None]) -> None:
         name = put_in.__name__.replace("_", "-")
-        MUTANTS.append(Mutant(name, says, seed, put_in, streams, finders))
+        MUTANTS.append(Mutant(name, says, seed, put_in, kinds))
 
     return enter
 
@@ -127,12 +126,12 @@ def old_root_reused(patch: pytest.MonkeyPatch) -> None:
 # --- streams -----------------------------------------------------------------------------------
 
 
-@mutant("A step's mark is compared when its commit begins, not where it lands.", 3, streams=True)
+@mutant("A step's mark is compared when its commit begins, not where it lands.", 3, "streams")
 def marks_compared_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "check_marks", lambda *_: None)
 
 
-@mutant("Whether a step is committed is found out after conflicts and the fence.", 0, streams=True)
+@mutant("Whether a step is committed is found out after conflicts and the fence.", 0, "streams")
 def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
     check, after = commit.check_marks, commit.marks_after
     due: list[Any] = []
@@ -149,7 +148,7 @@ def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commits, "check_now", lambda *_: None)
 
 
-@mutant("A root that was read earlier may say that a step is committed.", 19, streams=True)
+@mutant("A root that was read earlier may say that a step is committed.", 19, "streams")
 def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     def stale(context: Any, branch: str, txn: Any) -> None:
         root = context.roots.with_branch(context.roots.latest.root, branch)
@@ -158,7 +157,7 @@ def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commits, "check_now", stale)
 
 
-@mutant("Marks are those of the snapshot that the session read.", 3, streams=True)
+@mutant("Marks are those of the snapshot that the session read.", 3, "streams")
 def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
     land, after = commit._Landing.land, commit.marks_after
     base: list[Any] = []
@@ -171,7 +170,7 @@ def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "marks_after", lambda c, _, *args: after(c, base[0], *args))
 
 
-@mutant("A compaction drops the marks.", 4, streams=True)
+@mutant("A compaction drops the marks.", 4, "streams")
 def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
     made = compact.Snapshot
 
@@ -181,7 +180,7 @@ def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "Snapshot", without)
 
 
-@mutant("Versions that are missing before a step are not noticed.", 11, streams=True)
+@mutant("Versions that are missing before a step are not noticed.", 11, "streams")
 def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
     check = advance_marks._check_txn
 
@@ -243,7 +242,7 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_amends", lambda head: None)
 
 
-@mutant("Whatever exists can be named, although a collection deletes parts of it.", 0, finders=True)
+@mutant("Whatever exists can be named, although a collection deletes parts of it.", 0, "finders")
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
         ref = by_id.snapshot_ref(context, snapshot_id)
@@ -570,7 +569,7 @@ def run(mutant: Mutant, seed: int) -> Outcome:
     """The seed with the fault put in."""
     with pytest.MonkeyPatch.context() as patch:
         mutant.put_in(patch)
-        return simulate(seed, streams=mutant.streams, finders=mutant.finders)
+        return simulate(seed, mutant.kinds)
 
 
 def first_seed(mutant: Mutant) -> int | None:

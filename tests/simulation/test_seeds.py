@@ -45,11 +45,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("few", range(first, first + max(seeds // 20, BATCH), BATCH))
 
 
-def check(seeds: Sequence[int], **kinds: bool) -> Counter[str]:
+def check(seeds: Sequence[int], *kinds: str) -> Counter[str]:
     """Try the seeds; what has happened in them."""
     failed, seen = [], Counter[str]()
     for seed in seeds:
-        outcome = simulate(seed, **kinds)
+        outcome = simulate(seed, kinds)
         seen.update(outcome.counts)
         if outcome.failure is not None:
             failed.append(f"seed {seed}: {outcome.failure}\nagain: {outcome.again}")
@@ -68,13 +68,13 @@ def test_seeds_keep_all_promises(batch: int) -> None:
 @pytest.mark.simulation
 @pytest.mark.parametrize("kind", KINDS)
 def test_seeds_with_others_keep_all_promises(few: int, kind: str) -> None:
-    check(range(few, few + BATCH), **{kind: True})
+    check(range(few, few + BATCH), kind)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_do_what_they_are_there_for(kind: str) -> None:
-    seen = check(range(30), **{kind: True})
+    seen = check(range(30), kind)
     assert {name: least for name, least in KINDS[kind].items() if seen[name] < least} == {}
 
 

@@ -13,24 +13,19 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-import zarr
-from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
 from specified import SPEC, contents, load, reader
+from stored import array_document, put
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import decode_column
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import ManifestStore
 
 golden = load("golden/make")
 TEXT = (SPEC.parents[1] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
-
-
-def put(store: ManifestStore, key: str, value: bytes) -> None:
-    store.set_sync(key, default_buffer_prototype().buffer.from_bytes(value))
 
 
 def commit(repo: zm.Repository, message: str, branch: str = "main") -> Any:
@@ -130,19 +125,9 @@ def test_the_object_of_the_specification() -> None:
 
 
 def document(name: str, shape: int, note: str) -> bytes:
-    fields = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [shape],
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": [{"name": "bytes"}],
-        "fill_value": 0,
-        "dimension_names": [name[0]],
-        "attributes": {"note": note},
-    }
-    return json.dumps(fields).encode()
+    grid = {"name": "regular", "configuration": {"chunk_shape": [2]}}
+    more = {"dimension_names": [name[0]], "attributes": {"note": note}}
+    return array_document((shape,), chunk_grid=grid, **more)
 
 
 def step(store: ManifestStore, rng: np.random.Generator) -> None:
@@ -174,27 +159,3 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(max_delta_count:
     found = reader.Reader(storage.get)
     seen = same(found, zm.open(storage))
     assert any(found.snapshot(snapshot_id)["digests"] for snapshot_id in seen)
-
-
-def test_what_was_moved_shifted_and_brought_back_reads_the_same() -> None:
-    repo = zm.create(MemoryStorage(), {"compaction": {"max-delta-count": 50}})
-    with commit(repo, "two arrays") as store:
-        root = zarr.create_group(store)
-        root.create_array("air/t", data=noise(20, 20), chunks=(5, 9))
-        root.create_array("scalar", data=np.float64(3.5))
-
-    def change(message: str, call: Any) -> str:
-        session = repo.writable_session("main")
-        call(session)
-        return session.commit(message)
-
-    change("move", lambda session: session.move("air", "moved"))
-    change("shift", lambda session: session.shift_array("moved/t", (1, 0)))
-    change("rename", lambda session: session.move("scalar", "number"))
-    gone = change("delete", lambda session: workspace_of(session.store).delete_below(""))
-    repo.revert(gone)
-    session = repo.writable_session("main")
-    session.move("moved/t", "t")
-    session.amend("bring back and move")
-    found = reader.Reader(repo.storage.get)
-    assert {"t/zarr.json", "number/c"} <= found.read(same(found, repo)[0]).keys()

@@ -182,15 +182,6 @@ def test_then_create_follows_a_swap(storage: Storage, monkeypatch: pytest.Monkey
     assert [info.key for info in storage.list("archive/")] == ["archive/1", "archive/2"]
 
 
-def test_delete_many(storage: Storage) -> None:
-    storage.delete_many(["never/there"])
-    for key in ("a", "b/c", "b/d"):
-        storage.create(key, b"x")
-    storage.delete_many(iter(["a", "b/d", "b/x", "x/y"]))
-    assert [info.key for info in storage.list()] == ["b/c"]
-    assert storage.create("a", b"again")
-
-
 def test_list_is_in_key_order(storage: Storage) -> None:
     # In the order of characters the slash comes after "-" and "." and before the digits.
     keys = ["a-b", "a.b", "a/b", "a/c/d", "a/c0", "a0", "root/1", "root/10", "root/2"]

@@ -53,15 +53,6 @@ def test_a_bucket_has_every_byte(
     assert bytes(obstore.get(bucket, "outer.txt").bytes()) == b"of somebody else"
 
 
-@pytest.fixture
-def bucket(object_server: ObjectServer) -> Any:
-    """The bucket of the test server, empty."""
-    client = S3Store(object_server.bucket)
-    for page in obstore.list(client):
-        obstore.delete(client, [meta["path"] for meta in page])
-    return client
-
-
 def test_icechunk_refers_to_objects_in_a_bucket(
     object_server: ObjectServer, bucket: Any, tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from obstore.store import S3Store
 
 import zarr_manifests as zm
-from s3_server import ObjectServer
 from zarr_manifests.error_cases import VirtualSourceChangedError
 from zarr_manifests.errors import InvalidArgumentError, MissingChunkError, NotFoundError
 from zarr_manifests.storage.memory import MemoryStorage
@@ -87,15 +86,6 @@ def test_stores_that_are_at_no_place_are_copied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_array(session.store, path="memory/u")[:], DATA[0])
     np.testing.assert_array_equal(zarr.open_array(session.store, path="zip/a/t")[:], DATA)
     assert len(session.store.get_virtual_refs("folder/u")) == 2
-
-
-@pytest.fixture
-def bucket(object_server: ObjectServer) -> Any:
-    """The bucket of the test server, empty."""
-    client = S3Store(object_server.bucket)
-    for page in obstore.list(client):
-        obstore.delete(client, [meta["path"] for meta in page])
-    return client
 
 
 def repository(bucket: Any, **options: Any) -> zm.Repository:

@@ -21,19 +21,12 @@ from zarr_manifests.planning.upkeep import history_rolls
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, local
-from zarr_manifests.store import ManifestStore, contents_of
 
 
 def root_of(place: Repository | Storage) -> Root:
     """The root, read from storage now."""
     roots = place._context.roots if isinstance(place, Repository) else Roots(place, SYSTEM)
     return roots.read().root
-
-
-def values_of(store: ManifestStore) -> dict[str, bytes]:
-    """What is read at each key of a store."""
-    found = {key: store.get_sync(key) for key in contents_of(store).keys_below("")}
-    return {key: value.to_bytes() for key, value in found.items() if value is not None}
 
 
 def change_root(

@@ -35,9 +35,12 @@ def get(place: Place, key: str) -> bytes | None:
 
 
 def contents(place: Place) -> dict[str, bytes]:
-    """All that is there, by key."""
+    """All that is there, by key: what is listed once, and read."""
     store = _store(place)
-    return {key: get(store, key) or b"" for key in contents_of(store).keys_below("")}
+    keys = sorted(contents_of(store).keys_below(""))
+    found = {key: value for key in keys if (value := get(store, key)) is not None}
+    assert [*found] == keys
+    return found
 
 
 def array_document(shape: tuple[int, ...], **changes: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 import zarr
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numcodecs import Blosc, GZip, Shuffle, Zlib, Zstd
 from zarr import codecs as v3
-from zarr.codecs import numcodecs as numcodecs_v3
 from zarr.storage import MemoryStore
 
 from effort import examples
+from zarr_arrays import array_options, some_values
 from zarr_manifests import decoding
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import CorruptObjectError
@@ -25,28 +23,6 @@ from zarr_manifests.errors import CorruptObjectError
 pytestmark = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
 )
-
-_TYPES = ["bool", "i1", "u2", "u8", "f2", ">f4", "f8", ">i8", "c8", "S3", "<U2", "M8[s]"]
-
-_COMPRESSORS: dict[str, Callable[[], list[Any]]] = {
-    "none": list,
-    "zstd": lambda: [v3.ZstdCodec(level=1)],
-    "blosc": lambda: [v3.BloscCodec()],
-    "blosc lz4": lambda: [v3.BloscCodec(cname="lz4", shuffle="bitshuffle")],
-    "blosc as it is": lambda: [v3.BloscCodec(clevel=0, shuffle="noshuffle")],
-    "gzip": lambda: [v3.GzipCodec(level=1)],
-    "zstd crc": lambda: [v3.ZstdCodec(level=1), v3.Crc32cCodec()],
-    "crc zstd": lambda: [v3.Crc32cCodec(), v3.ZstdCodec(level=1)],
-    "zlib": lambda: [numcodecs_v3.Zlib(level=1)],
-    "shuffle zstd": lambda: [numcodecs_v3.Shuffle(), v3.ZstdCodec(level=1)],
-}
-_COMPRESSORS_V2: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "zstd": lambda: Zstd(level=1),
-    "blosc": Blosc,
-    "gzip": lambda: GZip(level=1),
-    "zlib": lambda: Zlib(level=1),
-}
 
 
 class Written:
@@ -72,68 +48,6 @@ class Written:
         return np.full(shape, fill, self.array.dtype)
 
 
-def _values(draw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    numbers = rng.integers(0, draw(st.sampled_from([2, 99])), shape)
-    if dtype.kind in "SU":
-        return numbers.astype(str).astype(dtype)
-    return numbers.astype("i8").astype(dtype)
-
-
-@st.composite
-def arrays(draw: Any, *, compressors: list[str] | None = None, most_axes: int = 3) -> Written:
-    ndim = draw(st.integers(0, most_axes))
-    per_axis = st.lists(st.integers(1, 4), min_size=ndim, max_size=ndim)
-    chunks = tuple(draw(per_axis))
-    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=ndim, max_size=ndim)))
-    dtype = np.dtype(draw(st.sampled_from(_TYPES)))
-    store = MemoryStore()
-    options: dict[str, Any] = {
-        "store": store,
-        "name": "a",
-        "shape": shape,
-        "dtype": dtype,
-        "config": {"write_empty_chunks": draw(st.booleans())},
-    }
-    if draw(st.booleans()):
-        known = sorted(_COMPRESSORS_V2.keys() & set(compressors or _COMPRESSORS_V2))
-        shuffled = draw(st.booleans())
-        if draw(st.booleans()) and dtype.kind in "if":
-            options["fill_value"] = 1
-        array = zarr.create_array(
-            **options,
-            chunks=chunks,
-            zarr_format=2,
-            order=draw(st.sampled_from("CF")),
-            compressors=_COMPRESSORS_V2[draw(st.sampled_from(known))](),
-            filters=[Shuffle(dtype.itemsize)] if shuffled else None,
-        )
-    else:
-        orders = draw(st.lists(st.permutations(range(ndim)), max_size=2))
-        shards = None
-        if draw(st.booleans()) and ndim:
-            counts = draw(st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim))
-            shards = {
-                "shape": tuple(n * m for n, m in zip(counts, chunks, strict=True)),
-                "index_location": draw(st.sampled_from(["start", "end"])),
-            }
-        endian = draw(st.sampled_from(["little", "big"]))
-        array = zarr.create_array(
-            **options,
-            chunks=chunks,
-            shards=shards,
-            fill_value=1 if dtype.kind in "if" and draw(st.booleans()) else None,
-            serializer=v3.BytesCodec(endian=endian) if dtype.itemsize > 1 else "auto",
-            filters=[v3.TransposeCodec(order=order) for order in orders],
-            compressors=_COMPRESSORS[draw(st.sampled_from(compressors or sorted(_COMPRESSORS)))](),
-        )
-    values = _values(draw, dtype, shape)
-    for _ in range(draw(st.integers(0, 3))):
-        part = _region(draw, shape)
-        array[part] = values[part]
-    return Written(array, store)
-
-
 def _region(draw: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
     lo = [draw(st.integers(0, size - 1)) for size in shape]
     return tuple(
@@ -145,6 +59,17 @@ def _same(found: np.ndarray, expected: Any) -> bool:
     # Of an array without axes Zarr gives a scalar, which has the machine's byte order.
     expected = np.asarray(expected, found.dtype if not found.ndim else None)
     return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+
+
+@st.composite
+def arrays(draw: st.DrawFn, most_axes: int = 3) -> Written:
+    store, options = MemoryStore(), draw(array_options(most_axes=most_axes))
+    array = zarr.create_array(store, **options)
+    values = some_values(draw, options["dtype"], array.shape)
+    for _ in range(draw(st.integers(0, 3))):
+        part = _region(draw, array.shape)
+        array[part] = values[part]
+    return Written(array, store)
 
 
 @given(arrays(), st.data(), st.sampled_from([1, 2, 8192]))

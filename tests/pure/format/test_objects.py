@@ -6,7 +6,6 @@ come out of reading it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import struct
 from collections.abc import Callable, Mapping
@@ -17,10 +16,7 @@ import google_crc32c
 import msgpack
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from effort import examples
 from zarr_manifests.config import Config
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -444,33 +440,6 @@ def test_each_field_of_another_type_is_refused_or_read(kind: str) -> None:
     assert len(found) > 50
     for what, error in found:
         assert isinstance(error, CorruptObjectError | UnsupportedFormatError), what
-
-
-wild = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.sampled_from([0, 1, 2, 3, 255, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1])
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=16)
-    | st.binary(min_size=12, max_size=12)
-    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(
-    max_examples=examples(400),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(st.data(), st.sampled_from([*VALUES]).filter(lambda kind: kind != "marks"))
-def test_one_or_two_things_replaced_are_refused_or_read(data: st.DataObject, kind: str) -> None:
-    fields = unpacked(kind)
-    for _ in range(data.draw(st.integers(1, 2))):
-        fields = put(fields, data.draw(st.sampled_from(places(fields))), data.draw(wild))
-    with contextlib.suppress(ManifestsError):
-        forged(kind, repacked(fields))
 
 
 @pytest.mark.parametrize("place", ["root", "log", "snapshot"])

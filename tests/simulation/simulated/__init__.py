@@ -3,7 +3,7 @@
 `python tests/simulation --seed N` runs the schedule of a seed again and prints its trace.
 """
 
-from simulated.schedule import CALLS, Outcome, simulate
+from simulated.schedule import CALLS, KINDS, Outcome, simulate
 from simulated.world import BrokenPromiseError
 
-__all__ = ["CALLS", "BrokenPromiseError", "Outcome", "simulate"]
+__all__ = ["CALLS", "KINDS", "BrokenPromiseError", "Outcome", "simulate"]

@@ -336,14 +336,14 @@ class Compactor:
     def act(self, process: Process) -> None:
         branch = branch_for(process)
         mode = process.rng.choice(("minor", "major", "full"))
-        disturbed = process.wire.disturbed
         before = process.judge.counts.get("claim compaction", 0)
-        try:
-            process.repository().compact(branch, mode)
-        except ManifestsError as error:
+
+        def allowed() -> tuple[type[ManifestsError], ...]:
             taken_over = process.judge.counts.get("claim compaction", 0) > before + 1
-            fenced = (FencedError,) if taken_over else ()
-            process.expect(error, disturbed, (*gone(branch), *fenced))
+            return (*gone(branch), FencedError) if taken_over else gone(branch)
+
+        with process.expecting(allowed):
+            process.repository().compact(branch, mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,12 +542,9 @@ class Configurer:
     name: str
 
     def act(self, process: Process) -> None:
-        disturbed = process.wire.disturbed
         count = process.rng.randrange(4, 60)
-        try:
+        with process.expecting(lambda: (ConflictError,)):
             process.repository().save_config({"compaction": {"max-delta-count": count}})
-        except ManifestsError as error:
-            process.expect(error, disturbed, (ConflictError,))
 
 
 def gone(branch: str) -> tuple[type[ManifestsError], ...]:

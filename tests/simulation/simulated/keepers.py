@@ -9,6 +9,7 @@ kept nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -62,11 +63,8 @@ class Expirer:
         process.wait(process.rng.random() * 2)
         keep = process.rng.randrange(1, 6)
         max_age = timedelta(seconds=1) if process.rng.random() < 0.2 else None
-        disturbed = process.wire.disturbed
-        try:
+        with process.expecting(lambda: (ConflictError,)):
             process.repository().expire_snapshots(keep_last=keep, max_age=max_age)
-        except ManifestsError as error:
-            process.expect(error, disturbed, (ConflictError,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +76,15 @@ class Collector:
     def act(self, process: Process) -> None:
         process.wait(process.rng.random() * 2)
         grace = timedelta(seconds=process.rng.choice(_GRACES_S))
-        disturbed = process.wire.disturbed
         others = process.judge.counts.get("collect garbage", 0)
-        try:
-            process.repository().garbage_collect(grace)
-        except ManifestsError as error:
+
+        def allowed() -> tuple[type[ManifestsError], ...]:
             beside = process.judge.counts.get("collect garbage", 0) > others + 1
             # Another collection may delete what this one is about to mark; it then gives up.
-            process.expect(error, disturbed, (ManifestsError,) if beside else (ConflictError,))
+            return (ManifestsError,) if beside else (ConflictError,)
+
+        with process.expecting(allowed):
+            process.repository().garbage_collect(grace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +96,24 @@ class Repacker:
     def act(self, process: Process) -> None:
         process.wait(process.rng.random())
         branch, judge = branch_for(process), process.judge
-        disturbed, before = process.wire.disturbed, _shut_out(judge)
-        try:
+        with process.expecting(_unless_shut_out(judge, *gone(branch), ConflictError)):
             report = process.repository().compact(
                 branch, mode="packs", min_live=process.rng.choice(_MIN_LIVE)
             )
-        except ManifestsError as error:
-            fenced = (FencedError,) if _shut_out(judge) != before else ()
-            process.expect(error, disturbed, (*gone(branch), ConflictError, *fenced))
-            return
-        judge.count("chunks repacked", report.chunks)
-        judge.count("chunks overtaken while repacked", report.chunks_overtaken)
+            judge.count("chunks repacked", report.chunks)
+            judge.count("chunks overtaken while repacked", report.chunks_overtaken)
 
 
-def _shut_out(judge: Judge) -> tuple[int, int]:
-    """What changes when a collection or a compaction shuts others out."""
-    return judge.root.fence if judge.root else 0, judge.counts.get("claim compaction", 0)
+def _unless_shut_out(
+    judge: Judge, *allowed: type[ManifestsError]
+) -> Callable[[], tuple[type[ManifestsError], ...]]:
+    """These errors, and that of a fence if a collection or a compaction comes from here on."""
+
+    def now() -> tuple[int, int]:
+        return judge.root.fence if judge.root else 0, judge.counts.get("claim compaction", 0)
+
+    before = now()
+    return lambda: (*allowed, FencedError) if now() != before else allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,8 @@ class Backgrounder:
     def act(self, process: Process) -> None:
         process.wait(process.rng.random())
         branch, judge = branch_for(process), process.judge
-        disturbed, before = process.wire.disturbed, _shut_out(judge)
-        try:
+        with process.expecting(_unless_shut_out(judge, *gone(branch))):
             compact_alone(process.repository()._context, branch)
-        except ManifestsError as error:
-            fenced = (FencedError,) if _shut_out(judge) != before else ()
-            process.expect(error, disturbed, (*gone(branch), *fenced))
-        else:
             judge.count("compacted in the background")
 
 
@@ -143,14 +139,9 @@ class Surveyor:
     def act(self, process: Process) -> None:
         process.wait(process.rng.random() * 0.5)
         branch, judge = branch_for(process), process.judge
-        disturbed, before = process.wire.disturbed, _shut_out(judge)
-        try:
+        with process.expecting(_unless_shut_out(judge, *gone(branch), ConflictError)):
             report = process.repository().compute_statistics([CELLS], branch=branch)
-        except ManifestsError as error:
-            fenced = (FencedError,) if _shut_out(judge) != before else ()
-            process.expect(error, disturbed, (*gone(branch), ConflictError, *fenced))
-            return
-        judge.count("chunks measured", report.measured)
+            judge.count("chunks measured", report.measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +189,13 @@ class Restorer:
         if root is None or root.version < 4:
             return
         version = process.rng.randrange(max(3, root.collected - 2), root.version + 1)
-        disturbed = process.wire.disturbed
-        try:
+        with process.expecting():
             repository = process.repository()
-        except ManifestsError as error:
-            process.expect(error, disturbed, ())
-            return
-        process.change_ref(
-            RefChange(f"restore {version}", "", None),
-            lambda: zm.recover(repository, version),
-            (SnapshotExpiredError, NotFoundError, InvalidArgumentError, ConflictError),
-        )
+            process.change_ref(
+                RefChange(f"restore {version}", "", None),
+                lambda: zm.recover(repository, version),
+                (SnapshotExpiredError, NotFoundError, InvalidArgumentError, ConflictError),
+            )
 
 
 @dataclass(frozen=True, slots=True)

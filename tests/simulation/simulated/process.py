@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -251,6 +252,19 @@ class Process:
             elif isinstance(error, FencedError) and self.judge.is_fenced(session):
                 return
         raise BrokenPromiseError(f"{type(error).__name__} out of nothing: {error}") from error
+
+    @contextmanager
+    def expecting(
+        self,
+        allowed: Callable[[], tuple[type[ManifestsError], ...]] = tuple,
+        session: Session | None = None,
+    ) -> Iterator[None]:
+        """A block that ends with such an error; which ones may come is asked when one has."""
+        disturbed = self.wire.disturbed
+        try:
+            yield
+        except ManifestsError as error:
+            self.expect(error, disturbed, allowed(), session)
 
     def expect_disturbed(self, disturbed: int, what: str) -> None:
         """Nobody may be left in doubt where no call has gone wrong."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -51,7 +51,7 @@ from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 
-__all__ = ["CALLS", "Outcome", "simulate"]
+__all__ = ["CALLS", "KINDS", "Outcome", "simulate"]
 
 CALLS: Final = 220
 """After so many storage calls nothing new is begun."""
@@ -96,25 +96,24 @@ _APART: Final[tuple[tuple[Actor, float], ...]] = (
     (Backgrounder("backgrounder"), 0.25),
     (Verifier("verifier"), 0.5),
 )
-_MERGERS: Final[tuple[Actor, ...]] = (
-    Merger("merger"),
-    Merger("merger-2"),
-    Scribbler("scribe-3", 0.3),
-    Brancher("brancher-2"),
-)
-_FINDERS: Final[tuple[Actor, ...]] = (
-    Finder("finder"),
-    Finder("finder-2"),
-    Brancher("brancher-2"),
-    Collector("collector-4"),
-    Restorer("restorer-2"),
-)
-_STREAMS: Final[tuple[Actor, ...]] = (Driver("driver"), Driver("driver-2"))
-_ZONES: Final[tuple[Actor, ...]] = (
-    Surveyor("surveyor"),
-    Surveyor("surveyor-2"),
-    Reader("chooser"),
-)
+KINDS: Final[dict[str, tuple[Actor, ...]]] = {
+    "streams": (Driver("driver"), Driver("driver-2")),
+    "zones": (Surveyor("surveyor"), Surveyor("surveyor-2"), Reader("chooser")),
+    "merges": (
+        Merger("merger"),
+        Merger("merger-2"),
+        Scribbler("scribe-3", 0.3),
+        Brancher("brancher-2"),
+    ),
+    "finders": (
+        Finder("finder"),
+        Finder("finder-2"),
+        Brancher("brancher-2"),
+        Collector("collector-4"),
+        Restorer("restorer-2"),
+    ),
+}
+"""Who takes part besides, by what a schedule may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,31 +147,18 @@ class Outcome:
     again: str
 
 
-def simulate(
-    seed: int,
-    *,
-    calls: int = CALLS,
-    streams: bool = False,
-    zones: bool = False,
-    merges: bool = False,
-    finders: bool = False,
-) -> Outcome:
+def simulate(seed: int, kinds: Collection[str] = (), *, calls: int = CALLS) -> Outcome:
     """Run the schedule of a seed.
 
     Parameters
     ----------
     seed : int
         Any number.
+    kinds : collection of str
+        Who takes part besides, of `KINDS`; it is another schedule then. With `zones`, cells have
+        zone maps, by which readers choose chunks.
     calls : int
         For how many storage calls new things are begun.
-    streams : bool
-        Whether streams take part; it is another schedule then.
-    zones : bool
-        Whether cells have zone maps, by which readers choose chunks; likewise.
-    merges : bool
-        Whether branches are merged; likewise.
-    finders : bool
-        Whether snapshots that were left behind are named again; likewise.
 
     Examples
     --------
@@ -182,7 +168,7 @@ def simulate(
     (True, True)
     """
     rng = random.Random(f"cast/{seed}")
-    world = World(seed, calls, zones=zones)
+    world = World(seed, calls, zones="zones" in kinds)
     shelf = Shelf(inline=rng.random() < 0.4)
     runtime = replace(
         SYSTEM, parallel=lambda calls: [call() for call in calls], who=lambda: "simulation"
@@ -191,23 +177,13 @@ def simulate(
     failure: BaseException | None = None
     try:
         with _quiet():
-            _run(
-                world,
-                judge,
-                rng,
-                [
-                    *(_STREAMS * streams),
-                    *(_ZONES * zones),
-                    *(_MERGERS * merges),
-                    *(_FINDERS * finders),
-                ],
-            )
+            more = [actor for kind in KINDS if kind in kinds for actor in KINDS[kind]]
+            _run(world, judge, rng, more)
     except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the outcome
         failure = error
         world.failure = None  # its traceback holds the run, and finalizers of the package the world
-    more = " --streams" * streams + " --zones" * zones + " --merges" * merges
-    more += " --finders" * finders
-    again = f"python tests/simulation --seed {seed}{more}"
+    options = "".join(f" --{kind}" for kind in KINDS if kind in kinds)
+    again = f"python tests/simulation --seed {seed}{options}"
     return Outcome(seed, world.calls, world.digest(), world.trace, judge.counts, failure, again)
 
 

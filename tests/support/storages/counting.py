@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from storages.wrapped import Call, WrappedStorage, received_nbytes
-from zarr_manifests.runtime import SYSTEM, asked_at, next_step
+from zarr_manifests.runtime import asked_at, next_step
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token
 
 __all__ = ["CountingStorage", "Record"]
 
 _READS = frozenset({"get", "get_ranges", "get_tagged"})
-_WRITES = frozenset({"put", "create", "cas", "create_after"})
 _NO_REQUESTS = frozenset({"sync"})
 _NO_ROUNDS = frozenset({"sync", "create_after"})
 
@@ -33,8 +32,6 @@ class Record:
         The key, the prefix of a `list`, the first of the keys of `delete_many` and `sync`.
     nbytes : int
         Bytes of the object that were sent or received.
-    start, end : float
-        When the call was made and when it returned, in seconds of a monotonic clock.
     asked : tuple of int
         Steps of a counting clock (`runtime.asked_at`): when the threads that led to the call were
         started, and when it was made.
@@ -45,8 +42,6 @@ class Record:
     op: str
     key: str
     nbytes: int
-    start: float
-    end: float
     asked: tuple[int, ...]
     ended: int
 
@@ -74,8 +69,8 @@ class CountingStorage(WrappedStorage):
     >>> storage.put("a", b"four")
     >>> storage.get("a", 0, 2)
     b'fo'
-    >>> storage.requests, storage.bytes_written, storage.bytes_read, storage.rounds()
-    (2, 4, 2, 2)
+    >>> storage.requests, storage.bytes_read, storage.rounds()
+    (2, 2, 2)
     >>> [(record.op, record.key) for record in storage.log]
     [('put', 'a'), ('get', 'a')]
     """
@@ -106,11 +101,6 @@ class CountingStorage(WrappedStorage):
     def bytes_read(self) -> int:
         """Bytes of objects received."""
         return sum(record.nbytes for record in self._log if record.op in _READS)
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of objects sent, whether or not the calls took effect."""
-        return sum(record.nbytes for record in self._log if record.op in _WRITES)
 
     def rounds(self) -> int:
         """The length of the longest chain of calls that waited for each other.
@@ -147,29 +137,28 @@ class CountingStorage(WrappedStorage):
     ) -> Token | None:
         new = super().cas(key, data, token, then_create=then_create)
         if new is not None and then_create is not None:
-            now, step = SYSTEM.monotonic_s(), next_step()
+            step = next_step()
             after_key, nbytes = then_create[0], len(then_create[1])
-            self._log.append(Record("create_after", after_key, nbytes, now, now, (step,), step))
+            self._log.append(Record("create_after", after_key, nbytes, (step,), step))
         return new
 
     def _around[R](self, call: Call[R]) -> R:
-        start, asked, nbytes = SYSTEM.monotonic_s(), asked_at(), call.sent_nbytes
+        asked, nbytes = asked_at(), call.sent_nbytes
         try:
             result = call.run()
             nbytes += received_nbytes(result)
             return result
         finally:
-            self._note(call, nbytes, start, asked)
+            self._note(call, nbytes, asked)
 
     async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
-        start, asked, nbytes = SYSTEM.monotonic_s(), asked_at(), call.sent_nbytes
+        asked, nbytes = asked_at(), call.sent_nbytes
         try:
             result = await run()
             nbytes += received_nbytes(result)
             return result
         finally:
-            self._note(call, nbytes, start, asked)
+            self._note(call, nbytes, asked)
 
-    def _note(self, call: Call[Any], nbytes: int, start: float, asked: tuple[int, ...]) -> None:
-        end, ended = SYSTEM.monotonic_s(), next_step()
-        self._log.append(Record(call.op, call.key, nbytes, start, end, asked, ended))
+    def _note(self, call: Call[Any], nbytes: int, asked: tuple[int, ...]) -> None:
+        self._log.append(Record(call.op, call.key, nbytes, asked, next_step()))

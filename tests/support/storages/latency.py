@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from storages.wrapped import Call, WrappedStorage
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Capabilities, Token, check_key
 
@@ -26,14 +26,6 @@ class LatencyStorage(WrappedStorage):
         The storage the calls are passed to.
     latency_s : float
         Seconds to wait.
-    runtime : Runtime
-        Used to wait and to run background calls. The storage can only be pickled with the default
-        runtime.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the latency is negative.
 
     Examples
     --------
@@ -44,18 +36,12 @@ class LatencyStorage(WrappedStorage):
     (True, False)
     """
 
-    def __init__(
-        self, storage: Storage, *, latency_s: float = 0.02, runtime: Runtime = SYSTEM
-    ) -> None:
-        if not latency_s >= 0:
-            raise InvalidArgumentError(f"a latency of {latency_s} s is negative")
+    def __init__(self, storage: Storage, *, latency_s: float) -> None:
         super().__init__(storage)
         self._latency_s = latency_s
-        self._runtime = runtime
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        runtime = None if self._runtime is SYSTEM else self._runtime
-        return _reopen, (type(self), self._storage, self._latency_s, runtime)
+        return partial(type(self), latency_s=self._latency_s), (self._storage,)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -77,7 +63,7 @@ class LatencyStorage(WrappedStorage):
         if new is not None:
             call = self._create_call("create", after_key, after_data, durable=True)
             try:
-                self._runtime.background(lambda: self._finish(call))
+                SYSTEM.background(lambda: self._finish(call))
             except RuntimeError:  # the interpreter is exiting
                 self._finish(call)
         return new
@@ -87,15 +73,9 @@ class LatencyStorage(WrappedStorage):
 
     def _around[R](self, call: Call[R]) -> R:
         if call.op != "sync":
-            self._runtime.sleep(self._latency_s)
+            SYSTEM.sleep(self._latency_s)
         return call.run()
 
     async def _around_async[R](self, call: Call[R], run: Callable[[], Awaitable[R]]) -> R:
         await asyncio.sleep(self._latency_s)
         return await run()
-
-
-def _reopen(
-    kind: type[LatencyStorage], storage: Storage, latency_s: float, runtime: Runtime | None
-) -> LatencyStorage:
-    return kind(storage, latency_s=latency_s, runtime=runtime or SYSTEM)
