@@ -18,7 +18,7 @@ import math
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial, reduce
 from itertools import count
@@ -165,14 +165,17 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             place if column.name not in coordinates else coordinates[column.name].take(place)
             for column, place in zip(job.dimensions, map(plain_arrow, places), strict=True)
         ]
+        # The inner coordinates of all slabs are the same.
+        spread = lru_cache(len(along) + 1)(partial(_spread, along))
         start = 0
-        for part in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
-            stop = start + math.prod(hi - lo for lo, hi in part)
+        for slab in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
+            shape = tuple(hi - lo for lo, hi in slab)
+            stop = start + math.prod(shape)
             if cells is None:
-                spread = [_spread(each, axis, part) for axis, each in enumerate(along)]
+                rows = [spread(axis, shape, lo) for axis, (lo, _) in enumerate(slab)]
             else:
-                spread = [each.slice(start, stop - start) for each in along]
-            yield _table(job, spread, [each[start:stop] for each in values])
+                rows = [each.slice(start, stop - start) for each in along]
+            yield _table(job, rows, [each[start:stop] for each in values])
             start = stop
 
 
@@ -193,10 +196,9 @@ def _slabs(shape: Coords) -> Iterator[tuple[tuple[int, int], ...]]:
             yield (*one, (lo, min(lo + step, shape[axis - 1])), *whole[axis:])
 
 
-def _spread(coordinate: pa.Array, axis: int, slab: Sequence[tuple[int, int]]) -> pa.Array:
-    """A coordinate's values for the cells of a slab in C order."""
-    lo, hi = slab[axis]
-    return coordinate.slice(lo, hi - lo).take(_pattern(tuple(b - a for a, b in slab), axis))
+def _spread(along: list[pa.Array], axis: int, shape: Coords, lo: int) -> pa.Array:
+    """A coordinate's values from `lo` on for the cells of a slab in C order."""
+    return along[axis].slice(lo, shape[axis]).take(_pattern(shape, axis))
 
 
 @lru_cache(maxsize=32)
