@@ -33,7 +33,7 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 from zarr_manifests.virtual.containers import VirtualContainer
 
-__all__ = ["Containers", "Job", "Lease", "chunks_in", "with_lease"]
+__all__ = ["Containers", "Job", "LeftLease", "chunks_in", "with_lease"]
 
 _LOG = logging.getLogger(__name__)
 _RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
@@ -45,7 +45,7 @@ type Containers = tuple[tuple[str, VirtualContainer], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeftLease:
     """A lease that was left on a snapshot.
 
     Parameters
@@ -68,7 +68,7 @@ class Lease:
     @classmethod
     def leave(
         cls, storage: Storage, snapshot_id: str, duration: timedelta, since_s: float = 0.0
-    ) -> Lease:
+    ) -> LeftLease:
         """Leave a lease, unless the last one known, or that since a moment, is not half over.
 
         There is one for each snapshot and duration. Where the storage refuses to be written, no
@@ -139,7 +139,7 @@ class Job:
         Which rows to keep.
     time_zone : str, default "UTC"
         The time zone of times in `where` that have none.
-    lease : Lease, optional
+    lease : LeftLease, optional
         The lease on the snapshot that tasks renew.
     """
 
@@ -159,7 +159,7 @@ class Job:
     decode_times: bool = True
     where: Where | None = None
     time_zone: str = "UTC"
-    lease: Lease | None = None
+    lease: LeftLease | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -223,4 +223,4 @@ def with_lease(job: Job, duration: timedelta | None) -> Job:
     """
     if duration is None or not job.tasks:
         return job
-    return replace(job, lease=Lease.leave(job.storage, job.snapshot_id, duration))
+    return replace(job, lease=LeftLease.leave(job.storage, job.snapshot_id, duration))

@@ -30,7 +30,7 @@ from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, estimate_of
 from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.job import Lease
+from zarr_manifests.spark.job import LeftLease
 from zarr_manifests.spark.worker import briefly, opened
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
@@ -167,7 +167,7 @@ def metadata_table(
         for box in batches([(meta.grid, total.chunks)], _REFS_PER_TASK)
     )
     at = repository.storage, session.snapshot_id
-    left = None if lease is None else Lease.leave(*at, lease)
+    left = None if lease is None else LeftLease.leave(*at, lease)
     numbers = spark.range(0, len(boxes), 1, max(len(boxes), 1))
     return numbers.mapInArrow(partial(_chunks, at, boxes, left), from_arrow_schema(_CHUNKS))
 
@@ -268,7 +268,7 @@ def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array
 def _chunks(
     at: tuple[Storage, str],
     boxes: Sequence[tuple[str, Box]],
-    lease: Lease | None,
+    lease: LeftLease | None,
     tasks: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the tasks whose numbers are in the first column: each has one box."""
