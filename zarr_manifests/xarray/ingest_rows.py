@@ -123,7 +123,7 @@ class GroupRows:
         """
         axes = [each.file.axis for each in placed]
         for name in axes[0].keys() & self.arrays.keys():
-            array, told = self.arrays[name], self._ds[name].attrs
+            array, told = self.arrays[name], self._ds.variables[name].attrs
             if " since " not in str(told.get("units")) or array.dtype.kind not in "iu":
                 continue
             names = {name, told.get("bounds", name)}
@@ -133,7 +133,7 @@ class GroupRows:
                 units = units_of_first(values, str(told["units"]), array.dtype)
             except (InvalidArgumentError, MisfitError):
                 units = infer_datetime_units(values)
-            array.attrs["units"] = units or told["units"]
+            told["units"] = array.attrs["units"] = units or told["units"]
 
     def write_axis(self, placed: Sequence[FileRows]) -> None:
         """Write the values of axis variables of all files.
@@ -143,7 +143,7 @@ class GroupRows:
         FailedFilesError
             If values of a file would be read back differently.
         """
-        told = {name: array.attrs.asdict() for name, array in self.arrays.items()}
+        told = {str(name): variable.attrs for name, variable in self._ds.variables.items()}
         for name in sorted(placed[0].file.axis):
             meaning = {**meaning_of_bounds(name, told.values()), **told[name]}
             fit = fit_of(name, self.arrays[name].dtype, meaning)

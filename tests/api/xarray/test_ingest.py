@@ -99,6 +99,7 @@ def test_stored_values_are_those_of_the_files(tmp_path):
                 "time_bnds": (("time", "nv"), np.stack([time, time], 1)),
                 "station": ("x", ["a", "bc"]),
                 "crs": ((), 7),
+                "gauge": ("time", [0.5, np.nan]),
             },
             {"time": time, "x": [1, 2]},
         )
@@ -116,6 +117,7 @@ def test_stored_values_are_those_of_the_files(tmp_path):
     assert (found.time_bnds.values[:, 0] == found.time.values).all()
     assert found.station.values.tolist() in (["a", "bc"], [b"a", b"bc"])
     assert int(found.crs) == 7
+    np.testing.assert_array_equal(found.gauge, [0.5, np.nan] * 3)
 
 
 # --- agreement -------------------------------------------------------------------------------
