@@ -17,7 +17,7 @@ from zarr_manifests import Repository
 from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import TransactionGapError
 from zarr_manifests.spark.data_sink import Sink, Spooled
-from zarr_manifests.spark.write_dataframe import batch_txn
+from zarr_manifests.spark.dataframes import batch_txn
 from zarr_manifests.spark.write_target import WriteOptions
 from zarr_manifests.storage import Storage, from_url
 

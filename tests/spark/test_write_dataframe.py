@@ -21,7 +21,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
 )
 from zarr_manifests.spark import read, write_dataframe
-from zarr_manifests.spark.write_dataframe import WriteReport
+from zarr_manifests.spark.dataframes import WriteReport
 from zarr_manifests.storage.local import LocalStorage
 
 DIMS = ["time", "lat", "lon"]

@@ -14,7 +14,7 @@ from zarr_manifests import Repository
 from zarr_manifests.grid import Box
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells, write_cells
-from zarr_manifests.spark.write_dataframe import write_rows
+from zarr_manifests.spark.dataframes import write_rows
 from zarr_manifests.spark.write_target import WriteOptions
 
 __all__ = ["TableRows", "rows_of", "write_table"]

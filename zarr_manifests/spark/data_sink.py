@@ -39,16 +39,16 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
 from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.options import taken, write_options
-from zarr_manifests.spark.plan import SparkFacts
-from zarr_manifests.spark.tasks import PICKLE
-from zarr_manifests.spark.write_dataframe import (
+from zarr_manifests.spark.dataframes import (
     QUERY_ID,
     WriteReport,
     batch_txn,
     columns_as_there,
     write_rows,
 )
+from zarr_manifests.spark.options import taken, write_options
+from zarr_manifests.spark.plan import SparkFacts
+from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.spark.write_target import WriteOptions, plan_write
 from zarr_manifests.versions import HEADS
 

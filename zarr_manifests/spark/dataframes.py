@@ -353,7 +353,7 @@ def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
 
     Examples
     --------
-    >>> from zarr_manifests.spark.write_dataframe import batch_txn
+    >>> from zarr_manifests.spark.dataframes import batch_txn
     >>> batch_txn("hourly", None, 7)
     Txn(app='hourly', version=7, after=6)
     """
