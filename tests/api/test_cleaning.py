@@ -80,7 +80,9 @@ def test_a_dry_run_changes_nothing(repo: zm.Repository) -> None:
     report = repo.clean(keep=1, grace=NOW, dry_run=True)
     assert {info.key for info in repo.storage.list("")} == before
     assert report.compacted == ("main",)
-    assert str(report).startswith("would expire 6 snapshots\nwould compact main\nwould delete")
+    assert str(report).startswith(
+        "would expire 6 snapshots\n  main: 6 expire, 1 kept\nwould compact main\nwould delete"
+    )
 
 
 def test_chunks_of_a_deleted_array_are_freed(repo: zm.Repository) -> None:

@@ -40,8 +40,8 @@ def graph_lines(rows: Sequence[GraphRow[Any]]) -> list[Text]:
     >>> from zarr_manifests.picturing.lanes import lanes, lines
     >>> repo = zm.create("memory://graph-example")
     >>> history = lines(repo.list_branches().values(), repo.ancestry, 100)
-    >>> [str(line)[:4] for line in graph_lines(lanes(history, {}))]
-    ['●  0']
+    >>> [str(line)[:1] for line in graph_lines(lanes(history, {}))]
+    ['●']
     """
     width = width_of(rows)
     short = short_ids(one.id for row in rows for one in row.commits)

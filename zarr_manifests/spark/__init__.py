@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
-    from zarr_manifests.spark.cell_changes import changes
+    from zarr_manifests.spark.changed_rows import changes
     from zarr_manifests.spark.data_source import create_view, register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
     from zarr_manifests.spark.datasets import write_dataset
     from zarr_manifests.spark.explain import explain_pruning
     from zarr_manifests.spark.ingest_tasks import ingest
     from zarr_manifests.spark.metadata_tables import metadata_table
-    from zarr_manifests.spark.reading import read
+    from zarr_manifests.spark.reads import read
     from zarr_manifests.spark.spark_session import session
 
 for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
@@ -45,13 +45,13 @@ __all__ = [
 
 __getattr__ = on_demand(
     __name__,
-    changes="cell_changes",
+    changes="changed_rows",
     create_view="data_source",
     explain_pruning="explain",
     foreach_batch="dataframes",
     ingest="ingest_tasks",
     metadata_table="metadata_tables",
-    read="reading",
+    read="reads",
     register="data_source",
     session="spark_session",
     write_dataframe="dataframes",

@@ -1,7 +1,7 @@
 """The streaming source: the cells that commits of a branch add, batch by batch.
 
 An offset is a snapshot of the branch. A batch has the cells that were added between two offsets, as
-the snapshot at its end has them (`cell_changes`). So over all batches each cell comes once, and
+the snapshot at its end has them (`changed_rows`). So over all batches each cell comes once, and
 they are the rows of the table at the end.
 
 Spark makes the reader in one process that lives as long as the query, and asks it for offsets and
@@ -42,7 +42,7 @@ from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, StorageError
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
-from zarr_manifests.spark.cell_changes import plan_changes
+from zarr_manifests.spark.changed_rows import plan_changes
 from zarr_manifests.spark.job import Job, chunks_in
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches

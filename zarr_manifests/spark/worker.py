@@ -20,7 +20,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial, reduce
+from functools import cache, lru_cache, partial
 from itertools import count
 from operator import sub
 from typing import TYPE_CHECKING, Any, Final
@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
-from zarr_manifests.planning.zones.skipping import matching_cells
+from zarr_manifests.planning.zones.skipping import comparable, matching_cells
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job
@@ -344,15 +343,14 @@ def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> p
     table = pa.Table.from_arrays([*along, *cells], names)
     due = np.ones(len(table), np.bool_)
     if job.nan == "drop" and values:
-        valid = reduce(pc.or_, [each.is_valid() for each in cells])
-        due &= valid.to_numpy(zero_copy_only=False)
+        due &= ~np.logical_and.reduce([comparable(each)[1] for each in values])
     decoded = {column.name: each for column, each in zip(job.variables, values, strict=True)}
     for comparison in job.where.comparisons if job.where else ():
         # The others choose positions along dimensions, which are all that is read.
         if comparison.column in decoded:
             how: Any = {"zone": zone_of(job.time_zone), "nan_is_null": job.nan != "keep"}
             due &= matching_cells(comparison, decoded[comparison.column], **how)
-    return table if due.all() else table.filter(pa.array(due))
+    return table if due.all() else table.filter(plain_arrow(due))
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:

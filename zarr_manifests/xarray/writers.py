@@ -423,8 +423,8 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
     with explained(ds, fits):
         _check_labels(ds, there, fits)
     planned = None if part.append is None else part.append.plan(there)
-    if planned is not None and planned.replaced:  # whatever is checked: in parts it has no place
-        check_lengths(ds, there, options["append_dim"])
+    if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
+        check_lengths(ds, there, options["append_dim"])  # whatever is checked: it has no place
     return PreparedPart(part, options, fits, there, planned)
 
 

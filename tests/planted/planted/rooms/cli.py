@@ -32,14 +32,14 @@ FAULTS = [
     Fault(
         "a-dry-run-of-a-collection-deletes",
         "cli/upkeep.py",
-        "report = repo.garbage_collect(wait, dry_run=dry_run, progress=told)",
-        "report = repo.garbage_collect(wait, progress=told)",
+        "report = repo.garbage_collect(wait, dry_run=dry_run)",
+        "report = repo.garbage_collect(wait)",
     ),
     Fault(
         "a-dry-run-of-a-cleaning-deletes",
         "cli/upkeep.py",
-        "report = repo.clean(kept, wait, dry_run=dry_run, progress=told)",
-        "report = repo.clean(kept, wait, progress=told)",
+        "report = repo.clean(kept, wait, dry_run=dry_run)",
+        "report = repo.clean(kept, wait)",
     ),
     Fault(
         "a-dry-run-of-setting-back-sets-back",
@@ -79,7 +79,7 @@ FAULTS = [
     ),
     Fault(
         "more-than-the-limit-is-read",
-        "cli/contents.py",
+        "cli/looking.py",
         "    if count > limit:\n",
         "    if False:\n",
     ),

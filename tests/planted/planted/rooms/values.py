@@ -65,8 +65,8 @@ FAULTS = [
     Fault(
         "told-before-it-is-done",
         "progress.py",
-        "        yield item\n        progress(stage, done)",
-        "        progress(stage, done)\n        yield item",
+        "        yield item\n        tell(stage, done)",
+        "        tell(stage, done)\n        yield item",
     ),
     Fault(
         "a-name-is-compared-with-all-names",
