@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
+    from zarr_manifests.spark.cell_rows import read
     from zarr_manifests.spark.changed_rows import changes
     from zarr_manifests.spark.data_source import create_view, register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from zarr_manifests.spark.explain import explain_pruning
     from zarr_manifests.spark.ingest_tasks import ingest
     from zarr_manifests.spark.metadata_tables import metadata_table
-    from zarr_manifests.spark.reads import read
     from zarr_manifests.spark.spark_session import session
 
 for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
@@ -51,7 +51,7 @@ __getattr__ = on_demand(
     foreach_batch="dataframes",
     ingest="ingest_tasks",
     metadata_table="metadata_tables",
-    read="reads",
+    read="cell_rows",
     register="data_source",
     session="spark_session",
     write_dataframe="dataframes",

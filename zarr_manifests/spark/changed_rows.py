@@ -24,9 +24,9 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.reports import CellChanges
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, changed_cells, resolved
+from zarr_manifests.spark.cell_rows import rows
 from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read, restrict
-from zarr_manifests.spark.reads import rows
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 

@@ -32,12 +32,12 @@ from pyspark.sql.types import StructType
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repository import Repository
+from zarr_manifests.spark.cell_rows import read
 from zarr_manifests.spark.changed_rows import plan_changes
 from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.reads import read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns
 from zarr_manifests.spark.worker import JobReader, briefly
 from zarr_manifests.storage import Storage
