@@ -30,12 +30,10 @@ from zarr_manifests.cli.console import console, progress, say, show
 from zarr_manifests.cli.edits import made
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.plain import plain_text
-from zarr_manifests.progress import expect, tell
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import IngestProgress
     from zarr_manifests.repository import Repository
     from zarr_manifests.storage import Storage
 
@@ -230,25 +228,11 @@ def _import_netcdf(
         Write again the rows of files that have changed.
     """
     how: Any = {"open": open, "virtual": virtual, "variables": variable, "group": group}
-    how |= {"branch": branch, "message": message}
+    how |= {"branch": branch, "message": message, "append_dim": append_dim}
+    how["on_error"] = "report" if skip else "fail"
+    how["on_changed"] = "replace" if replace else "error"
     with progress("looking at files"):
-
-        def told(now: IngestProgress) -> None:
-            stage = "looking at files" if now.doing == "looking" else "writing files"
-            expect(stage, now.of_files)
-            tell(stage, now.files)
-
-        def ingest(repo: Repository) -> object:
-            return zm.ingest(
-                files,
-                repo,
-                append_dim=append_dim,
-                on_error="report" if skip else "fail",
-                on_changed="replace" if replace else "error",
-                **how,
-            )
-
-        report = _into(url, option, container, ingest)
+        report = _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
     show(report, as_json)
 
 

@@ -18,7 +18,6 @@ from zarr_manifests.reports.array_reports import (
 from zarr_manifests.reports.ingest_reports import (
     FailedFile,
     IngestedFile,
-    IngestProgress,
     IngestReport,
 )
 from zarr_manifests.reports.manifest_reports import (
@@ -77,7 +76,6 @@ __all__ = [
     "ExportReport",
     "FailedFile",
     "IndexReport",
-    "IngestProgress",
     "IngestReport",
     "IngestedFile",
     "LeafPlace",

@@ -1,4 +1,4 @@
-"""The report of an ingestion, and its progress."""
+"""The report of an ingestion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zarr_manifests.plain import plain_text
 from zarr_manifests.report import Report
 from zarr_manifests.texts import bytes_text, count_text
 
-__all__ = ["FailedFile", "IngestProgress", "IngestReport", "IngestedFile"]
+__all__ = ["FailedFile", "IngestReport", "IngestedFile"]
 
 _SHOWN = 20
 
@@ -57,43 +57,6 @@ class FailedFile(Report):
 
     def __str__(self) -> str:
         return plain_text(f"{self.url}: {self.reason}")
-
-
-@dataclass(frozen=True, slots=True)
-class IngestProgress(Report):
-    """How far an ingestion is.
-
-    Parameters
-    ----------
-    doing : str
-        `looking` at files, or `writing` them.
-    files, of_files : int
-        Files that are done, and all of them.
-    nbytes : int
-        Bytes of the files that are done.
-    seconds : float
-        Since this began.
-
-    Examples
-    --------
-    >>> print(IngestProgress("writing", 30, 365, 45_000_000, 1.5))
-    writing: 30 of 365 files, 45.0 MB, 30.0 MB/s
-    """
-
-    doing: str
-    files: int
-    of_files: int
-    nbytes: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second."""
-        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
-
-    def __str__(self) -> str:
-        size = f"{bytes_text(self.nbytes)}, {bytes_text(round(self.rate))}/s"
-        return plain_text(f"{self.doing}: {self.files:,} of {self.of_files:,} files, {size}")
 
 
 @dataclass(frozen=True, slots=True)

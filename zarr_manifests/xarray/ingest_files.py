@@ -40,7 +40,8 @@ from zarr_manifests.planning.file_rows import (
     place,
     write_groups,
 )
-from zarr_manifests.reports import FailedFile, IngestedFile, IngestProgress, IngestReport
+from zarr_manifests.progress import expect, tell
+from zarr_manifests.reports import FailedFile, IngestedFile, IngestReport
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session
@@ -106,7 +107,6 @@ def ingest(
     on_changed: Literal["error", "replace"] = "error",
     files_per_commit: int | None = None,
     message: str | None = None,
-    progress: Callable[[IngestProgress], None] | None = None,
     storage_options: Mapping[str, object] | None = None,
     runner: TaskRunner | None = None,
 ) -> IngestReport:
@@ -155,8 +155,6 @@ def ingest(
         Commit after so many files; by default all files are one commit.
     message : str, optional
         The commit message.
-    progress : callable, optional
-        Called with an `IngestProgress` as tasks end.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
     runner : TaskRunner, optional
@@ -243,7 +241,6 @@ def ingest(
         replaces=on_changed == "replace",
         files_per_commit=files_per_commit,
         message=message,
-        progress=progress or (lambda told: None),
     ).run(repository, storage, urls)
 
 
@@ -321,14 +318,12 @@ class _Ingestion:
     replaces: bool
     files_per_commit: int | None
     message: str | None
-    progress: Callable[[IngestProgress], None]
     waiting: dict[str, FileFacts] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     failed: dict[str, FailedFile] = field(default_factory=dict)
     added: list[IngestedFile] = field(default_factory=list)
     replaced: list[IngestedFile] = field(default_factory=list)
     unchanged: int = 0
-    step_began: float = 0.0
 
     def run(
         self, repository: Repository | None, storage: Storage, urls: Sequence[str]
@@ -357,20 +352,15 @@ class _Ingestion:
     def _look_at(self, urls: Sequence[str], known: Mapping[str, _Record]) -> None:
         """Find what files hold that are new or have changed."""
         groups = self._parted([(url, known.get(url)) for url in urls], _MOST_LOOKED)
-        looked, done, nbytes = self.runner.run(partial(_look, self.source), groups), 0, 0
-        self.step_began = SYSTEM.monotonic_s()
+        looked, done = self.runner.run(partial(_look, self.source), groups), 0
+        expect("looking at files", len(urls))
         for group, found in zip(groups, looked, strict=True):
             self.failed |= {each.url: each for each in found if isinstance(each, FailedFile)}
             new = {each.url: each for each in found if isinstance(each, FileFacts)}
             self.waiting |= new
             done += len(group)
-            nbytes += sum(file.nbytes for file in new.values())
-            self._tell("looking", done, len(urls), nbytes)
+            tell("looking at files", done)
         self._leave_out(())
-
-    def _tell(self, doing: str, files: int, of_files: int, nbytes: int) -> None:
-        seconds = SYSTEM.monotonic_s() - self.step_began
-        self.progress(IngestProgress(doing, files, of_files, nbytes, seconds))
 
     def _leave_out(self, files: Iterable[FailedFile]) -> None:
         """Go on without the files, if they are only to be reported."""
@@ -391,7 +381,7 @@ class _Ingestion:
 
     def _write_all(self, repository: Repository) -> None:
         """Commit all files, as many at a time as asked for."""
-        self.step_began, attempts = SYSTEM.monotonic_s(), 0
+        attempts = 0
         while self.waiting:
             session = repository.writable_session(self.branch)
             repositories.let_others_open(session)
@@ -473,12 +463,11 @@ class _Ingestion:
             nbytes = sum(each.file.nbytes for each in batch)
             most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
             groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
-        before = [*self.added, *self.replaced]
-        files = {file.url: file.nbytes for file in before}
-        of_files = len(files) + len(self.waiting)
+        files = {file.url for file in (*self.added, *self.replaced)}
+        expect("writing files", len(files) + len(self.waiting))
         for group, _ in zip(groups, self._written(session, write_rows, groups), strict=True):
-            files |= {each.file.url: each.file.nbytes for each in group}
-            self._tell("writing", len(files), of_files, sum(files.values()))
+            files |= {each.file.url for each in group}
+            tell("writing files", len(files))
 
     def _written(
         self, session: Session, write: Callable[..., None], items: Sequence[Any]
