@@ -246,6 +246,7 @@ def _memory(name: str) -> int:
 def _serve(pipe: Connection, workload: Workload, case: Case, path: str) -> None:
     """Give a figure for each question, in a process of its own."""
     os.environ["PYTHONPATH"] = path  # for the processes that it starts
+    os.chdir(path)  # and for those that begin by `python -m`, as workers of Spark do
     rounds = workload(case)
     while pipe.recv():
         try:
