@@ -164,8 +164,8 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             place if column.name not in coordinates else coordinates[column.name].take(place)
             for column, place in zip(job.dimensions, map(plain_arrow, places), strict=True)
         ]
-        # The inner coordinates of all slabs are the same.
-        spread = lru_cache(len(along) + 1)(partial(_spread, along))
+        # The inner coordinates of most slabs are the same.
+        spread = lru_cache(16)(partial(_spread, along))
         start = 0
         for slab in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
             shape = tuple(hi - lo for lo, hi in slab)
@@ -289,6 +289,10 @@ def _blocks(
         sides = zip(lo, hi, chunk_shape, strict=True)
         return math.prod([(-(-end // n) - start // n) * n for start, end, n in sides])
 
+    def block_of(parts: list[Box], due: int) -> tuple[Box, list[Box] | None]:
+        block = Box(lo, hi)
+        return block, None if due == block.size else parts
+
     # There may be very many boxes, so the one around them is a pair of corners until it is full.
     parts: list[Box] = []
     lo: Coords = ()
@@ -303,14 +307,14 @@ def _blocks(
                 (lo, hi), due = wider, due + size
                 parts.append(box)
                 continue
-            yield Box(lo, hi), parts
+            yield block_of(parts, due)
         parts, lo, hi, due = [box], box.lo, box.hi, size
         if covered(lo, hi) > most:
             parts = []
             whole = [axis.in_chunks() for axis in job.scan.within(box)]
             yield from ((block.shared(box), None) for block in plan_scan(whole, target_rows=most))
     if parts:
-        yield Box(lo, hi), parts
+        yield block_of(parts, due)
 
 
 def _selected(block: Box, parts: list[Box] | None, axes: tuple[Axis, ...]) -> IndexArray | None:
