@@ -120,3 +120,16 @@ REFUSED: dict[str, Callable[[Repository], Any]] = {
 def test_what_is_no_version_is_refused(made: tuple[Repository, list[str]], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         REFUSED[told](made[0])
+
+
+def test_a_branch_and_a_tag_of_one_name_are_ambiguous(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    repo.create_tag("side", ids[3])
+    with pytest.raises(InvalidArgumentError, match="ambiguous"):
+        resolved(repo, "side")
+    assert resolved(repo, "refs/tags/side") == ids[3]
+
+
+def test_a_step_back_without_a_number_is_one(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    assert resolved(repo, "main~") == ids[3]

@@ -453,3 +453,11 @@ def test_times_beyond_the_year_9999_are_refused(place: str) -> None:
         else:
             with pytest.raises(CorruptObjectError, match=r"at_ms|root\.log"):
                 forged(kind, fields | late)
+
+
+def test_a_snapshot_of_another_repository_is_refused() -> None:
+    snapshot = VALUES["snapshot"]
+    assert isinstance(snapshot, Snapshot)
+    snapshot.check_repository("snapshots/here", "5e" * 16)
+    with pytest.raises(CorruptObjectError, match="found a snapshot of repository 5e5e"):
+        snapshot.check_repository("snapshots/here", "6f" * 16)
