@@ -246,7 +246,8 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
                 axes, along = zip(*map(side, count(), chunk.lo, chunk.hi), strict=True)
                 values = [_taken(each[place_in(part, chunk)], axes, chunk) for each in decoded]
-                if job.nan == "drop" and values and all(map(_is_missing, values)):
+                gone = [bool(comparable(each)[1].all()) for each in values if job.nan == "drop"]
+                if gone and all(gone):
                     continue
                 cells = [each.astype(each.dtype.newbyteorder("<"), copy=False) for each in values]
                 data = [{"dtype": each.dtype.str, "data": each.tobytes()} for each in cells]
@@ -254,10 +255,6 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
                 rows.append(dict(zip(schema.names, row, strict=True)))
             for start in range(0, len(rows), 1024):
                 yield pa.Table.from_pylist(rows[start : start + 1024], schema)
-
-
-def _is_missing(values: npt.NDArray[Any]) -> bool:
-    return values.dtype.kind in "fmM" and bool(np.isnan(values).all())
 
 
 def _side(
