@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import ManifestsError, StorageError
+from zarr_manifests.report import Report
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Storage
@@ -30,7 +31,7 @@ _READS: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
-class StorageReport:
+class StorageReport(Report):
     """What a place can be used for, and why not for more.
 
     Parameters

@@ -142,6 +142,15 @@ def test_refs_are_brought_back_and_what_would_be_is_told_before(url: str) -> Non
     assert "later" not in repo.list_tags()
 
 
+def test_what_a_place_is_good_for_is_said_in_words(tmp_path: Path) -> None:
+    told = [line.split() for line in lines("check", tmp_path)]
+    assert ["usable", "for", "everything"] in told
+    nowhere = call("check", tmp_path / "nowhere")
+    assert nowhere.exit_code == 1
+    assert "make it, or correct the path" in nowhere.stdout
+    assert "StorageReport" not in nowhere.stdout
+
+
 def test_clean_expires_only_what_it_is_told_to(tmp_path: Path) -> None:
     repo = zm.create(tmp_path, {"snapshots": {"keep-last": 1}})
     for name in ("air", "sea", "ice"):
