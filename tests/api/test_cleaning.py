@@ -81,7 +81,7 @@ def test_a_dry_run_changes_nothing(repo: zm.Repository) -> None:
     assert {info.key for info in repo.storage.list("")} == before
     assert report.compacted == ("main",)
     assert str(report).startswith(
-        "would expire 6 snapshots\n  main: 6 expire, 1 kept\nwould compact main\nwould delete"
+        "would expire 6 snapshots\n  main: 6 to expire, 1 kept\nwould compact main\nwould delete"
     )
 
 

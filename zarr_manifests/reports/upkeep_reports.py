@@ -251,9 +251,10 @@ class ExpiryReport(Report):
     def __str__(self) -> str:
         verb = "would expire" if self.dry_run else "expired"
         lines = [f"{verb} {count_text(len(self.snapshots), 'snapshot')}"]
+        word = "to expire" if self.dry_run else "expired"
         for name, kept in sorted(self.kept.items()):
             gone = len(self.expired.get(name, ()))
-            lines.append(plain_text(f"  {name}: {gone:,} {verb.split()[-1]}, {kept:,} kept"))
+            lines.append(plain_text(f"  {name}: {gone:,} {word}, {kept:,} kept"))
         return "\n".join(lines)
 
 
