@@ -98,6 +98,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, range):
         return {"first": value[0], "last": value[-1]} if value else None
+    if isinstance(value, slice):
+        return [value.start, value.stop]
     if hasattr(value, "dtype"):  # of NumPy
         return plain((value.astype(str) if value.dtype.kind in "mM" else value).tolist())
     if isinstance(value, Iterable):

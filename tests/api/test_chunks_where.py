@@ -61,6 +61,12 @@ def test_statistics_of_packed_values_are_turned_with_their_scale() -> None:
     assert chosen(session, "a <= -2") == chosen(session, "a >= -0.5") == [(0,)]
 
 
+def test_a_selection_is_told_to_programs() -> None:
+    _, session = measured(np.array([1, 5, 2, 3], "i2"), 0, {"scale_factor": -0.5})
+    found = session.chunks_where("a", "a <= -2").to_dict()
+    assert (found["selected"], found["cells"]) == (1, [[[0, 2]]])
+
+
 def test_statistics_of_another_fill_value_do_not_count() -> None:
     repo = zm.create(MemoryStorage())
     ds = xr.Dataset({"a": ("x", [1, np.nan, 2, 3])})

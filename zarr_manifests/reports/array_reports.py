@@ -32,7 +32,7 @@ _COLORS = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChunkSelection:
+class ChunkSelection(Report):
     """The chunks of an array that may hold cells that a where selects.
 
     A notebook shows the grid of chunks as a picture, with the selected ones in blue.
