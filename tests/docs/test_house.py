@@ -110,7 +110,6 @@ def test_the_scripts_can_be_run() -> None:
 
 PACKAGE = ROOT / "zarr_manifests"
 NAME = "zarr_manifests"
-FACADES = {"Repository": "repository.py", "Session": "session.py"}
 
 
 @functools.cache
@@ -123,19 +122,6 @@ def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
         yield from ((path, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
 
-def code_lines(path: Path, node: ast.ClassDef) -> int:
-    """Lines without docstrings, comments and blank ones."""
-    lines = path.read_text("utf-8").splitlines()[node.lineno - 1 : node.end_lineno]
-    docs: set[int] = set()
-    for part in ast.walk(node):
-        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
-            docs.update(range(part.lineno, (part.end_lineno or part.lineno) + 1))
-    return sum(
-        bool(line.strip()) and not line.lstrip().startswith("#") and at not in docs
-        for at, line in enumerate(lines, node.lineno)
-    )
-
-
 def test_a_module_name_and_a_class_name_occur_once() -> None:
     places = defaultdict(list)
     for path in modules():
@@ -144,14 +130,3 @@ def test_a_module_name_and_a_class_name_occur_once() -> None:
     for path, node in classes():
         places[f"class {node.name}"].append(str(path.relative_to(PACKAGE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_no_class_does_everything() -> None:
-    large = {}
-    for path, node in classes():
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        public = {m.name for m in node.body if isinstance(m, functions) and m.name[0] != "_"}
-        size = len(public), code_lines(path, node)
-        if size[0] > 25 or size[1] > 400:
-            large[node.name] = path.name, *size
-    assert {name: size for name, size in large.items() if name not in FACADES} == {}
