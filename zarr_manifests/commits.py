@@ -1,7 +1,8 @@
 """How the changes of a session reach its branch.
 
 Invariants: the changes of a session are committed whole or not at all; a session whose commit has
-landed never commits the same changes again.
+landed never commits the same changes again; a merge moves a branch to its source only if the source
+comes after the branch's head.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from zarr_manifests.appends import rewrite_appends
 from zarr_manifests.engine.commit.advance_marks import check_now
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.engine.commit.landing import Committed, commit
-from zarr_manifests.engine.commit.merging import Merging
+from zarr_manifests.engine.commit.merging import Merging, plan_merge
 from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
 from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
@@ -26,6 +27,9 @@ from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.edit.workspace import UNKNOWN
 from zarr_manifests.engine.history.find_marks import marks_of
+from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.refs import BranchMovedError, Refs
+from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
@@ -45,8 +49,9 @@ from zarr_manifests.planning.conflict.transactions import (
     steps_between,
     txn_of,
 )
+from zarr_manifests.reports import MergeReport
 
-__all__ = ["SessionCommits"]
+__all__ = ["SessionCommits", "merge"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -302,3 +307,64 @@ def _attempts(retries: int | None) -> int | None:
     if retries is not None and (type(retries) is not int or retries < 0):
         raise InvalidArgumentError(f"retries must be a whole number from 0 on, not {retries!r}")
     return None if retries is None else retries + 1
+
+
+def merge(
+    refs: Refs,
+    source: str,
+    into: str,
+    *,
+    policy: Policy,
+    described: tuple[str | None, Mapping[str, Any] | None],
+    fast_forward: bool,
+    dry_run: bool,
+) -> MergeReport:
+    """Merge a version into a branch; `described` has the commit's message and metadata."""
+    check_policy(policy)
+    context, due = refs.context, refs.fixed(source)
+    attempts = context.config.commits.attempts
+    moves = fast_forward and described == (None, None)
+    for attempt in range(attempts):
+        commits, planned = _planned(context, into, due)
+        move = moves and planned.follows
+        report = MergeReport(
+            planned.source, planned.base.snapshot_id, into, None, planned.commits, move
+        )
+        try:
+            if dry_run:
+                found = () if move or planned.done else planned.conflicts(context, policy)
+                return replace(report, conflicts=found, dry_run=True)
+            if planned.done:
+                return replace(report, snapshot_id=planned.head)
+            if move:
+                refs.fast_forward(into, planned.source, expected=planned.head)
+                return replace(report, snapshot_id=planned.source)
+            return replace(report, snapshot_id=commits.merge(planned, *described, policy))
+        except BranchMovedError:
+            context.roots.backoff(attempt)
+        except ConflictError as error:
+            if not error.conflicts:
+                raise
+            raise ConflictError(
+                f"{source!r} cannot be merged into branch {into!r}, because both have changes in "
+                "one place; nothing was committed. Choose a policy, or change one side first",
+                error.conflicts,
+            ) from error
+        finally:
+            commits.writer.close("its merge has ended")
+    raise ConflictError(
+        f"merge into {into!r}: other writers came first {attempts} times; try again later"
+    )
+
+
+def _planned(context: Context, into: str, source: str) -> tuple[SessionCommits, Merging]:
+    """A session on the base with the changes to merge, and the plan."""
+
+    def attempt() -> tuple[SessionCommits, Merging]:
+        root = context.roots.read().root
+        planned = plan_merge(context, root, into, source)
+        commits = SessionCommits(SessionWriter(context, planned.base, into, root.version))
+        commits.writer.workspace.contents.changes = planned.changes
+        return commits, planned
+
+    return opened(attempt)

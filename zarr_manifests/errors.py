@@ -9,7 +9,7 @@
 - *Repair damage*: `CorruptObjectError`, `MissingChunkError`, `UnsupportedFormatError`.
 - *Fix the storage*: `StorageError`.
 
-`kind` tells finer cases apart, which `error_cases` has.
+`kind` tells finer cases apart, whose classes stand at the end of the module.
 
 Each also inherits a matching built-in exception. `MissingChunkError` and `CorruptObjectError` do
 not inherit `KeyError` or `FileNotFoundError`: Zarr takes those for an absent chunk and returns the
@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from zarr_manifests.conflicts import Conflict
 from zarr_manifests.plain import plain_text
 
 __all__ = [
@@ -43,6 +44,62 @@ __all__ = [
     "UnsupportedFormatError",
     "VirtualContainerError",
 ]
+
+
+class ConflictKind(StrEnum):
+    """What collided, as a word for programs."""
+
+    CHUNK = "chunk"
+    """Both sides wrote the same chunk."""
+    SHAPE = "shape"
+    """One side resized an array that the other wrote to or resized."""
+    APPEND = "append"
+    """Both sides appended along one dimension."""
+    ATTRIBUTE = "attribute"
+    """Both sides gave one attribute a value."""
+    STRUCTURE = "structure"
+    """One side changed how an array is encoded."""
+    METADATA = "metadata"
+    """The documents of a node, or its place, are not what the change was made on."""
+    CREATE = "create"
+    """Both sides created something at one path, or one below the array of the other."""
+    DELETE = "delete"
+    """One side deleted or moved what the other changed or created."""
+    READ = "read"
+    """The other side changed what this one had read."""
+    TXN = "txn"
+    """The last version that an application has committed is not the one expected."""
+    HISTORY = "history"
+    """The branch was moved or reset, or its history has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """One place where changes of two writers conflict.
+
+    Parameters
+    ----------
+    kind : ConflictKind
+        What collided, as a word for programs.
+    path : str
+        Absolute path of the node, such as `/air/temperature`.
+    component : str
+        What this side changed: `"chunks"`, `"metadata"`, `"history"`, ...
+    reason : str
+        What the other side did.
+    chunks : tuple of tuple of int
+        The chunk coordinates in conflict, at most 20; empty if not about chunks.
+    """
+
+    kind: ConflictKind
+    path: str
+    component: str
+    reason: str
+    chunks: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        where = f" {list(self.chunks)}" if self.chunks else ""
+        return plain_text(f"{self.path}: {self.component}{where}: {self.reason}")
 
 
 class ManifestsError(Exception):
@@ -243,3 +300,105 @@ class UnsupportedFormatError(ManifestsError, ValueError):
 
 class StorageError(ManifestsError, OSError):
     """The storage failed; the operation may be retried."""
+
+
+class NotARepositoryError(FileNotFoundError, NotFoundError):
+    """There is no repository at that location."""
+
+    __str__ = ManifestsError.__str__  # `FileNotFoundError` comes before it
+
+
+class ConfigError(InvalidArgumentError):
+    """The configuration is invalid; `problems` lists every problem with its place.
+
+    Parameters
+    ----------
+    problems : sequence of str
+        One line for each problem, starting with its place (`max-delta-count: ...`).
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        return ConfigError, (self.problems,)
+
+
+class WhereError(InvalidArgumentError):
+    """The text of a where cannot be read; the message shows the place and the grammar.
+
+    Parameters
+    ----------
+    reason : str
+        What is wrong.
+    text : str
+        The text of the where.
+    position : int
+        Where in the text, in characters from 0 on.
+    grammar : str
+        What may stand there.
+    """
+
+    def __init__(self, reason: str, text: str = "", position: int = 0, grammar: str = "") -> None:
+        self.reason, self.text, self.position, self.grammar = reason, text, position, grammar
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        if not self.grammar:
+            return super().__str__()
+        before = plain_text(self.text[: self.position])
+        shown = before + plain_text(self.text[self.position :])
+        return f"{plain_text(self.reason)}\n  {shown}\n  {' ' * len(before)}^\n{self.grammar}"
+
+    def __reduce__(self) -> tuple[type[WhereError], tuple[str, str, int, str]]:
+        return WhereError, (self.reason, self.text, self.position, self.grammar)
+
+
+class UnmergedForksError(InvalidArgumentError, RuntimeError):
+    """Writable copies of the session's store were pickled, and none was merged back."""
+
+
+class PickledStoreWarning(UserWarning):
+    """A writable store was pickled: its writes are not committed unless it is merged."""
+
+
+class HistoryExpiredError(SnapshotExpiredError):
+    """A part of the requested history has expired; nothing was returned."""
+
+
+class FencedError(PermissionError, SessionClosedError):
+    """The session or maintenance task may no longer commit.
+
+    It began before the repository's fence and holds no lease, or somebody else has since claimed
+    the branch or the task.
+    """
+
+    __str__ = ManifestsError.__str__  # `PermissionError` comes before it
+
+
+class LeaseError(SessionClosedError, RuntimeError):
+    """A lease was not renewed in time, or cannot be renewed in the background.
+
+    The lease may still be valid, but do not rely on it.
+    """
+
+
+class VirtualSourceChangedError(CorruptObjectError):
+    """The file of a virtual chunk has changed since it was referenced."""
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """The storage has no object under that key."""
+
+
+class StorageFullError(StorageError):
+    """The storage is full."""
+
+
+class UnsupportedStorageError(StorageError, ValueError):
+    """The storage lacks an operation that is needed, such as compare-and-swap."""
+
+
+class JavaNotFoundError(ManifestsError, RuntimeError):
+    """Spark needs Java, and none was found on this machine or in a package."""

@@ -6,6 +6,10 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
 - Counts belong to this process: a child of `os.fork` starts at zero, and pickles carry none. So
   `process_totals` is the sum over all meters, including those already garbage-collected.
 - Adding costs at most an uncontended lock.
+
+Where `opentelemetry-api` is installed, each field of `Metrics` is an observable counter, read when
+somebody collects. It is looked for once a process, when a repository is first opened, so that
+importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["Meter", "Metrics", "process_totals"]
+from zarr_manifests.runtime import ForkSafeLock
+
+__all__ = ["Meter", "Metrics", "connect", "process_totals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +253,40 @@ def process_totals() -> Metrics:
             for name, n in counts.settle().items():
                 totals[name] += n
     return Metrics(**totals)
+
+
+_UNITS = {"bytes": "By", "requests": "{request}", "refs": "{ref}", "files": "{file}"}
+
+
+class _Connection:
+    lock = ForkSafeLock()
+    tried = False
+
+
+def connect() -> None:
+    """Offer the counts to OpenTelemetry, if it is there and they are not offered yet."""
+    if _Connection.tried:
+        return
+    with _Connection.lock:
+        if _Connection.tried:
+            return
+        _Connection.tried = True
+        try:
+            from opentelemetry import metrics
+        except ImportError:
+            return
+        meter = metrics.get_meter("zarr_manifests")
+        for field in fields(Metrics):
+            meter.create_observable_counter(
+                f"zarr_manifests.{field.name}",
+                [_observer(field.name, metrics.Observation)],
+                unit=next((_UNITS[w] for w in field.name.split("_") if w in _UNITS), "1"),
+                description=f"zarr_manifests.metrics.Metrics.{field.name} of this process",
+            )
+
+
+def _observer(name: str, observation: Callable[[int], Any]) -> Callable[[Any], Iterable[Any]]:
+    def observe(_: Any) -> Iterable[Any]:
+        return [observation(getattr(process_totals(), name))]
+
+    return observe

@@ -1,12 +1,13 @@
-"""Zarr's own codecs, kept from decompressing a chunk to more than its array says that it has.
+"""What decodes an array's chunks: the bulk decoder of its codecs, or Zarr's own, bounded.
 
-For chunks that no bulk decoder takes: a few bytes of them may claim, or become, gigabytes.
+Zarr's are kept from decompressing a chunk to more than its array says that it has: a few bytes may
+claim, or become, gigabytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -22,10 +23,9 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer
 from zarr.core.dtype.common import HasItemSize
 
-from zarr_manifests.bulk.decoders import is_of
-from zarr_manifests.decoding import decompressed
+from zarr_manifests.decoding import BulkDecoder, decompressed
 
-__all__ = ["bounded", "index_bytes", "unbounded"]
+__all__ = ["bounded", "decoder_of", "index_bytes", "is_of", "unbounded"]
 
 _SPARE_BYTES: Final = 256
 _PART_BYTES: Final = 64  # of one in a shard: its place in the index, and a header
@@ -170,3 +170,42 @@ def _most(spec: ArraySpec, *, part: int | None = None, least: int = 0) -> int | 
 def _kind(of: type[Codec], name: str) -> type[Codec]:
     known_as = name.removeprefix("numcodecs.")
     return type(f"Bounded{of.__name__}", (_Bounded, of), {"known_as": known_as})
+
+
+def decoder_of(codecs: Sequence[Codec], serializer: Any, spec: ArraySpec) -> BulkDecoder | None:
+    """The decoder of chunks or shards; None if they have to be decoded by Zarr."""
+    dtype = spec.dtype.to_native_dtype()
+    if isinstance(serializer, V2Codec):
+        v2 = [*(serializer.filters or ()), serializer.compressor]
+        if not all(codec is None or is_of(codec, "numcodecs") for codec in v2):
+            return None
+        *filters, compressor = [None if codec is None else codec.get_config() for codec in v2]
+        document: dict[str, Any] = {
+            "zarr_format": 2,
+            "chunks": spec.shape,
+            "order": spec.order,
+            "filters": filters,
+            "compressor": compressor,
+        }
+        return BulkDecoder.of(document, dtype)
+    used = list(codecs)
+    if isinstance(serializer, ShardingCodec):
+        used += [*serializer.codecs, *serializer.index_codecs]
+    if not all(is_of(codec, "zarr") for codec in used):
+        return None
+    grid = {"name": "regular", "configuration": {"chunk_shape": spec.shape}}
+    named = [codec.to_dict() for codec in codecs]
+    return BulkDecoder.of({"zarr_format": 3, "chunk_grid": grid, "codecs": named}, dtype)
+
+
+def is_of(codec: object, package: str) -> bool:
+    """Whether the codec is the package's own: another of the same name may work in another way.
+
+    Examples
+    --------
+    >>> from numcodecs import Zstd
+    >>> from zarr_manifests.bulk.bounded import is_of
+    >>> is_of(Zstd(), "numcodecs")
+    True
+    """
+    return type(codec).__module__.partition(".")[0] == package

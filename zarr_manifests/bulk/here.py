@@ -3,11 +3,18 @@
 Zarr hands each call over to the thread of its loop, which hands chunks to a third one. Where the
 storage does not wait and the request is one that is taken in bulk, nothing has to be awaited: the
 coroutine ends at its first step. Any other call goes Zarr's way.
+
+Writes that read a chunk, change a part of it and write it take turns. Else, of two such writes of
+one chunk in one session, the later one undoes the earlier one. A write takes the locks of all its
+chunks in their order, so that no two wait for each other. Some chunks share a lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import closing
 from contextvars import ContextVar, copy_context
 from typing import Any, Final
@@ -15,11 +22,43 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.abc.store import Store
+from zarr.storage import StorePath
+from zarr.storage._utils import normalize_path
 
-from zarr_manifests.bulk.lazy_path import LazyPath
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["NotHereError", "is_here", "read_here", "write_here"]
+__all__ = ["LazyPath", "NotHereError", "in_turn", "is_here", "locks_of", "read_here", "write_here"]
+
+
+class LazyPath(StorePath):
+    """An array's `StorePath`, below which Zarr makes one path for each chunk of a request.
+
+    Normalizing them takes as long as reading 4 KB.
+
+    Examples
+    --------
+    >>> from zarr.storage import MemoryStore
+    >>> from zarr_manifests.bulk.here import LazyPath
+    >>> path = LazyPath(MemoryStore(), "a") / "c/0"
+    >>> path.path, path.joined
+    ('a/c/0', 'a/c/0')
+    """
+
+    __slots__ = ("joined",)
+
+    def __init__(self, store: Store, path: str = "") -> None:
+        self.store = store
+        self.joined = path
+
+    @property
+    def path(self) -> str:  # type: ignore[override]  # an attribute there
+        """The normalized path."""
+        return normalize_path(self.joined)
+
+    def __truediv__(self, other: str) -> LazyPath:
+        return LazyPath(self.store, f"{self.joined}/{other}" if self.joined else other)
+
 
 _HERE: Final[ContextVar[bool]] = ContextVar("zarr_manifests_here", default=False)
 
@@ -106,3 +145,35 @@ def _may_be_here(array: zarr.Array[Any]) -> bool:
         return False
     # Of a document that Zarr had to repair, it stores the repair first, which it awaits.
     return getattr(array.metadata, "_stored_document", None) is None
+
+
+_LOCKS: Final = [threading.Lock() for _ in range(256)]
+_PAUSE_S: Final = 0.001
+
+
+def _renew() -> None:
+    _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def locks_of(owner: object, keys: Iterable[str]) -> list[threading.Lock]:
+    """The locks of a session's chunks, in the order in which to take them."""
+    return [_LOCKS[at] for at in sorted({hash((id(owner), key)) % len(_LOCKS) for key in keys})]
+
+
+async def in_turn(locks: Sequence[threading.Lock], write: Callable[[], Awaitable[None]]) -> None:
+    """Write while holding the locks; an event loop goes on until they are free."""
+    if not locks:
+        await write()
+    elif is_here():
+        with locks[0]:
+            await in_turn(locks[1:], write)
+    else:
+        while not locks[0].acquire(blocking=False):  # noqa: ASYNC110 - threads may hold it, too
+            await asyncio.sleep(_PAUSE_S)
+        try:
+            await in_turn(locks[1:], write)
+        finally:
+            locks[0].release()

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+import zarr
 from zarr.core.chunk_utils import ChunkTransform
 from zarr.core.codec_pipeline import (
     BatchedCodecPipeline,
@@ -30,17 +31,13 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch
-from zarr_manifests.bulk.bounded import bounded
-from zarr_manifests.bulk.chunk_locks import in_turn, locks_of
-from zarr_manifests.bulk.decoders import decoder_of
-from zarr_manifests.bulk.here import NotHereError, is_here
-from zarr_manifests.bulk.lazy_path import LazyPath
+from zarr_manifests.bulk.bounded import bounded, decoder_of
+from zarr_manifests.bulk.here import LazyPath, NotHereError, in_turn, is_here, locks_of
 from zarr_manifests.bulk.reading import read_batch, read_few
 from zarr_manifests.bulk.writing import write_batch
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
 if TYPE_CHECKING:
-    import zarr
     from zarr.abc.codec import Codec, GetResult
     from zarr.abc.store import ByteGetter, ByteSetter
     from zarr.core.array_spec import ArraySpec
@@ -49,8 +46,11 @@ if TYPE_CHECKING:
 
     from zarr_manifests.decoding import BulkDecoder
     from zarr_manifests.engine.edit.workspace import Workspace
+from contextlib import AbstractContextManager
 
-__all__ = ["BulkCodecPipeline", "use_bulk"]
+from zarr_manifests.errors import InvalidArgumentError
+
+__all__ = ["BulkCodecPipeline", "tune_zarr", "use_bulk"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_FEW: Final = 4
@@ -243,3 +243,59 @@ def _count(store: ManifestStore, name: str) -> None:
 
 
 register_pipeline(BulkCodecPipeline)
+
+
+_BULK: Final = f"{BulkCodecPipeline.__module__}.{BulkCodecPipeline.__qualname__}"
+
+
+def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractContextManager[Any]:
+    """Set Zarr options that suit this store, for the whole process.
+
+    The options take effect immediately. Used as a context manager, it restores them at the end.
+
+    - `codec_pipeline.path`: `BulkCodecPipeline`, which takes all chunks of a request in one step.
+      In other stores it works like Zarr's fused pipeline, which reads, decodes and copies each
+      chunk on one thread, without an event loop.
+    - `async.concurrency`: how many chunks of an array are requested at once from remote storage.
+      Zarr's default of 10 leaves connections idle most of the time.
+    - `codec_pipeline.max_workers`, if `threads` is given: how many threads decode the chunks of an
+      array. Zarr's default is one for each processor, which helps if chunks take long to decode.
+      For many chunks of a few kilobytes, one thread is two to three times as fast.
+
+    Parameters
+    ----------
+    concurrency : int, default 64
+        Chunks at once. Each chunk in flight takes memory for its bytes.
+    threads : int, optional
+        Threads of the pipeline; unchanged if not given.
+
+    Returns
+    -------
+    context manager
+        Restores the options on exit. Ignore it to keep them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `concurrency` or `threads` is not an integer of at least 1.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> with zm.tune_zarr(concurrency=32):
+    ...     zarr.config.get("async.concurrency")
+    32
+    >>> zarr.config.get("async.concurrency")
+    10
+    """
+    if type(concurrency) is not int or concurrency < 1:
+        raise InvalidArgumentError(
+            f"concurrency must be an integer of at least 1, not {concurrency!r}"
+        )
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise InvalidArgumentError(f"threads must be an integer of at least 1, not {threads!r}")
+    options: dict[str, Any] = {"codec_pipeline.path": _BULK, "async.concurrency": concurrency}
+    if threads is not None:
+        options["codec_pipeline.max_workers"] = threads
+    changed: AbstractContextManager[Any] = zarr.config.set(options)
+    return changed
