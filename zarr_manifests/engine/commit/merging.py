@@ -18,9 +18,9 @@ from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.ancestry import find_kept
 from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of
+from zarr_manifests.engine.history.left_behind import find_kept
 from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
 from zarr_manifests.engine.history.net_changes import net_changes, same_chunks
 from zarr_manifests.engine.history.refs import BranchMovedError

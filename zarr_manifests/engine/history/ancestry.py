@@ -42,8 +42,6 @@ __all__ = [
     "ancestors",
     "entries",
     "find_in_history",
-    "find_kept",
-    "floor_below",
     "has_expired",
     "is_missing",
     "locate",
@@ -181,41 +179,6 @@ def locate(
         f"snapshot {snapshot_id} is not in the history of any branch or tag of "
         f"{context.storage.url}; `repo.ancestry()` and `zarr-manifests log` list what is"
     )
-
-
-def find_kept(
-    context: ReadContext, root: Root, snapshot_id: str
-) -> tuple[BlobRef, Snapshot, str | None]:
-    """Like `locate`; also finds what was left behind, if no collection so far deletes parts of it.
-
-    So what it leads to stays, if a swap of this very root puts it into history, or all that the new
-    history takes from it.
-
-    Raises
-    ------
-    SnapshotExpiredError
-        If it does not exist, or a collection deletes parts of it.
-    """
-    try:
-        return locate(context, root, snapshot_id)
-    except SnapshotExpiredError:
-        from zarr_manifests.engine.history.left_behind import find_left  # rarely needed
-
-        return find_left(context, root, snapshot_id)
-
-
-def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
-    """Id of the oldest snapshot still in the history of the one at `ref`; None if all are.
-
-    Of one that was left behind, it is the history that a branch at it would have.
-    """
-    if not has_expired(root):
-        return None
-    own = snapshot_id_of(ref.key)
-    try:
-        return find_kept(context, root, own)[2]
-    except SnapshotExpiredError:
-        return own
 
 
 def tag_floor(root: Root, ref: BlobRef) -> str | None:

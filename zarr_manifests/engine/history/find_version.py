@@ -15,8 +15,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from zarr_manifests.engine.history.ancestry import entries, floor_below, starts
+from zarr_manifests.engine.history.ancestry import entries, starts
 from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.left_behind import floor_below, left_ids
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.entry_columns import HistoryEntries
@@ -144,8 +145,6 @@ def _by_short_id(context: Context, root: Root, text: str) -> Found:
     known = {*_known_ids(context, root)}
     found = sorted(name for name in known if named_by(text, name))
     if not found:
-        from zarr_manifests.engine.history.left_behind import left_ids  # rarely needed
-
         found = sorted(name for name in left_ids(context, root, known) if named_by(text, name))
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", ..." if len(found) > _LISTED else "")

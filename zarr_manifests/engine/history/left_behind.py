@@ -48,10 +48,43 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import session_of, session_start, snapshot_id_of
 
-__all__ = ["find_left", "left_ids"]
+__all__ = ["find_kept", "find_left", "floor_below", "left_ids"]
 
 type _Place = tuple[BlobRef, Snapshot, str | None]
 """A snapshot, and the floor of its history."""
+
+
+def find_kept(
+    context: ReadContext, root: Root, snapshot_id: str
+) -> tuple[BlobRef, Snapshot, str | None]:
+    """Like `locate`; also finds what was left behind, if no collection so far deletes parts of it.
+
+    So what it leads to stays, if a swap of this very root puts it into history, or all that the new
+    history takes from it.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If it does not exist, or a collection deletes parts of it.
+    """
+    try:
+        return locate(context, root, snapshot_id)
+    except SnapshotExpiredError:
+        return find_left(context, root, snapshot_id)
+
+
+def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
+    """Id of the oldest snapshot still in the history of the one at `ref`; None if all are.
+
+    Of one that was left behind, it is the history that a branch at it would have.
+    """
+    if not has_expired(root):
+        return None
+    own = snapshot_id_of(ref.key)
+    try:
+        return find_kept(context, root, own)[2]
+    except SnapshotExpiredError:
+        return own
 
 
 def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
