@@ -28,6 +28,7 @@ from reads import (
 )
 from runner import Growth, Row
 from scans import (
+    asking,
     scanning,
     scanning_one_of_four,
     scanning_source,
@@ -481,6 +482,22 @@ ROWS = [
         "s/row",
         durability="-",
         due={"generated": 0.85},
+    ),
+    *(
+        Row(
+            f"spark-parquet-{of}",
+            f"Spark reads a row for each cell, against Parquet: {asked}",
+            partial(asking, of=of),
+            ("zarr_manifests", "parquet"),
+            {"times": (200, 50, 2)},
+            "s/row",
+            durability="-",
+        )
+        for of, asked in (
+            ("rows", "all rows"),
+            ("mean", "the mean at each time"),
+            ("column", "one column"),
+        )
     ),
     Row(
         "spark-fill",

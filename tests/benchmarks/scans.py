@@ -95,6 +95,40 @@ def _scanning(case: Case, frame: Callable[[SparkSession, str, int], DataFrame]) 
         spark.stop()
 
 
+def asking(case: Case, *, of: str) -> Iterator[Figure]:
+    """Read a frame's rows, take the mean at each time, or read one column; as rows or Parquet.
+
+    The Parquet files have the same rows, written by Spark with its defaults.
+    """
+    from pyspark.sql.functions import avg
+
+    from zarr_manifests.spark import read, session
+
+    shape = (case.sizes["times"], 250, 400)
+    rng = np.random.default_rng(_SEED)
+    coords = {name: np.arange(n, dtype=float) for name, n in zip(_NAMES, shape, strict=True)}
+    dataset = xr.Dataset({"t": (_NAMES, rng.random(shape, np.float32))}, coords)
+    encoding = {"t": {"chunks": (10, 250, 400)}}
+    zm.write(dataset, case.folder / "r", message="cells", encoding=encoding)
+    spark = session(master="local[2]")
+    try:
+        rows = read(spark, case.folder / "r", "t")
+        if case.contestant == "parquet":
+            rows.write.parquet(str(case.folder / "p"))
+            rows = spark.read.parquet(str(case.folder / "p"))
+        asked = {
+            "rows": rows,
+            "mean": rows.groupBy("time").agg(avg("t")),
+            "column": rows.select("t"),
+        }
+        while True:
+            with Watch() as watch:
+                asked[of].write.format("noop").mode("overwrite").save()
+            yield Figure(watch.seconds / int(np.prod(shape)))
+    finally:
+        spark.stop()
+
+
 def _made(count: int) -> Callable[[], Iterator[pa.RecordBatch]]:
     """A task of so many rows, in batches as those that are read."""
     from zarr_manifests.spark.worker import BATCH_ROWS
