@@ -68,7 +68,7 @@ _HOMES: Final = {
     "rewrite_chunks": "rewriting",
     "show_progress": "progress",
     "to_session": "xarray",
-    "tune_zarr": "tuning",
+    "tune_zarr": "bulk.pipeline",
     "write": "xarray",
 }
 """The modules of the names."""
