@@ -12,9 +12,8 @@ there; every regular expression compiles, to an automaton whose time is linear i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
 import re2
@@ -51,80 +50,42 @@ _SET_NAME: Final = text(
 _REF_NAME: Final = text(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
 _MAX_REGEX_CHARS: Final = 1_000
 _REGEX_MEMORY_BYTES: Final = 512 * 1024
-_SET_MEMORY_BYTES: Final = 16 * 1024 * 1024
 _LOCK: Final = fork_awaited_lock()
 
 
 @lru_cache(maxsize=1024)
 def _compiled(regex: str) -> Any:
-    return re2.compile(regex, _re2_options(_REGEX_MEMORY_BYTES))
-
-
-def _re2_options(memory_bytes: int) -> Any:
     options = re2.Options()
-    options.max_mem = memory_bytes
+    options.max_mem = _REGEX_MEMORY_BYTES
     options.log_errors = False
     options.dot_nl = True  # a path may hold anything, and `.*` is any path
-    return options
+    return re2.compile(regex, options)
 
 
-@contextmanager
-def _matching(path: str) -> Iterator[None]:
-    """RE2 holds locks of its own while it matches, and a child forked meanwhile waits for ever.
-
-    So forks wait for our lock.
-    """
+def matches_path(regex: str, path: str) -> bool:
+    """Whether the regex matches the whole absolute path, in time linear to its length."""
     try:
+        # RE2 holds locks of its own while it matches, and a child forked meanwhile waits for ever.
+        # So forks wait for our lock.
         with _LOCK:
-            yield
+            return _compiled(regex).fullmatch(path) is not None
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
             f"{path!a} is not a path: it is no valid Unicode text"
         ) from error
 
 
-def matches_path(regex: str, path: str) -> bool:
-    """Whether the regex matches the whole absolute path, in time linear to its length."""
-    with _matching(path):
-        return _compiled(regex).fullmatch(path) is not None
-
-
-class PathSet:
-    """Regular expressions that are matched all at once.
-
-    One automaton finds all matches in one pass over the path. If it needs more memory than it
-    may have, the expressions are matched one by one.
+@lru_cache(maxsize=16_384)  # there are thousands of arrays, and each is asked about several times
+def matching(regexes: tuple[str, ...], path: str) -> list[int]:
+    """Positions of the regexes that match the whole absolute path, ascending.
 
     Examples
     --------
-    >>> from zarr_manifests.config.manifest_sets import PathSet
-    >>> PathSet([".*/lat", "/a/.*", ".*/lon"]).matching("/a/lat")
+    >>> from zarr_manifests.config.manifest_sets import matching
+    >>> matching((".*/lat", "/a/.*", ".*/lon"), "/a/lat")
     [0, 1]
     """
-
-    def __init__(self, regexes: Sequence[str], memory_bytes: int = _SET_MEMORY_BYTES) -> None:
-        self._regexes = tuple(regexes)
-        # There are thousands of arrays, and each is asked about several times.
-        self.matching = lru_cache(maxsize=16_384)(self._matching)
-        self._together: Any = re2.Set.FullMatchSet(_re2_options(memory_bytes))
-        try:
-            for regex in (*self._regexes, ".*"):
-                self._together.Add(regex)
-            self._together.Compile()
-        except re2.error:  # too large together; each alone is within its bounds
-            self._together = None
-
-    def __reduce__(self) -> tuple[type[PathSet], tuple[Sequence[str]]]:
-        return PathSet, (self._regexes,)
-
-    def _matching(self, path: str) -> list[int]:
-        """Positions of those that match the whole absolute path, ascending."""
-        with _matching(path):
-            found = [] if self._together is None else sorted(self._together.Match(path))
-        # The last one matches any path, so no match at all means that memory ran out.
-        if found:
-            return found[:-1]
-        return [i for i, regex in enumerate(self._regexes) if matches_path(regex, path)]
+    return [i for i, regex in enumerate(regexes) if matches_path(regex, path)]
 
 
 class Regex(Kind):
@@ -412,7 +373,7 @@ _DEFAULT_SETS: Final = (ManifestSet(_COORDINATES, 50_000), _DEFAULT_SET)
 _DEFAULT_RULES: Final = (Rule(_COORDINATES, ".*", (0, 5_000)),)
 
 
-@dataclass(frozen=True)  # without slots, for what is worked out once
+@dataclass(frozen=True, slots=True)
 class ChunkManifests:
     """Which arrays' chunk refs are packed together, split, and preloaded.
 
@@ -490,23 +451,17 @@ class ChunkManifests:
         metadata_chunks, initialized_chunks : int
             Chunks it has by its shape, and those that have been written.
         """
-        rules = (self.rules[i] for i in self._rule_paths.matching(path))
+        paths = tuple(".*" if rule.path is None else rule.path for rule in self.rules)
+        rules = (self.rules[i] for i in matching(paths, path))
         rule = next((r for r in rules if r.takes(metadata_chunks, initialized_chunks)), None)
         target = DEFAULT_SET_NAME if rule is None else rule.target
         return next(one for one in self.sets if one.name == target), rule
 
     def split_for(self, path: str) -> Split | None:
         """The first split about the array with that absolute path."""
-        found = self._split_paths.matching(path)
-        return self.splitting[found[0]] if self.splitting and found else None
-
-    @cached_property
-    def _rule_paths(self) -> PathSet:
-        return PathSet([".*" if rule.path is None else rule.path for rule in self.rules])
-
-    @cached_property
-    def _split_paths(self) -> PathSet:
-        return PathSet([split.path for split in self.splitting or ()])
+        splits = self.splitting or ()
+        found = matching(tuple(split.path for split in splits), path)
+        return splits[found[0]] if found else None
 
 
 def _name_and_target(given: Any) -> tuple[str, str | None]:

@@ -6,11 +6,9 @@ import dataclasses
 from datetime import timedelta
 
 import pytest
-import re2
 
 from zarr_manifests import Config
-from zarr_manifests.config import ChunkManifests, ManifestSet, Rule, Snapshots, Split
-from zarr_manifests.config.manifest_sets import PathSet, matches_path
+from zarr_manifests.config import ChunkManifests, ManifestSet, Rule, Snapshots
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 
 LAST = ManifestSet("default", 1_000_000, None, None, None)
@@ -71,31 +69,3 @@ def test_a_rule_sends_an_array_to_its_set_where_all_its_conditions_hold() -> Non
         assert planned.set_for(*array)[0].name == due
     with pytest.raises(InvalidArgumentError, match="no valid Unicode"):
         planned.set_for("\ud800", 1, 1)
-
-
-def test_rules_that_are_too_many_for_one_automaton_match_what_they_match_alone() -> None:
-    paths = [f"/{i % 50}/(?:[a-z]{{1,30}}[0-9]{{1,30}}){{{2 + i // 50},16}}" for i in range(150)]
-    together = re2.Set.FullMatchSet()
-    for path in paths:
-        together.Add(path)
-    with pytest.raises(re2.error):
-        together.Compile()
-    sets = tuple(ManifestSet(f"s{i}") for i in range(50))
-    rules = tuple(Rule(f"s{i % 50}", path) for i, path in enumerate(paths))
-    splits = tuple(Split(path, ((0, i + 1),)) for i, path in enumerate(paths))
-    planned = ChunkManifests((*sets, LAST), rules, splits)
-    for path, due in (("/7/a1b2", "s7"), ("/49/ab12cd34ef56", "s49"), ("/49/a1", "default")):
-        one, rule = planned.set_for(path, 1, 1)
-        assert one.name == due
-        assert rule == next((r for r in rules if matches_path(r.path or "", path)), None)
-        assert planned.split_for(path) == next(
-            (s for s in splits if matches_path(s.path, path)), None
-        )
-    few = PathSet(paths[:3] + paths[50:53], memory_bytes=1)
-    for path, found in (
-        ("/1/a1b2", [1]),
-        ("/1/a1b2c3", [1, 4]),
-        ("/9/a1b2", []),
-        ("/9/1/a1b2", []),
-    ):
-        assert few.matching(path) == found

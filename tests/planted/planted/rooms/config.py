@@ -32,8 +32,8 @@ FAULTS = [
     Fault(
         "the-last-rule-wins",
         "config/manifest_sets.py",
-        "for i in self._rule_paths.matching(path))",
-        "for i in reversed(self._rule_paths.matching(path)))",
+        "for i in matching(paths, path))",
+        "for i in reversed(matching(paths, path)))",
     ),
     Fault(
         "configurations-of-any-size",
