@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 __all__ = ["Conflict", "ConflictKind"]
 

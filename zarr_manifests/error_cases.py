@@ -16,7 +16,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     StorageError,
 )
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 __all__ = [
     "ConfigError",

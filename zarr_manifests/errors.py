@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zarr_manifests.conflicts import Conflict
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 __all__ = [
     "AlreadyExistsError",

@@ -14,7 +14,7 @@ from zarr_manifests.cli.console import say, show, write_error
 from zarr_manifests.cli.looking import value_text
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.config import Config

@@ -10,10 +10,10 @@ import typer
 
 from zarr_manifests.cli.words import on_command_line
 from zarr_manifests.errors import ConflictError
-from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import bars
 from zarr_manifests.rendering import PlainConsole, says
 from zarr_manifests.report import Report, json_line
+from zarr_manifests.texts import plain_text
 
 __all__ = ["ReaderGoneError", "console", "progress", "say", "show", "write_error"]
 

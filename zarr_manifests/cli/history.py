@@ -26,11 +26,10 @@ from zarr_manifests.cli.arguments import (
 from zarr_manifests.cli.console import console, progress, say, show
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table
 from zarr_manifests.report import json_line, plain
-from zarr_manifests.texts import count_text, time_text
+from zarr_manifests.texts import count_text, plain_text, time_text
 from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def _record(info: SnapshotInfo, refs: Sequence[RefName]) -> dict[str, Any]:
 
 def _comes_after(repo: Repository, since: str) -> Callable[[SnapshotInfo], bool]:
     """Whether a snapshot is not as old as that; a branch or tag of that name goes before a time."""
-    from zarr_manifests.times import moment_ms
+    from zarr_manifests.versions import moment_ms
 
     if since not in repo.list_branches() and since not in repo.list_tags():
         try:

@@ -29,9 +29,8 @@ from zarr_manifests.cli.arguments import (
 from zarr_manifests.cli.console import console, progress, say, show
 from zarr_manifests.cli.edits import made
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.plain import plain_text
 from zarr_manifests.rendering import fact_table
-from zarr_manifests.texts import count_text
+from zarr_manifests.texts import count_text, plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.repository import Repository
