@@ -35,7 +35,7 @@ _VERBS: Final = {
         "cat": "looking.run_cat",
         "info": "looking.run_info",
         "du": "looking.run_du",
-        "explain": "layout.run",
+        "explain": "layout.run_explain",
         "serve": "transfers.run_serve",
     },
     "Change": {
@@ -52,11 +52,11 @@ _VERBS: Final = {
         "import": "transfers.importing",
     },
     "Maintain": {
-        "verify": "upkeep.run_verify",
-        "compact": "upkeep.run_compact",
-        "clean": "upkeep.run_clean",
-        "recover": "upkeep.run_recover",
-        "check": "upkeep.run_check",
+        "verify": "edits.run_verify",
+        "compact": "edits.run_compact",
+        "clean": "edits.run_clean",
+        "recover": "edits.run_recover",
+        "check": "edits.run_check",
         "config": "config.app",
     },
     "Learn": {"demo": "demo.run"},
@@ -104,7 +104,7 @@ class _Verbs(TyperGroup):
             if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
                 raise
             where = ctx.command_path if error.ctx is None else error.ctx.command_path
-            text = error.format_message().rstrip(".")
+            text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
             see = " See" if text.endswith("?") else "; see"
             write_error(f"{text}{see} `{where} --help`")
             raise typer.Exit(2) from error

@@ -7,12 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
 
 import typer
 
 import zarr_manifests as zm
+from zarr_manifests.cli.console import show
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.progress import show_progress
 
 if TYPE_CHECKING:
     from zarr_manifests.repository import Repository
@@ -27,13 +31,15 @@ __all__ = [
     "Json",
     "Message",
     "Options",
+    "Repo",
     "ToOptions",
+    "TrustingRepo",
     "Url",
     "Version",
     "complete_branches",
     "complete_versions",
-    "containers_of",
     "open_at",
+    "pairs",
     "storage_options",
     "verb",
 ]
@@ -67,21 +73,32 @@ def _typed_url(ctx: typer.Context) -> str:
     return next((word for word in words if not word.startswith("-")), "")
 
 
-def verb[Made: Callable[..., None]](function: Made) -> Made:
+def verb(function: Callable[..., object]) -> Callable[..., None]:
     """Make a function a verb: positional parameters are arguments, keyword-only ones options.
 
-    What its help says of each stands in the section Parameters of its docstring. In the place of a
-    type stand a short name such as `-n`, and what the help calls the value, such as `WHEN`.
+    In the place of a `Repo` the command takes a URL, and `--option`. What the function returns is
+    printed, and the command takes `--json`, unless the function says that it returns None.
+
+    What the help says of each parameter stands in the section Parameters of the docstring. In the
+    place of a type stand a short name such as `-n`, and what the help calls the value, such as
+    `WHEN`.
     """
     said, _, parameters = inspect.cleandoc(function.__doc__ or "").partition("\n\nParameters\n")
     texts = {
         found[1]: (found[2].split(), " ".join(found[3].split()))
         for found in re.finditer(r"^(\w+) :(.*)\n((?:    .*\n?)+)", parameters, re.MULTILINE)
     }
-    made = []
-    for one in inspect.signature(function, eval_str=True).parameters.values():
+    signature = inspect.signature(function, eval_str=True)
+    tells = signature.return_annotation is not None
+    added: dict[str, tuple[Any, Any]] = {"as_json": (Json, False)} if tells else {}
+    opened, made = "", []
+    for one in signature.parameters.values():
         kind = one.annotation
-        if get_origin(kind) is not Annotated:
+        if kind in (Repo, TrustingRepo):
+            added |= {"authorize": (Authorize, False)} if kind is TrustingRepo else {}
+            added["option"] = Options, None
+            opened, kind, one = one.name, Url, one.replace(name="url")
+        elif get_origin(kind) is not Annotated:
             words, text = texts[one.name]
             told: Any = {
                 "help": text,
@@ -94,13 +111,30 @@ def verb[Made: Callable[..., None]](function: Made) -> Made:
             else:
                 kind = Annotated[kind, typer.Argument(**told)]
         made.append(one.replace(annotation=kind))
-    changed: Any = function
-    changed.__doc__ = said
+    for name, (kind, default) in added.items():
+        made.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+
+    def run(**given: Any) -> None:
+        as_json = given.pop("as_json", False)
+        with show_progress() if tells else nullcontext():
+            if opened:
+                url, option = given.pop("url"), given.pop("option")
+                given[opened] = open_at(url, option, given.pop("authorize", False))
+            result = function(**given)
+        if tells:
+            show(result, as_json)
+
+    changed: Any = run
+    changed.__name__, changed.__doc__ = function.__name__, said
     changed.__signature__ = inspect.Signature(made)
     changed.__annotations__ = {one.name: one.annotation for one in made}
-    return function
+    return run
 
 
+type Repo = Repository
+"""The repository at the URL, opened."""
+type TrustingRepo = Repository
+"""The same; with `--authorize` it reads files at the places that are saved with it."""
 Url = Annotated[
     str,
     typer.Argument(
@@ -170,24 +204,20 @@ def storage_options(
     """The storage options that `--option name=value` gives; `option` is its name, for errors."""
     from zarr_manifests.storage.url import parse_options
 
-    texts = _pairs(given, option, "name=value")
+    texts = pairs(given, option)
     # As in `python -m`: credentials may be a function in a file of the working directory.
     if "credentials" in texts and "" not in sys.path:
         sys.path.insert(0, "")
     return parse_options(url, texts)
 
 
-def containers_of(given: list[str] | None) -> dict[str, str]:
-    """The places that `--container NAME=URL` gives."""
-    return _pairs(given, "--container", "NAME=URL")
-
-
-def _pairs(given: list[str] | None, option: str, form: str) -> dict[str, str]:
+def pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    """The values by name that `NAME=VALUE` gives several times; errors have no value."""
     found: dict[str, str] = {}
     for one in given or ():
         name, equals, value = one.partition("=")
         if not equals or not name or name in found:
-            raise InvalidArgumentError(f"{option} takes {form}, and each name once")
+            raise InvalidArgumentError(f"{option} takes name=value, and each name once")
         found[name] = value
     return found
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zarr_manifests.cli.arguments import Json, Options, Url, open_at
-from zarr_manifests.cli.console import say, show, write_error
+from zarr_manifests.cli.arguments import Repo, pairs, verb
+from zarr_manifests.cli.console import Told, say, write_error
 from zarr_manifests.cli.looking import value_text
 from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
@@ -29,45 +28,41 @@ File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", 
 
 
 @app.command(name="show")
-def show_config(url: Url, as_json: Json = False, option: Options = None) -> None:
+@verb
+def show_config(repo: Repo) -> object:
     """Print the saved configuration as YAML."""
-    config = open_at(url, option).config
-    if as_json:
-        show(config.to_dict(), as_json)
-    else:
-        say(config.to_yaml(), nl=False)
+    return Told(repo.config.to_dict(), repo.config.to_yaml().splitlines())
 
 
 @app.command(name="set")
+@verb
 def set_options(
-    url: Url,
+    repo: Repo,
     options: Annotated[
         list[str],
         typer.Argument(help="Such as commits.mode=rewrite; values are YAML.", show_default=False),
     ],
-    option: Options = None,
 ) -> None:
     """Change options and save them, all or none."""
     given: dict[str, Any] = {}
     for one in options:
         _put(given, one)
-    open_at(url, option).save_config(given)
+    repo.save_config(given)
 
 
 @app.command()
-def apply(url: Url, file: File, option: Options = None) -> None:
+@verb
+def apply(repo: Repo, file: File) -> None:
     """Save the configuration in a file; options that the file leaves out get their defaults."""
-    open_at(url, option).save_config(read_config(file))
+    repo.save_config(read_config(file))
 
 
 @app.command()
-def validate(file: File, as_json: Json = False) -> None:
+@verb
+def validate(file: File) -> object:
     """Check a file and print every fault with its place, one per line."""
     config = read_config(file)
-    if as_json:
-        show(config.to_dict(), as_json)
-    else:
-        say(f"{'standard input' if file == '-' else plain_text(file)}: good")
+    return Told(config.to_dict(), [f"{'standard input' if file == '-' else file}: good"])
 
 
 @app.command()
@@ -79,8 +74,9 @@ def schema() -> None:
 
 
 @app.command()
+@verb
 def metadata(
-    url: Url,
+    repo: Repo,
     entries: Annotated[
         list[str] | None,
         typer.Argument(
@@ -89,22 +85,24 @@ def metadata(
             show_default=False,
         ),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Drop the names not given.")] = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
-    """Show the metadata of the repository as a whole, or set some names of it."""
-    given = _parsed(entries or [])
-    repo = open_at(url, option)
+    *,
+    replace: bool = False,
+) -> object:
+    """Show the metadata of the repository as a whole, or set some names of it.
+
+    Parameters
+    ----------
+    replace :
+        Drop the names not given.
+    """
+    given = {name: _value(text) for name, text in pairs(entries, "metadata").items()}
     if replace:
         repo.metadata(given, replace=True)
     elif given:
         repo.metadata(given)
-    if as_json:
-        show(repo.metadata(), as_json)
-    elif not given:
-        for name, value in repo.metadata().items():
-            say(plain_text(f"{name}: {value_text(value)}"))
+    found = repo.metadata()
+    shown = {} if given or replace else found
+    return Told(found, [f"{name}: {value_text(value)}" for name, value in shown.items()])
 
 
 def read_config(file: str) -> Config:
@@ -145,16 +143,6 @@ def _put(given: dict[str, Any], option: str) -> None:
     if name in inside:
         raise InvalidArgumentError(f"{place} is given twice")
     inside[name] = load_yaml(text)[0]
-
-
-def _parsed(entries: list[str]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for entry in entries:
-        name, equals, text = entry.partition("=")
-        if not equals or not name or name in given:
-            raise InvalidArgumentError(f"{entry!r}: expected NAME=VALUE, and each name once")
-        given[name] = _value(text)
-    return given
 
 
 def _value(text: str) -> Any:

@@ -1,35 +1,43 @@
-"""`zarr-manifests explain`: which manifests hold refs now, or would, and why."""
+"""`zarr-manifests explain`: which manifests hold refs now, or would, and why; and its picture."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Group
-
-from zarr_manifests.cli.arguments import At, Json, Options, Url, open_at, verb
+from zarr_manifests.cli.arguments import At, Repo, verb
 from zarr_manifests.cli.config import read_config
-from zarr_manifests.cli.console import console, progress, show
+from zarr_manifests.cli.console import Told, styled
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
 
-__all__ = ["run"]
+__all__ = ["run_explain"]
+
+_INK: Final = "#22303c"
+_PALE: Final = "#dde2e7"
+_COLORS: Final = (
+    "#d1495b", "#1f77a4", "#8fc1d9", "#2f9c7f", "#a5d6c4", "#b58b2b", "#e2cb8e", "#6d6aa8",
+    "#bdbbdd",
+)  # fmt: skip
+_PALE_ONES: Final = frozenset(_COLORS[2::2])
+_MOST_ROWS: Final = 48
 
 
 @verb
-def run(
-    url: Url,
+def run_explain(
+    repo: Repo,
     array: str | None = None,
     *,
     at: At = "main",
     config: str | None = None,
     plot: str | None = None,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+) -> object:
     """Show each array's matching rule, its set and manifests, and why it overflowed.
 
     Parameters
@@ -45,23 +53,25 @@ def run(
     if config is not None and array is not None:
         raise InvalidArgumentError("give an ARRAY or --config, not both")
     given = None if config is None else read_config(config)
-    repo, out = open_at(url, option), console()
-    with progress("planning"):
-        now = repo.explain_manifests(at, costs=given is not None)
-        then = now if given is None else repo.explain_manifests(at, config=given)
+    now = repo.explain_manifests(at, costs=given is not None)
+    then = now if given is None else repo.explain_manifests(at, config=given)
+    if plot is not None:
+        try:
+            _plot(plot, then, "Manifests" if given is None else "Manifests as planned")
+        except ImportError as error:
+            raise InvalidArgumentError(
+                f"--plot needs {error.name}: install zarr-manifests[plot]"
+            ) from error
+        except OSError as error:
+            raise InvalidArgumentError(f"{plot} cannot be written: {error.strerror}") from error
     if array is not None:
         chosen = _named(now, array)
-        show(chosen, as_json, None if as_json else _leaves(now, chosen))
-    elif as_json:
-        show(now if given is None else {"now": now, "then": then}, as_json)
-    else:
-        out.print(then.snapshot_id, style="yellow")
-        out.print(_arrays(then), "", _manifests(then), sep="\n")
-        if given is not None:
-            out.print(f"now:    {_sum(now)}", f"then:   {_sum(then)}", "", sep="\n")
-            out.print(_costs(now, then))
-    if plot is not None:
-        _plot(plot, then, "Manifests" if given is None else "Manifests as planned")
+        return Told(chosen, _leaves(now, chosen))
+    text = [styled(then.snapshot_id, "yellow"), _arrays(then), "", _manifests(then)]
+    if given is None:
+        return Told(now, text)
+    sums = f"now:    {_sum(now)}", f"then:   {_sum(then)}", ""
+    return Told({"now": now, "then": then}, [*text, *sums, _costs(now, then)])
 
 
 def _arrays(layout: ManifestLayout) -> Any:
@@ -92,18 +102,19 @@ def _manifests(layout: ManifestLayout) -> Any:
     return table
 
 
-def _leaves(layout: ManifestLayout, array: ArrayPlace) -> Any:
-    table = columns("from chunk", "to before", "refs", "manifest", "set", right=("refs",))
+def _leaves(layout: ManifestLayout, array: ArrayPlace) -> Iterator[object]:
     rule = "no rule matched" if array.rule is None else f"rule {array.rule} matched"
-    lines = [layout.snapshot_id, f"{array.path}: {rule}, so it belongs to set {array.wanted}"]
-    lines += [f"overflowed {overflow.set_name}: {overflow.why}" for overflow in array.overflows]
+    yield layout.snapshot_id
+    yield f"{array.path}: {rule}, so it belongs to set {array.wanted}"
+    yield from (f"overflowed {overflow.set_name}: {overflow.why}" for overflow in array.overflows)
     if array.pending_refs:
-        lines.append(f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet")
+        yield f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet"
+    table = columns("from chunk", "to before", "refs", "manifest", "set", right=("refs",))
     for leaf in array.leaves:
         ends = (str(list(end)) for end in (leaf.lo, leaf.hi))
         where = layout.manifests[leaf.manifest].set_name
         table.add_row(*ends, f"{leaf.refs:,}", str(leaf.manifest + 1), where)
-    return Group(*lines, table)
+    yield table
 
 
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
@@ -151,16 +162,61 @@ def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
     return table
 
 
-def _plot(file: str, layout: ManifestLayout, title: str) -> None:
-    from pathlib import Path
+def _plot(path: str, layout: ManifestLayout, title: str) -> None:
+    """Save a picture as PNG: a bar for each array, a box for each leaf, a color for each manifest.
 
-    try:
-        from zarr_manifests.cli.picture import draw
+    Of very many arrays, it shows those with the most refs. The title is followed by how many there
+    are.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
 
-        draw(Path(file), layout, title)
-    except ImportError as error:
-        raise InvalidArgumentError(
-            f"--plot needs {error.name}: install zarr-manifests[plot]"
-        ) from error
-    except OSError as error:
-        raise InvalidArgumentError(f"{file} cannot be written: {error.strerror}") from error
+    arrays = sorted(
+        sorted(layout.arrays, key=lambda array: -array.refs)[:_MOST_ROWS],
+        key=lambda array: array.path,
+    )
+    style: Any = {
+        "font.family": "DejaVu Sans",
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "ytick.color": _INK,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(9.6, 0.34 * len(arrays) + 1.3), dpi=130, layout="constrained")
+        axes = figure.subplots()
+        for row, array in enumerate(arrays):
+            _draw_bar(axes, row, array)
+        names = [array.path if len(array.path) < 40 else f"…{array.path[-38:]}" for array in arrays]
+        axes.set_yticks(range(len(arrays)), names, fontsize=9)
+        axes.set(xlim=(0, 1), ylim=(len(arrays) - 0.5, -0.5), xticks=[])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.axvline(0, color=_PALE, linewidth=1, zorder=0)
+        count = len(layout.manifests)
+        text = f"{title}: {count:,}" if count != 1 else f"{title}: one"
+        axes.set_title(text, loc="left", fontsize=12, fontweight="bold", color=_INK)
+        more = len(layout.arrays) - len(arrays)
+        rest = f"; {more:,} arrays with fewer refs are left out" if more else ""
+        axes.set_xlabel(f"leaves of each array; numbers and colors are manifests{rest}", fontsize=9)
+        figure.savefig(path, format="png", facecolor="white")
+
+
+def _draw_bar(axes: Axes, row: int, array: ArrayPlace) -> None:
+    total, left = array.refs, 0.0
+    run: list[list[int]] = []  # adjacent leaves in one manifest become one box
+    for leaf in sorted(array.leaves, key=lambda leaf: (leaf.lo, leaf.hi)):
+        if run and run[-1][0] == leaf.manifest:
+            run[-1][1] += leaf.refs
+        else:
+            run.append([leaf.manifest, leaf.refs])
+    for manifest, refs in run:
+        color, width = _COLORS[manifest % len(_COLORS)], refs / max(total, 1)
+        line = 0.8 if len(run) < 200 else 0
+        axes.barh(row, width, 0.72, left, color=color, edgecolor="white", linewidth=line)
+        if width > 0.03:
+            ink = _INK if color in _PALE_ONES else "white"
+            middle: Any = {"ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
+            axes.text(left + width / 2, row, str(manifest + 1), color=ink, **middle)
+        left += width
+    text = f"{total:,} ref{'s' if total != 1 else ''}"
+    axes.text(1.01, row, text, va="center", fontsize=8.5)

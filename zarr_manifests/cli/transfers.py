@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import zarr_manifests as zm
 from zarr_manifests.cli.arguments import (
-    Authorize,
     Branch,
     Containers,
     FromOptions,
-    Json,
     Message,
     Options,
+    Repo,
     ToOptions,
+    TrustingRepo,
     Url,
     Version,
     complete_branches,
-    containers_of,
-    open_at,
+    pairs,
     storage_options,
     verb,
 )
-from zarr_manifests.cli.console import console, progress, say, show
-from zarr_manifests.cli.edits import made
+from zarr_manifests.cli.console import Told, console, say
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.texts import count_text, plain_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.repository import Repository
     from zarr_manifests.storage import Storage
 
 __all__ = ["importing", "run_clone", "run_export", "run_serve"]
@@ -49,13 +46,14 @@ Branches = Annotated[
     ),
 ]
 MaxBytes = Annotated[
-    int | None,
+    int,
     typer.Option(
         "--max-bytes",
         help="Bytes of metadata, and of a chunk that is copied, that are accepted.",
         show_default="1 GiB",
     ),
 ]
+_GIB = 1024**3
 
 
 # --- out -------------------------------------------------------------------------------------
@@ -63,20 +61,17 @@ MaxBytes = Annotated[
 
 @verb
 def run_export(
-    url: Url,
+    repo: TrustingRepo,
     dest: str,
     version: Version = "main",
     *,
-    format: str = "zarr",  # noqa: A002 - the name of the option
+    format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
     no_copy: bool = False,
     tag: str | None = None,
     overwrite: bool = False,
-    authorize: Authorize = False,
-    as_json: Json = False,
-    option: Options = None,
     to_option: ToOptions = None,
-) -> None:
+) -> object:
     """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references.
 
     Parameters
@@ -84,7 +79,7 @@ def run_export(
     dest :
         Where to: an empty folder or bucket, or a file for zip and kerchunk.
     format : -f
-        zarr, zip, kerchunk or icechunk.
+        What to write.
     path : -p
         The group or array to export.
     no_copy :
@@ -94,26 +89,20 @@ def run_export(
     overwrite :
         Replace the Zarr store or the file that is there.
     """
-    how: Any = {"path": path, "overwrite": overwrite, "tag": tag}
+    how: Any = {"version": version, "path": path, "overwrite": overwrite, "tag": tag}
     options = storage_options(dest, to_option, "--to-option") or None
-    session = open_at(url, option, authorize).readonly_session(version)
-    given: Any = format
-    with progress("exporting"):
-        report = zm.export(session, dest, given, not no_copy, storage_options=options, **how)
-    show(report, as_json)
+    return zm.export(repo, dest, format, not no_copy, storage_options=options, **how)
 
 
 @verb
 def run_clone(
-    url: Url,
+    repo: Repo,
     dest: str,
     *,
-    history: str | None = None,
+    history: Literal["all", "head"] | None = None,
     branch: Branches = None,
-    as_json: Json = False,
-    option: Options = None,
     to_option: ToOptions = None,
-) -> None:
+) -> object:
     """Copy a repository to another place, or bring its clone there up to date.
 
     Parameters
@@ -124,15 +113,12 @@ def run_clone(
         all (the default), or only the head of each branch that is new there.
     """
     options = storage_options(dest, to_option, "--to-option")
-    repo, depth = open_at(url, option), _as_given(history)
-    with progress("cloning"):
-        report = zm.clone(repo, dest, depth, branch, storage_options=options)
-    show(report, as_json)
+    return zm.clone(repo, dest, history, branch, storage_options=options)
 
 
 @verb
 def run_serve(
-    url: Url,
+    repo: TrustingRepo,
     *,
     host: str = "127.0.0.1",
     port: Annotated[
@@ -148,8 +134,6 @@ def run_serve(
         ),
     ] = None,
     origin: list[str] | None = None,
-    authorize: Authorize = False,
-    option: Options = None,
 ) -> None:
     """Serve a repository over HTTP: pages to look at it, and any snapshot as plain Zarr.
 
@@ -165,13 +149,10 @@ def run_serve(
         from zarr_manifests.serving.application import serve
     except ImportError as error:
         raise InvalidArgumentError(str(error)) from error
-    repo = open_at(url, option, authorize)
 
     def started(at: str) -> None:
-        from zarr_manifests.repository import resolved
-
-        say(f"serving {plain_text(url)} at {at}/")
-        say(f"main as Zarr, as it is now: {at}/zarr/{resolved(repo, 'main')}")
+        say(f"serving {plain_text(repo.storage.url)} at {at}/")
+        say(f"main as Zarr, as it is now: {at}/zarr/{next(repo.ancestry(limit=1)).id}")
         say("press Ctrl-C to stop")
 
     serve(repo, host, port, token=token, origins=origin or (), started=started)
@@ -188,12 +169,12 @@ importing = typer.Typer(
 
 @importing.command(name="netcdf")
 @verb
-def _import_netcdf(
+def run_import_netcdf(
     url: Url,
     files: list[str],
     *,
     append_dim: str = "time",
-    open: str = "netcdf",  # noqa: A002 - the name of the option
+    open: Literal["netcdf", "hdf5", "grib", "zarr"] = "netcdf",  # noqa: A002 - the option
     virtual: bool = False,
     group: str | None = None,
     variable: list[str] | None = None,
@@ -202,9 +183,8 @@ def _import_netcdf(
     branch: Branch = "main",
     message: Message = None,
     container: Containers = None,
-    as_json: Json = False,
     option: Options = None,
-) -> None:
+) -> object:
     """Append netCDF, HDF5, GRIB or Zarr files along a dimension, each once, in one commit.
 
     Parameters
@@ -214,7 +194,7 @@ def _import_netcdf(
     append_dim :
         Join the files along this dimension.
     open :
-        What they are: netcdf, hdf5, grib or zarr.
+        What they are.
     virtual :
         Refer to their chunks instead of copying them.
     group :
@@ -230,14 +210,12 @@ def _import_netcdf(
     how |= {"branch": branch, "message": message, "append_dim": append_dim}
     how["on_error"] = "report" if skip else "fail"
     how["on_changed"] = "replace" if replace else "error"
-    with progress("looking at files"):
-        report = _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
-    show(report, as_json)
+    return _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
 
 
 @importing.command(name="zarr")
 @verb
-def _import_zarr(
+def run_import_zarr(
     url: Url,
     source: str,
     *,
@@ -245,11 +223,10 @@ def _import_zarr(
     copy: bool = False,
     branch: Branch = "main",
     message: Message = None,
-    max_bytes: MaxBytes = None,
-    as_json: Json = False,
+    max_bytes: MaxBytes = _GIB,
     option: Options = None,
     from_option: FromOptions = None,
-) -> None:
+) -> object:
     """Import a plain Zarr store in one commit: metadata, and references to its chunks.
 
     Parameters
@@ -261,24 +238,17 @@ def _import_zarr(
     copy :
         Copy the chunks instead.
     """
-    how: Any = {"message": message, "branch": branch, **_bound(max_bytes)}
+    how: Any = {"message": message, "branch": branch, "max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
     places = {} if copy else {name or "source": source}
-    with progress("importing"):
-        imported = _into(
-            url,
-            option,
-            None,
-            lambda repo: zm.virtual.import_zarr(repo, source, path, copy, **how),
-            places,
-        )
-    made(imported, as_json)
+    take_in = zm.virtual.import_zarr
+    return _into(url, option, None, lambda repo: take_in(repo, source, path, copy, **how), places)
 
 
 @importing.command(name="kerchunk")
 @verb
-def _import_kerchunk(
+def run_import_kerchunk(
     url: Url,
     references: str,
     *,
@@ -288,12 +258,11 @@ def _import_kerchunk(
     remote_protocol: str | None = None,
     branch: Branch = "main",
     message: Message = None,
-    max_bytes: MaxBytes = None,
+    max_bytes: MaxBytes = _GIB,
     container: Containers = None,
-    as_json: Json = False,
     option: Options = None,
     from_option: FromOptions = None,
-) -> None:
+) -> object:
     """Import kerchunk references in one commit: a JSON file, or a folder of parquet files.
 
     Parameters
@@ -311,32 +280,25 @@ def _import_kerchunk(
     """
     how: Any = {"message": message, "branch": branch, "append_dim": append_dim}
     how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
-    how |= _bound(max_bytes)
+    how |= {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(references, from_option, "--from-option") or None
-    with progress("importing references"):
-        imported = _into(
-            url,
-            option,
-            container,
-            lambda repo: zm.virtual.import_kerchunk(repo, references, path, **how),
-        )
-    made(imported, as_json)
+    take_in = zm.virtual.import_kerchunk
+    return _into(url, option, container, lambda repo: take_in(repo, references, path, **how))
 
 
 @importing.command(name="icechunk")
 @verb
-def _import_icechunk(
+def run_import_icechunk(
     url: Url,
     source: str,
     *,
-    history: str = "all",
+    history: Literal["all", "heads"] = "all",
     branch: Branches = None,
-    max_bytes: MaxBytes = None,
+    max_bytes: MaxBytes = _GIB,
     container: Containers = None,
-    as_json: Json = False,
     option: Options = None,
     from_option: FromOptions = None,
-) -> None:
+) -> object:
     """Import the snapshots, branches and tags of an icechunk repository; again for what is new.
 
     It needs the package of icechunk, which the extra `icechunk` brings.
@@ -348,32 +310,25 @@ def _import_icechunk(
     history :
         all snapshots, or those of heads and tags.
     """
-    how = _bound(max_bytes)
+    how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
 
-    def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
+    def take_in(repo: Repo) -> tuple[dict[str, str], dict[str, str]]:
         before = {*repo.list_branches().values()}
-        depth = _as_given(history)
-        ours = zm.virtual.import_icechunk(repo, source, depth, branch, **how)
+        ours = zm.virtual.import_icechunk(repo, source, history, branch, **how)
         heads = repo.list_branches().items()
         return ours, {name: head for name, head in heads if head not in before}
 
-    with progress("importing"):
-        ours, moved = _into(url, option, container, take_in)
-    show(
-        {"branches": moved, "snapshots": ours},
-        as_json,
-        None if as_json else fact_table(moved.items()),
-    )
-    if not as_json:
-        show(f"{count_text(len(ours), 'snapshot')} of the icechunk repository here", as_json)
+    ours, moved = _into(url, option, container, take_in)
+    there = f"{count_text(len(ours), 'snapshot')} of the icechunk repository here"
+    return Told({"branches": moved, "snapshots": ours}, [fact_table(moved.items()), there])
 
 
 def _into[Made](
     url: str,
     option: list[str] | None,
     containers: list[str] | None,
-    take_in: Callable[[Repository], Made],
+    take_in: Callable[[Repo], Made],
     also: Mapping[str, str] | None = None,
 ) -> Made:
     """Import into the repository; if there is none, the first commit makes it.
@@ -383,7 +338,7 @@ def _into[Made](
     from zarr_manifests.repositories import write_into
     from zarr_manifests.storage.url import storage_of
 
-    places = containers_of(containers)
+    places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
     try:
         found = write_into(storage, None, take_in, make=True, virtual_containers=places)
@@ -411,12 +366,3 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
     for name, url in new.items() if out.is_terminal else ():
         said = f"saved container {name} at {url}: `cat`, `serve` and others read there with"
         out.print(f"{said} --authorize", soft_wrap=True)
-
-
-def _bound(max_bytes: int | None) -> dict[str, Any]:
-    return {} if max_bytes is None else {"max_bytes": max_bytes}
-
-
-def _as_given(text: Any) -> Any:
-    """A word that the library checks against those it knows."""
-    return text
