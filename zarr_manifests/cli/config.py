@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from zarr_manifests.cli.arguments import Repo, pairs, verb
+from zarr_manifests.cli.arguments import Pairs, Repo, pairs, verb
 from zarr_manifests.cli.console import Told, say, write_error
 from zarr_manifests.cli.looking import value_text
 from zarr_manifests.error_cases import ConfigError
@@ -18,54 +18,67 @@ from zarr_manifests.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
 
-__all__ = ["app", "read_config"]
+__all__ = ["read_config", "run_config"]
 
-app = typer.Typer(
+run_config = typer.Typer(
     help="Show, change and check configurations; metadata of a repository.", no_args_is_help=True
 )
 
-File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", show_default=False)]
 
-
-@app.command(name="show")
+@run_config.command(name="show")
 @verb
 def show_config(repo: Repo) -> object:
     """Print the saved configuration as YAML."""
     return Told(repo.config.to_dict(), repo.config.to_yaml().splitlines())
 
 
-@app.command(name="set")
+@run_config.command(name="set")
 @verb
 def set_options(
     repo: Repo,
-    options: Annotated[
-        list[str],
-        typer.Argument(help="Such as commits.mode=rewrite; values are YAML.", show_default=False),
-    ],
+    options: list[str],
 ) -> None:
-    """Change options and save them, all or none."""
+    """Change options and save them, all or none.
+
+    Parameters
+    ----------
+    options :
+        Such as commits.mode=rewrite; values are YAML.
+    """
     given: dict[str, Any] = {}
     for one in options:
         _put(given, one)
     repo.save_config(given)
 
 
-@app.command()
+@run_config.command()
 @verb
-def apply(repo: Repo, file: File) -> None:
-    """Save the configuration in a file; options that the file leaves out get their defaults."""
+def apply(repo: Repo, file: str) -> None:
+    """Save the configuration in a file; options that the file leaves out get their defaults.
+
+    Parameters
+    ----------
+    file :
+        A YAML file; - for standard input.
+    """
     repo.save_config(read_config(file))
 
 
-@app.command()
+@run_config.command()
 @verb
-def validate(file: File) -> object:
-    """Check a file and print every fault with its place, one per line."""
+def validate(file: str) -> object:
+    """Check a file and print every fault with its place, one per line.
+
+    Parameters
+    ----------
+    file :
+        A YAML file; - for standard input.
+    """
     config = read_config(file)
     return Told(config.to_dict(), [f"{'standard input' if file == '-' else file}: good"])
 
 
-@app.command()
+@run_config.command()
 def schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
     from zarr_manifests.config import config_schema
@@ -73,18 +86,11 @@ def schema() -> None:
     say(json.dumps(config_schema(), indent=2))
 
 
-@app.command()
+@run_config.command()
 @verb
 def metadata(
     repo: Repo,
-    entries: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=VALUE]...",
-            help="Set these; values are JSON, or text.",
-            show_default=False,
-        ),
-    ] = None,
+    entries: Pairs = None,
     *,
     replace: bool = False,
 ) -> object:
@@ -92,6 +98,8 @@ def metadata(
 
     Parameters
     ----------
+    entries : [NAME=VALUE]...
+        Set these; values are JSON, or text.
     replace :
         Drop the names not given.
     """

@@ -16,14 +16,14 @@ import typer
 
 from zarr_manifests.cli.console import console, say, write_error
 
-__all__ = ["run"]
+__all__ = ["run_demo"]
 
 _DEFAULT = Path("zarr-manifests-demo")
 _APPENDS = 60
 _NEEDED = ("xarray", "scipy", "matplotlib")
 
 
-def run(
+def run_demo(
     directory: Annotated[
         Path,
         typer.Argument(help="A new directory, or that of an earlier demo, which is replaced."),

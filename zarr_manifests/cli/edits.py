@@ -7,25 +7,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any, Literal
 
 import zarr_manifests as zm
-from zarr_manifests.cli.arguments import (
-    Branch,
-    DryRun,
-    Message,
-    Options,
-    Repo,
-    Url,
-    Version,
-    complete_branches,
-    complete_versions,
-    open_at,
-    storage_options,
-    verb,
-)
+from zarr_manifests.cli.arguments import Pairs, Repo, open_at, storage_options, verb
 from zarr_manifests.cli.console import Told
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
@@ -45,59 +30,34 @@ __all__ = [
     "run_verify",
 ]
 
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        help="The one to make or delete.", show_default=False, autocompletion=complete_versions
-    ),
-]
-Where = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="VERSION",
-        help="Make it at this version: a branch, tag, id or short id, main~3, ...",
-        show_default="main",
-        autocompletion=complete_versions,
-    ),
-]
-Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
-Into = Annotated[
-    str,
-    typer.Option("--into", help="The branch that gets them.", autocompletion=complete_branches),
-]
-To = Annotated[
-    int | None,
-    typer.Option(
-        "--to",
-        metavar="NUMBER",
-        help="Set branches and tags back to this version of the root, as `log --ops` lists them; "
-        "the root may be sound.",
-        show_default=False,
-    ),
-]
-
 
 @verb
 def run_branch(
     repo: Repo,
-    name: Name = None,
-    version: Where = None,
+    name: str | None = None,
+    version: str | None = None,
     *,
     move: bool = False,
     expected: str | None = None,
     force: bool = False,
-    delete: Delete = False,
+    delete: bool = False,
 ) -> object:
     """List branches, or make, move or delete one; only --expected and --force drop commits.
 
     Parameters
     ----------
+    name :
+        The one to make or delete.
+    version : VERSION
+        Make it at this version: a branch, tag, id or short id, main~3, ...; main by default.
     move :
         Move a branch that is there to VERSION.
     expected : ID
         With --move: drop commits, if this snapshot is the head.
     force :
         With --move: drop commits, whatever there are.
+    delete : -d
+        Delete it.
     """
     if not move and (force or expected is not None):
         raise InvalidArgumentError("--expected and --force go with --move")
@@ -114,9 +74,19 @@ def run_branch(
 
 @verb
 def run_tag(
-    repo: Repo, name: Name = None, version: Where = None, *, delete: Delete = False
+    repo: Repo, name: str | None = None, version: str | None = None, *, delete: bool = False
 ) -> object:
-    """List tags, or make or delete one; a deleted name is never used again."""
+    """List tags, or make or delete one; a deleted name is never used again.
+
+    Parameters
+    ----------
+    name :
+        The one to make or delete.
+    version : VERSION
+        Make it at this version: a branch, tag, id or short id, main~3, ...; main by default.
+    delete : -d
+        Delete it.
+    """
     return _put_or_list(repo, "tag", name, version, delete)
 
 
@@ -139,7 +109,7 @@ def _put_or_list(
 
 @verb
 def run_revert(
-    repo: Repo, version: Version, *, branch: Branch = "main", message: Message = None
+    repo: Repo, version: str, *, branch: str = "main", message: str | None = None
 ) -> object:
     """Undo one commit of a branch in a new commit; the commits after it stay."""
     return repo.revert(version, branch, message)
@@ -148,10 +118,10 @@ def run_revert(
 @verb
 def run_cherry_pick(
     repo: Repo,
-    version: Version,
+    version: str,
     *,
-    branch: Branch = "main",
-    message: Message = None,
+    branch: str = "main",
+    message: str | None = None,
     drop_txn: bool = False,
 ) -> object:
     """Repeat a commit of another branch on this one.
@@ -167,13 +137,13 @@ def run_cherry_pick(
 @verb
 def run_merge(
     repo: Repo,
-    source: Version,
+    version: str,
     *,
-    into: Into = "main",
+    into: str = "main",
     policy: Literal["fail", "ours", "theirs"] = "fail",
-    message: Message = None,
+    message: str | None = None,
     no_ff: bool = False,
-    dry_run: DryRun = False,
+    dry_run: bool = False,
 ) -> object:
     """Bring the commits of another branch into this one, as one commit.
 
@@ -181,6 +151,8 @@ def run_merge(
 
     Parameters
     ----------
+    into :
+        The branch that gets them.
     policy :
         Who wins where both sides have changed a place: nobody, the branch (ours), or VERSION
         (theirs).
@@ -188,13 +160,13 @@ def run_merge(
         Make a commit also where the branch could be moved.
     """
     how: Any = {"policy": policy, "message": message, "dry_run": dry_run}
-    report = repo.merge(source, into, fast_forward=not no_ff, **how)
+    report = repo.merge(version, into, fast_forward=not no_ff, **how)
     return Told(report, wrong=bool(report.conflicts))
 
 
 @verb
 def run_mv(
-    repo: Repo, old: str, new: str, *, branch: Branch = "main", message: Message = None
+    repo: Repo, old: str, new: str, *, branch: str = "main", message: str | None = None
 ) -> object:
     """Move or rename a group or array with all below it, in one commit.
 
@@ -231,13 +203,13 @@ def run_verify(repo: Repo) -> object:
 def run_compact(
     repo: Repo,
     *,
-    branch: Branch = "main",
+    branch: str = "main",
     mode: Literal["minor", "major", "full"] | None = None,
     packs: bool = False,
     min_live: float | None = None,
     statistics: bool = False,
     array: list[str] | None = None,
-    dry_run: DryRun = False,
+    dry_run: bool = False,
 ) -> object:
     """Merge the deltas of a branch, as a commit that changes no data.
 
@@ -276,7 +248,7 @@ def run_clean(
     keep: str | None = None,
     no_collect: bool = False,
     grace: str = "24h",
-    dry_run: DryRun = False,
+    dry_run: bool = False,
 ) -> object:
     """Delete what nothing refers to, and say what is still held, by what; --keep expires first.
 
@@ -322,17 +294,20 @@ def _duration(text: str) -> timedelta:
 
 @verb
 def run_recover(
-    url: Url,
+    url: str,
     *,
-    to: To = None,
-    dry_run: DryRun = False,
+    to: int | None = None,
+    dry_run: bool = False,
     collections_ended: bool = False,
-    option: Options = None,
+    option: Pairs = None,
 ) -> object:
     """Make a new root of the newest archive if it is lost; or set branches and tags back.
 
     Parameters
     ----------
+    to : NUMBER
+        Set branches and tags back to this version of the root, as `log --ops` lists them; the root
+        may be sound.
     collections_ended :
         Say that no collection is running.
     """
@@ -345,7 +320,7 @@ def run_recover(
 
 
 @verb
-def run_check(url: Url, *, option: Options = None) -> object:
+def run_check(url: str, *, option: Pairs = None) -> object:
     """Try out what a place can be used for: it writes some objects there and deletes them."""
     report = zm.storage.check(url, storage_options=storage_options(url, option))
     return Told(report, wrong=report.usable_for == "nothing")

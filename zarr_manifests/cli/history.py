@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from zarr_manifests.cli.arguments import At, Repo, TrustingRepo, Version, complete_versions, verb
+from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
 from zarr_manifests.cli.console import Told, styled
 from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError
@@ -36,34 +36,14 @@ _MARKS: Final = {
 }
 _WORDS: Final = {"append": "appended", "overwrite": "overwritten", "unset": "removed"}
 
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="WHEN",
-        help="Only what came after: a time such as 2026-11-01, or a version.",
-        show_default=False,
-        autocompletion=complete_versions,
-    ),
-]
-Start = Annotated[
-    str,
-    typer.Argument(
-        help="The older version: a branch, tag, id or short id, main~3, main@{2026-11-01}.",
-        show_default=False,
-        autocompletion=complete_versions,
-    ),
-]
-End = Annotated[str, typer.Argument(help="The newer version.", autocompletion=complete_versions)]
-
 
 @verb
 def run_log(
     repo: Repo,
     path: str | None = None,
     *,
-    at: At = "main",
-    since: Since = None,
+    at: str = "main",
+    since: str | None = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="0 for all.")] = 20,
     oneline: bool = False,
     graph: bool = False,
@@ -75,6 +55,8 @@ def run_log(
     ----------
     path :
         Only commits that have changed this array, or something in this group.
+    since : WHEN
+        Only what came after: a time such as 2026-11-01, or a version.
     oneline :
         One line each: short id, refs and message.
     graph :
@@ -196,7 +178,7 @@ def _names(before: str, refs: Sequence[RefName]) -> Text:
 
 
 @verb
-def run_show(repo: Repo, version: Version = "main", *, coordinates: bool = False) -> object:
+def run_show(repo: Repo, version: str = "main", *, coordinates: bool = False) -> object:
     """Show one commit: its message and metadata, and the nodes and chunks it has changed.
 
     Parameters
@@ -225,8 +207,8 @@ def run_show(repo: Repo, version: Version = "main", *, coordinates: bool = False
 @verb
 def run_diff(
     repo: TrustingRepo,
-    start: Start,
-    end: End = "main",
+    start: str,
+    end: str = "main",
     *,
     log: bool = False,
     direct: bool = False,
@@ -238,6 +220,10 @@ def run_diff(
 
     Parameters
     ----------
+    start :
+        The older version: a branch, tag, id or short id, main~3, main@{2026-11-01}.
+    end :
+        The newer version.
     log :
         Commit by commit, oldest first.
     direct :

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from zarr_manifests.cli.arguments import At, Repo, verb
+from zarr_manifests.cli.arguments import Repo, verb
 from zarr_manifests.cli.config import read_config
 from zarr_manifests.cli.console import Told, styled
 from zarr_manifests.errors import InvalidArgumentError
@@ -34,7 +34,7 @@ def run_explain(
     repo: Repo,
     array: str | None = None,
     *,
-    at: At = "main",
+    at: str = "main",
     config: str | None = None,
     plot: str | None = None,
 ) -> object:

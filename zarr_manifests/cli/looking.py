@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from zarr_manifests.cli.arguments import At, Repo, TrustingRepo, Version, verb
+from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
 from zarr_manifests.cli.console import Told, console, styled
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.progress import counted
@@ -39,7 +39,7 @@ _REFS: Final = (("branch", "branches"), ("tag", "tags"))
 
 @verb
 def run_tree(
-    repo: Repo, version: Version = "main", *, chunks: bool = False, stats: bool = False
+    repo: Repo, version: str = "main", *, chunks: bool = False, stats: bool = False
 ) -> object:
     """Show groups and arrays: dimensions, type, chunk shape and units.
 
@@ -114,7 +114,7 @@ def run_cat(
     array: str,
     index: str | None = None,
     *,
-    at: At = "main",
+    at: str = "main",
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="Read at most so many values.")
     ] = 1000,
@@ -217,7 +217,7 @@ def _along(part: str, length: int, axis: int) -> range:
 
 @verb
 def run_du(
-    repo: Repo, version: Version = "main", *, array: str | None = None, estimate: bool = False
+    repo: Repo, version: str = "main", *, array: str | None = None, estimate: bool = False
 ) -> object:
     """Show how many chunks and bytes each array has, and how many more than one commit before.
 

@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import zarr_manifests as zm
-from zarr_manifests.cli.arguments import (
-    Branch,
-    Containers,
-    FromOptions,
-    Message,
-    Options,
-    Repo,
-    ToOptions,
-    TrustingRepo,
-    Url,
-    Version,
-    complete_branches,
-    pairs,
-    storage_options,
-    verb,
-)
+from zarr_manifests.cli.arguments import Pairs, Repo, TrustingRepo, pairs, storage_options, verb
 from zarr_manifests.cli.console import Told, console, say
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.rendering import fact_table
@@ -33,26 +18,8 @@ from zarr_manifests.texts import count_text, plain_text
 if TYPE_CHECKING:
     from zarr_manifests.storage import Storage
 
-__all__ = ["importing", "run_clone", "run_export", "run_serve"]
+__all__ = ["run_clone", "run_export", "run_import", "run_serve"]
 
-Branches = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--branch",
-        "-b",
-        help="Only these branches.",
-        show_default="all",
-        autocompletion=complete_branches,
-    ),
-]
-MaxBytes = Annotated[
-    int,
-    typer.Option(
-        "--max-bytes",
-        help="Bytes of metadata, and of a chunk that is copied, that are accepted.",
-        show_default="1 GiB",
-    ),
-]
 _GIB = 1024**3
 
 
@@ -63,14 +30,14 @@ _GIB = 1024**3
 def run_export(
     repo: TrustingRepo,
     dest: str,
-    version: Version = "main",
+    version: str = "main",
     *,
     format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
     no_copy: bool = False,
     tag: str | None = None,
     overwrite: bool = False,
-    to_option: ToOptions = None,
+    to_option: Pairs = None,
 ) -> object:
     """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references.
 
@@ -100,8 +67,8 @@ def run_clone(
     dest: str,
     *,
     history: Literal["all", "head"] | None = None,
-    branch: Branches = None,
-    to_option: ToOptions = None,
+    branch: list[str] | None = None,
+    to_option: Pairs = None,
 ) -> object:
     """Copy a repository to another place, or bring its clone there up to date.
 
@@ -111,6 +78,8 @@ def run_clone(
         Where to: an empty place, or a clone made before.
     history :
         all (the default), or only the head of each branch that is new there.
+    branch : -b
+        Only these branches; all by default.
     """
     options = storage_options(dest, to_option, "--to-option")
     return zm.clone(repo, dest, history, branch, storage_options=options)
@@ -160,17 +129,17 @@ def run_serve(
 
 # --- in --------------------------------------------------------------------------------------
 
-importing = typer.Typer(
+run_import = typer.Typer(
     name="import",
     help="Import files; or a Zarr store, kerchunk references or an icechunk repository in place.",
     no_args_is_help=True,
 )
 
 
-@importing.command(name="netcdf")
+@run_import.command(name="netcdf")
 @verb
 def run_import_netcdf(
-    url: Url,
+    url: str,
     files: list[str],
     *,
     append_dim: str = "time",
@@ -180,10 +149,10 @@ def run_import_netcdf(
     variable: list[str] | None = None,
     skip: bool = False,
     replace: bool = False,
-    branch: Branch = "main",
-    message: Message = None,
-    container: Containers = None,
-    option: Options = None,
+    branch: str = "main",
+    message: str | None = None,
+    container: Pairs = None,
+    option: Pairs = None,
 ) -> object:
     """Append netCDF, HDF5, GRIB or Zarr files along a dimension, each once, in one commit.
 
@@ -213,19 +182,19 @@ def run_import_netcdf(
     return _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
 
 
-@importing.command(name="zarr")
+@run_import.command(name="zarr")
 @verb
 def run_import_zarr(
-    url: Url,
+    url: str,
     source: str,
     *,
     path: str = "/",
     copy: bool = False,
-    branch: Branch = "main",
-    message: Message = None,
-    max_bytes: MaxBytes = _GIB,
-    option: Options = None,
-    from_option: FromOptions = None,
+    branch: str = "main",
+    message: str | None = None,
+    max_bytes: int = _GIB,
+    option: Pairs = None,
+    from_option: Pairs = None,
 ) -> object:
     """Import a plain Zarr store in one commit: metadata, and references to its chunks.
 
@@ -246,22 +215,22 @@ def run_import_zarr(
     return _into(url, option, None, lambda repo: take_in(repo, source, path, copy, **how), places)
 
 
-@importing.command(name="kerchunk")
+@run_import.command(name="kerchunk")
 @verb
 def run_import_kerchunk(
-    url: Url,
+    url: str,
     references: str,
     *,
     path: str = "/",
     replace: bool = False,
     append_dim: str | None = None,
     remote_protocol: str | None = None,
-    branch: Branch = "main",
-    message: Message = None,
-    max_bytes: MaxBytes = _GIB,
-    container: Containers = None,
-    option: Options = None,
-    from_option: FromOptions = None,
+    branch: str = "main",
+    message: str | None = None,
+    max_bytes: int = _GIB,
+    container: Pairs = None,
+    option: Pairs = None,
+    from_option: Pairs = None,
 ) -> object:
     """Import kerchunk references in one commit: a JSON file, or a folder of parquet files.
 
@@ -286,18 +255,18 @@ def run_import_kerchunk(
     return _into(url, option, container, lambda repo: take_in(repo, references, path, **how))
 
 
-@importing.command(name="icechunk")
+@run_import.command(name="icechunk")
 @verb
 def run_import_icechunk(
-    url: Url,
+    url: str,
     source: str,
     *,
     history: Literal["all", "heads"] = "all",
-    branch: Branches = None,
-    max_bytes: MaxBytes = _GIB,
-    container: Containers = None,
-    option: Options = None,
-    from_option: FromOptions = None,
+    branch: list[str] | None = None,
+    max_bytes: int = _GIB,
+    container: Pairs = None,
+    option: Pairs = None,
+    from_option: Pairs = None,
 ) -> object:
     """Import the snapshots, branches and tags of an icechunk repository; again for what is new.
 
@@ -309,6 +278,8 @@ def run_import_icechunk(
         What to import: a path or a URL.
     history :
         all snapshots, or those of heads and tags.
+    branch : -b
+        Only these branches; all by default.
     """
     how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
@@ -326,8 +297,8 @@ def run_import_icechunk(
 
 def _into[Made](
     url: str,
-    option: list[str] | None,
-    containers: list[str] | None,
+    option: Pairs,
+    containers: Pairs,
     take_in: Callable[[Repo], Made],
     also: Mapping[str, str] | None = None,
 ) -> Made:

@@ -7,7 +7,7 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "an-error-is-exit-code-0",
-        "cli/app.py",
+        "cli/__init__.py",
         "raise typer.Exit(2 if isinstance(error, InvalidArgumentError) else 1) from error",
         "raise typer.Exit(0) from error",
     ),
