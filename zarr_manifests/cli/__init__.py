@@ -41,7 +41,7 @@ _VERBS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "edits": ("verify", "compact", "clean", "recover", "check"),
         "config": ("config",),
     },
-    "Learn": {"demo": ("demo",)},
+    "Learn": {"transfers": ("demo",)},
 }
 """Names of verbs by the module they are in, as they are listed."""
 _HOMES: Final = {

@@ -32,15 +32,6 @@ __all__ = [
 ]
 
 _PIPED_WIDTH: Final = 200
-_VERBS: Final = {
-    "repo.list_branches()": "branch",
-    "repo.list_tags()": "tag",
-    "repo.ancestry()": "log",
-    "repo.ops_log()": "log --ops",
-    "zm.recover(repo, version)": "recover --to NUMBER",
-    "repo.txn_versions(branch)": "log",
-    "zm.recover": "recover",
-}
 _WORDS: Final = tuple(
     (re.compile(pattern), given)
     for pattern, given in (
@@ -70,10 +61,16 @@ _WORDS: Final = tuple(
         (r"\bwith copy=True\b", "without --no-copy"),
         (r"\bsymmetric=False\b", "--direct"),
         (r"\b(overwrite|force)=True\b", r"--\1"),
-        (r"\b(format|expected|history)='([\w-]*)'", r"--\1 \2"),
+        (r"\b(format|expected)='([\w-]*)'", r"--\1 \2"),
         (r"\bauthorize=\[[^\]]*\]", "--authorize"),
         (r"\bmax_bytes=", "--max-bytes"),
         (r"\b(tag|path)=(?=[\s,.;]|$)", r"--\1"),
+        (r"`repo\.list_branches\(\)`", "`zarr-manifests branch`"),
+        (r"`repo\.list_tags\(\)`", "`zarr-manifests tag`"),
+        (r"`repo\.(ancestry\(\)|txn_versions\(branch\))`", "`zarr-manifests log`"),
+        (r"`repo\.ops_log\(\)`", "`zarr-manifests log --ops`"),
+        (r"`zm\.recover\(repo, version\)`", "`zarr-manifests recover --to NUMBER`"),
+        (r"`zm\.recover`", "`zarr-manifests recover`"),
     )
 )
 
@@ -172,6 +169,4 @@ def on_command_line(text: str) -> str:
     """
     for pattern, given in _WORDS:
         text = pattern.sub(given, text)
-    for call, verb in _VERBS.items():
-        text = text.replace(f"`{call}`", f"`zarr-manifests {verb}`")
     return text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.cli.arguments import Repo, verb
@@ -120,12 +122,10 @@ def _leaves(layout: ManifestLayout, array: ArrayPlace) -> Iterator[object]:
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
     from zarr_manifests.keys import absolute, no_array
 
-    path = absolute(array.strip("/"))
-    for one in layout.arrays:
-        if one.path == path:
-            return one
-    arrays = (one.path for one in layout.arrays)
-    raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
+    arrays, path = {one.path: one for one in layout.arrays}, absolute(array.strip("/"))
+    if path not in arrays:
+        raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
+    return arrays[path]
 
 
 def _numbers(positions: tuple[int, ...]) -> str:
@@ -203,15 +203,14 @@ def _plot(path: str, layout: ManifestLayout, title: str) -> None:
 
 def _draw_bar(axes: Axes, row: int, array: ArrayPlace) -> None:
     total, left = array.refs, 0.0
-    run: list[list[int]] = []  # adjacent leaves in one manifest become one box
-    for leaf in sorted(array.leaves, key=lambda leaf: (leaf.lo, leaf.hi)):
-        if run and run[-1][0] == leaf.manifest:
-            run[-1][1] += leaf.refs
-        else:
-            run.append([leaf.manifest, leaf.refs])
-    for manifest, refs in run:
+    leaves = sorted(array.leaves, key=lambda leaf: (leaf.lo, leaf.hi))
+    # Adjacent leaves in one manifest become one box.
+    boxes = [
+        (to, sum(one.refs for one in run)) for to, run in groupby(leaves, attrgetter("manifest"))
+    ]
+    for manifest, refs in boxes:
         color, width = _COLORS[manifest % len(_COLORS)], refs / max(total, 1)
-        line = 0.8 if len(run) < 200 else 0
+        line = 0.8 if len(boxes) < 200 else 0
         axes.barh(row, width, 0.72, left, color=color, edgecolor="white", linewidth=line)
         if width > 0.03:
             ink = _INK if color in _PALE_ONES else "white"

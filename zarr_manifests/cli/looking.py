@@ -154,13 +154,14 @@ def run_cat(
     with readable(node.path):
         found = zarr.open_array(session.store, path=node.path, mode="r")
         use_bulk(found)  # which decompresses no chunk to more than the array has
-        values: Any = found[tuple(slice(*bounds) for bounds in map(_bounds, chosen))]
+        where = (slice(one.start, max(one.start, one.stop), one.step) for one in chosen)
+        values: Any = found[tuple(where)]
     (row,) = hierarchy({node.path: node})
     head = " ".join(filter(None, (f"/{node.path}", row.dimensions, row.type, row.units)))
     parts = (f"{one.start}:{one.stop}" + f":{one.step}" * (one.step != 1) for one in chosen)
     width = console().width
     text = np.array2string(np.asarray(values), threshold=sys.maxsize, max_line_width=width)
-    where = f"[{', '.join(parts)}]"
+    lines = [styled(head, "yellow"), styled(f"[{', '.join(parts)}]", "dim"), *text.split("\n")]
     record = {
         "path": f"/{node.path}",
         "snapshot_id": session.snapshot_id,
@@ -171,11 +172,7 @@ def run_cat(
         **{name: [getattr(one, name) for one in chosen] for name in ("start", "stop", "step")},
         "values": values,
     }
-    return Told(record, [styled(head, "yellow"), styled(where, "dim"), *text.split("\n")])
-
-
-def _bounds(chosen: range) -> tuple[int, int, int]:
-    return chosen.start, max(chosen.start, chosen.stop), chosen.step
+    return Told(record, lines)
 
 
 def _corner(shape: Sequence[int], limit: int) -> list[range]:

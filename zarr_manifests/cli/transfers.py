@@ -1,9 +1,14 @@
-"""`zarr-manifests export`, `clone`, `import` and `serve`: data comes in and goes out."""
+"""`zarr-manifests export`, `clone`, `import`, `serve` and `demo`: data comes in and goes out."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,14 +16,14 @@ import typer
 import zarr_manifests as zm
 from zarr_manifests.cli.arguments import Pairs, Repo, TrustingRepo, pairs, storage_options, verb
 from zarr_manifests.cli.console import Told, console, say
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.texts import count_text, plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.storage import Storage
 
-__all__ = ["run_clone", "run_export", "run_import", "run_serve"]
+__all__ = ["run_clone", "run_demo", "run_export", "run_import", "run_serve"]
 
 _GIB = 1024**3
 
@@ -328,12 +333,68 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
     repo = zm.open(storage)
     told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
     names, urls = ({one[key] for one in told} for key in ("name", "url"))
-    given = {name: VirtualContainer(url).url for name, url in places.items()}
-    new = {name: url for name, url in given.items() if name not in names and url not in urls}
+    given = [{"name": name, "url": VirtualContainer(url).url} for name, url in places.items()]
+    new = [one for one in given if one["name"] not in names and one["url"] not in urls]
     if new:
-        more = [{"name": name, "url": url} for name, url in new.items()]
-        repo.save_config({"virtual-containers": [*told, *more]})
+        repo.save_config({"virtual-containers": [*told, *new]})
     out = console(stderr=True)
-    for name, url in new.items() if out.is_terminal else ():
-        said = f"saved container {name} at {url}: `cat`, `serve` and others read there with"
-        out.print(f"{said} --authorize", soft_wrap=True)
+    for one in new if out.is_terminal else ():
+        said = f"saved container {one['name']} at {one['url']}: `cat`, `serve` and others read"
+        out.print(f"{said} there with --authorize", soft_wrap=True)
+
+
+# --- the demo --------------------------------------------------------------------------------
+
+
+@verb
+def run_demo(
+    directory: Path = Path("zarr-manifests-demo"),
+    *,
+    months: Annotated[
+        int, typer.Option("--months", min=1, max=60, help="Append only so many months.")
+    ] = 60,
+) -> None:
+    """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark.
+
+    Without Java or pyspark, the steps with Spark are left out, and the exit code is 1.
+
+    Parameters
+    ----------
+    directory :
+        A new directory, or that of an earlier demo, which is replaced.
+    """
+    missing = [name for name in ("xarray", "scipy", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise ManifestsError(
+            f"the demo needs {', '.join(missing)}, not installed here; get all it needs with: "
+            'pip install "zarr-manifests[demo]"'
+        )
+    from zarr_manifests.demo import FIRST_TAG, Demo
+
+    no_spark = Demo(directory, console(), months).run()
+    beside, python = Path(sys.executable).with_name("zarr-manifests"), _short(sys.executable)
+    command = f"{python} -m zarr_manifests"
+    if beside.is_file():
+        command = beside.name if shutil.which(beside.name) == str(beside) else _short(str(beside))
+    url = str(directory / "winds")
+    code = f"import xarray as xr; print(xr.open_dataset({url!r}, engine='zarr_manifests'))"
+    url = shlex.quote(url)
+    say(
+        f"""
+What to try next:
+  {command} serve {url}
+  {command} log {url} -n 5
+  {command} tree {url} --chunks
+  {command} tree {url} {FIRST_TAG}
+  {command} info {url}
+  {python} -c "{code}"
+serve prints an address: open it, choose the newest commit, then u: a map of the wind."""
+    )
+    if no_spark is not None:
+        raise ManifestsError(str(no_spark)) from no_spark
+
+
+def _short(path: str) -> str:
+    """The path, relative if it is below the working directory, quoted for a shell."""
+    here, full = Path.cwd(), Path(path)
+    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
