@@ -32,7 +32,7 @@ _VERBS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Look": {
         "history": ("log", "show", "diff"),
         "looking": ("tree", "cat", "info", "du"),
-        "layout": ("explain",),
+        "config": ("explain",),
         "transfers": ("serve",),
     },
     "Change": {"edits": ("branch", "tag", "merge", "revert", "cherry-pick", "mv")},

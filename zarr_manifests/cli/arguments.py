@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from inspect import Parameter
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import typer
 
@@ -69,7 +69,7 @@ def verb(function: Callable[..., object]) -> Callable[..., None]:
 
     What the help says of a parameter stands in the section Parameters of the docstring, or above,
     if several verbs have it. In the place of a type stand a short name such as `-n`, and what the
-    help calls the value, such as `WHEN`.
+    help calls the value, such as `WHEN`. Limits are an annotation, such as `{"min": 0}`.
     """
     said, _, parameters = inspect.cleandoc(function.__doc__ or "").partition("\n\nParameters\n")
     texts = {found[1]: found for found in _TOLD.finditer(f"{_SHARED}\n{parameters}")}
@@ -108,20 +108,21 @@ def verb(function: Callable[..., object]) -> Callable[..., None]:
 
 
 def _described(one: Parameter, texts: dict[str, re.Match[str]]) -> Parameter:
-    """The parameter with what Typer wants to know of it."""
-    if get_origin(one.annotation) is Annotated:
-        return one
+    """The parameter with what Typer wants to know of it; what more it knows comes as a mapping."""
+    annotated = get_origin(one.annotation) is Annotated
+    kind, more = get_args(one.annotation) if annotated else (one.annotation, {})
     words = texts[one.name][2].split()
     told: Any = {
         "help": " ".join(texts[one.name][3].split()),
         "metavar": next((word for word in words if not word.startswith("-")), None),
         "show_default": one.default not in (None, False),
         "autocompletion": _COMPLETED.get(one.name),
+        **more,
     }
     if one.kind is not one.KEYWORD_ONLY:
-        return one.replace(annotation=Annotated[one.annotation, typer.Argument(**told)])
+        return one.replace(annotation=Annotated[kind, typer.Argument(**told)])
     names = [f"--{one.name.replace('_', '-')}", *(word for word in words if word[0] == "-")]
-    return one.replace(annotation=Annotated[one.annotation, typer.Option(*names, **told)])
+    return one.replace(annotation=Annotated[kind, typer.Option(*names, **told)])
 
 
 # --- completion ------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
 from rich.text import Text
 
 from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
@@ -44,7 +43,7 @@ def run_log(
     *,
     at: str = "main",
     since: str | None = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="0 for all.")] = 20,
+    limit: Annotated[int, {"min": 0}] = 20,
     oneline: bool = False,
     graph: bool = False,
     ops: bool = False,
@@ -57,6 +56,8 @@ def run_log(
         Only commits that have changed this array, or something in this group.
     since : WHEN
         Only what came after: a time such as 2026-11-01, or a version.
+    limit : -n
+        0 for all.
     oneline :
         One line each: short id, refs and message.
     graph :

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
 from zarr_manifests.cli.console import Told, console, styled
 from zarr_manifests.errors import InvalidArgumentError
@@ -115,9 +113,7 @@ def run_cat(
     index: str | None = None,
     *,
     at: str = "main",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Read at most so many values.")
-    ] = 1000,
+    limit: Annotated[int, {"min": 1}] = 1000,
 ) -> object:
     """Print values of an array: those of its first corner, or those at an index.
 
@@ -127,6 +123,8 @@ def run_cat(
         The path of the array.
     index : INDEX
         As in NumPy, such as 0,:4,-1 or 10:20:2; write -- before -1. By default the first corner.
+    limit : -n
+        Read at most so many values.
     """
     import numpy as np
     import zarr

@@ -95,18 +95,8 @@ def run_serve(
     repo: TrustingRepo,
     *,
     host: str = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Listen on this port; 0: a free one.")
-    ] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="ZARR_MANIFESTS_TOKEN",
-            help="What readers must give, as password or bearer token.",
-            show_default=False,
-        ),
-    ] = None,
+    port: Annotated[int, {"min": 0, "max": 65535}] = 8000,
+    token: Annotated[str | None, {"envvar": "ZARR_MANIFESTS_TOKEN"}] = None,
     origin: list[str] | None = None,
 ) -> None:
     """Serve a repository over HTTP: pages to look at it, and any snapshot as plain Zarr.
@@ -115,6 +105,10 @@ def run_serve(
     ----------
     host :
         Listen here; only this machine can reach 127.0.0.1.
+    port :
+        Listen on this port; 0: a free one.
+    token :
+        What readers must give, as password or bearer token.
     origin :
         Let web pages of this origin read, such as https://viewer.example, or * for all; may be
         given several times.
@@ -350,9 +344,7 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
 def run_demo(
     directory: Path = Path("zarr-manifests-demo"),
     *,
-    months: Annotated[
-        int, typer.Option("--months", min=1, max=60, help="Append only so many months.")
-    ] = 60,
+    months: Annotated[int, {"min": 1, "max": 60}] = 60,
 ) -> None:
     """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark.
 
@@ -362,6 +354,8 @@ def run_demo(
     ----------
     directory :
         A new directory, or that of an earlier demo, which is replaced.
+    months :
+        Append only so many months.
     """
     missing = [name for name in ("xarray", "scipy", "matplotlib") if find_spec(name) is None]
     if missing:
