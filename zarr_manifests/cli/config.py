@@ -13,8 +13,7 @@ import typer
 from zarr_manifests.cli.arguments import Pairs, Repo, pairs, verb
 from zarr_manifests.cli.console import Told, say, styled, write_error
 from zarr_manifests.cli.looking import value_text
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text
 

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
 from zarr_manifests.cli.console import Told, styled
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table
 from zarr_manifests.report import plain

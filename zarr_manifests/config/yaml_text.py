@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ConfigError
 from zarr_manifests.texts import plain_text, shown, spelled
 
 MAX_TEXT_BYTES: Final = 1 << 20
