@@ -22,7 +22,7 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.reports import CleanReport
-from zarr_manifests.times import milliseconds
+from zarr_manifests.versions import milliseconds
 
 __all__ = ["clean"]
 

@@ -36,7 +36,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, Mani
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 __all__ = ["BulkDecoder", "Chunks", "decompressed", "gather", "lying", "place", "readable"]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 __all__ = [
     "AlreadyExistsError",

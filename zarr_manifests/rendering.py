@@ -16,8 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zarr_manifests.plain import plain_text
-from zarr_manifests.texts import bytes_text, time_text
+from zarr_manifests.texts import bytes_text, plain_text, time_text
 
 __all__ = ["PlainConsole", "columns", "fact_table", "html", "more", "report", "says", "shown"]
 

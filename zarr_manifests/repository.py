@@ -40,7 +40,6 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.metrics import Metrics
-from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.reports import (
@@ -66,8 +65,8 @@ from zarr_manifests.reports import (
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.times import milliseconds
-from zarr_manifests.versions import RefName, refs_by_snapshot
+from zarr_manifests.texts import plain_text
+from zarr_manifests.versions import RefName, milliseconds, refs_by_snapshot
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:

@@ -34,7 +34,6 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
@@ -47,6 +46,7 @@ from zarr_manifests.reports import (
 )
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
+from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits

@@ -44,8 +44,8 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
+from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
 
 if TYPE_CHECKING:

@@ -1,8 +1,14 @@
-"""Counts, bytes, times, sums and values as messages, the command line and pages show them."""
+"""Counts, bytes, times, sums and values as messages, the command line and pages show them.
+
+Names, messages, URLs and metadata may hold control characters. The package escapes them with
+`plain_text` wherever it shows them: in errors, `str` and `repr`, on the command line and in
+notebooks. The values themselves are never changed.
+"""
 
 from __future__ import annotations
 
 import reprlib
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -16,6 +22,7 @@ __all__ = [
     "hyphened",
     "known_as",
     "near_names",
+    "plain_text",
     "shown",
     "spelled",
     "time_text",
@@ -26,6 +33,38 @@ __all__ = [
 _CANDIDATES: Final = 100
 _COMPARED: Final = 25_000
 """Characters of a name times those of all names that it is compared with: at most some 3 ms."""
+
+
+def plain_text(value: object, *, lines: bool = False) -> str:
+    r"""The value as text with control characters escaped, such as `\x1b`.
+
+    Characters that change the direction of text and invisible characters are escaped, too.
+
+    Parameters
+    ----------
+    value : object
+        Converted with `str`.
+    lines : bool
+        Keep newlines.
+
+    Examples
+    --------
+    >>> from zarr_manifests.texts import plain_text
+    >>> print(plain_text("air\x1b[2J\nerror: none"))
+    air\x1b[2J\nerror: none
+    """
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if _harmless(c) or (lines and c == "\n") else _written_out(c) for c in text)
+
+
+def _harmless(char: str) -> bool:
+    return char.isprintable() or unicodedata.category(char) == "Zs"  # any kind of space
+
+
+def _written_out(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -2,7 +2,8 @@
 
 `refs/heads/x` is a branch, and `refs/tags/x` a tag, whatever else is called x.
 
-And the other way round: the branches, tags and short ids by which a snapshot is shown.
+And the other way round: the branches, tags and short ids by which a snapshot is shown. And the
+times and ages by which callers choose among versions, checked.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, Literal
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.times import moment_ms
 
 __all__ = [
     "HEAD",
@@ -24,6 +25,8 @@ __all__ = [
     "RefName",
     "VersionName",
     "is_short_id",
+    "milliseconds",
+    "moment_ms",
     "named_by",
     "refs_by_snapshot",
     "short_ids",
@@ -42,6 +45,7 @@ _TEXT: Final = re.compile(
 _SHORT: Final = re.compile(r"(?:[0-9]{12}-)?[0-9a-f]{6,24}", re.ASCII)
 _RANDOM_AT: Final = 13
 _LEAST: Final = 6
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +208,56 @@ def short_ids(snapshot_ids: Iterable[str]) -> dict[str, str]:
 def _random_of(snapshot_id: str) -> str:
     """The random part of an id, without what is fixed before and after it."""
     return snapshot_id.split("-")[1]
+
+
+# --- times and ages --------------------------------------------------------------------------
+
+
+def milliseconds(duration: object, name: str) -> int:
+    """Whole milliseconds of a duration, which must be a timedelta of 0 or more.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> from zarr_manifests.versions import milliseconds
+    >>> milliseconds(timedelta(seconds=2), "grace")
+    2000
+    """
+    if isinstance(duration, timedelta) and duration >= timedelta(0):
+        return duration // timedelta(milliseconds=1)
+    raise InvalidArgumentError(f"{name} is a timedelta of 0 or more, not {duration!r}")
+
+
+def moment_ms(moment: object, name: str) -> int:
+    """Whole milliseconds from 1970 to a datetime or ISO 8601 text; without a time zone in UTC.
+
+    A date alone is its first moment.
+
+    Examples
+    --------
+    >>> from datetime import datetime
+    >>> from zarr_manifests.versions import moment_ms
+    >>> moment_ms(datetime(1970, 1, 2), "since"), moment_ms("1970-01-02", "since")
+    (86400000, 86400000)
+    """
+    if isinstance(moment, str):
+        moment = _moment(moment, name)
+    if not isinstance(moment, datetime):
+        raise InvalidArgumentError(
+            f"{name} must be a datetime or ISO 8601 text, not {moment!r:.80}"
+        )
+    try:
+        zoned = moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)
+        return (zoned - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError) as error:  # pandas' not-a-time is a datetime, too
+        raise InvalidArgumentError(f"{name} must be a time, not {moment!r}") from error
+
+
+def _moment(text: str, name: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{name} must be a datetime or ISO 8601 text such as 2026-11-01 or "
+            f"2026-11-01T12:00Z, not {text[:80]!r}"
+        ) from error

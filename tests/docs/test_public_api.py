@@ -14,7 +14,7 @@ from typer.main import get_group
 import zarr_manifests
 from storages import WrappedStorage
 from zarr_manifests import Repository, Session
-from zarr_manifests.cli.app import app
+from zarr_manifests.cli import app
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.protocol import ReadsInto

@@ -1,75 +1,99 @@
-"""`zarr-manifests config`: configurations and their JSON Schema; metadata of a repository."""
+"""`zarr-manifests config` and `explain`: configurations, and which manifests they make, and why."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from itertools import groupby
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import typer
 
-from zarr_manifests.cli.arguments import Json, Options, Url, open_at
-from zarr_manifests.cli.console import say, show, write_error
+from zarr_manifests.cli.arguments import Pairs, Repo, pairs, verb
+from zarr_manifests.cli.console import Told, say, styled, write_error
 from zarr_manifests.cli.looking import value_text
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
-from zarr_manifests.plain import plain_text
+from zarr_manifests.rendering import columns
+from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from zarr_manifests.config import Config
+    from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
 
-__all__ = ["app", "read_config"]
+__all__ = ["run_config", "run_explain"]
 
-app = typer.Typer(
+_INK: Final = "#22303c"
+_PALE: Final = "#dde2e7"
+_COLORS: Final = (
+    "#d1495b", "#1f77a4", "#8fc1d9", "#2f9c7f", "#a5d6c4", "#b58b2b", "#e2cb8e", "#6d6aa8",
+    "#bdbbdd",
+)  # fmt: skip
+_PALE_ONES: Final = frozenset(_COLORS[2::2])
+_MOST_ROWS: Final = 48
+
+run_config = typer.Typer(
     help="Show, change and check configurations; metadata of a repository.", no_args_is_help=True
 )
 
-File = Annotated[str, typer.Argument(help="A YAML file; - for standard input.", show_default=False)]
 
-
-@app.command(name="show")
-def show_config(url: Url, as_json: Json = False, option: Options = None) -> None:
+@run_config.command(name="show")
+@verb
+def show_config(repo: Repo) -> object:
     """Print the saved configuration as YAML."""
-    config = open_at(url, option).config
-    if as_json:
-        show(config.to_dict(), as_json)
-    else:
-        say(config.to_yaml(), nl=False)
+    return Told(repo.config.to_dict(), repo.config.to_yaml().splitlines())
 
 
-@app.command(name="set")
+@run_config.command(name="set")
+@verb
 def set_options(
-    url: Url,
-    options: Annotated[
-        list[str],
-        typer.Argument(help="Such as commits.mode=rewrite; values are YAML.", show_default=False),
-    ],
-    option: Options = None,
+    repo: Repo,
+    options: list[str],
 ) -> None:
-    """Change options and save them, all or none."""
+    """Change options and save them, all or none.
+
+    Parameters
+    ----------
+    options :
+        Such as commits.mode=rewrite; values are YAML.
+    """
     given: dict[str, Any] = {}
     for one in options:
         _put(given, one)
-    open_at(url, option).save_config(given)
+    repo.save_config(given)
 
 
-@app.command()
-def apply(url: Url, file: File, option: Options = None) -> None:
-    """Save the configuration in a file; options that the file leaves out get their defaults."""
-    open_at(url, option).save_config(read_config(file))
+@run_config.command()
+@verb
+def apply(repo: Repo, file: typer.FileBinaryRead) -> None:
+    """Save the configuration in a file; options that the file leaves out get their defaults.
+
+    Parameters
+    ----------
+    file :
+        A YAML file; - for standard input.
+    """
+    repo.save_config(_read_config(file))
 
 
-@app.command()
-def validate(file: File, as_json: Json = False) -> None:
-    """Check a file and print every fault with its place, one per line."""
-    config = read_config(file)
-    if as_json:
-        show(config.to_dict(), as_json)
-    else:
-        say(f"{'standard input' if file == '-' else plain_text(file)}: good")
+@run_config.command()
+@verb
+def validate(file: typer.FileBinaryRead) -> object:
+    """Check a file and print every fault with its place, one per line.
+
+    Parameters
+    ----------
+    file :
+        A YAML file; - for standard input.
+    """
+    config = _read_config(file)
+    name = getattr(file, "name", "<stdin>")
+    return Told(config.to_dict(), [f"{name}: good"])
 
 
-@app.command()
+@run_config.command()
 def schema() -> None:
     """Print the JSON Schema of configurations, for editors."""
     from zarr_manifests.config import config_schema
@@ -77,51 +101,41 @@ def schema() -> None:
     say(json.dumps(config_schema(), indent=2))
 
 
-@app.command()
+@run_config.command()
+@verb
 def metadata(
-    url: Url,
-    entries: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=VALUE]...",
-            help="Set these; values are JSON, or text.",
-            show_default=False,
-        ),
-    ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Drop the names not given.")] = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
-    """Show the metadata of the repository as a whole, or set some names of it."""
-    given = _parsed(entries or [])
-    repo = open_at(url, option)
+    repo: Repo,
+    entries: Pairs = None,
+    *,
+    replace: bool = False,
+) -> object:
+    """Show the metadata of the repository as a whole, or set some names of it.
+
+    Parameters
+    ----------
+    entries : [NAME=VALUE]...
+        Set these; values are JSON, or text.
+    replace :
+        Drop the names not given.
+    """
+    given = {name: _value(text) for name, text in pairs(entries, "metadata").items()}
     if replace:
         repo.metadata(given, replace=True)
     elif given:
         repo.metadata(given)
-    if as_json:
-        show(repo.metadata(), as_json)
-    elif not given:
-        for name, value in repo.metadata().items():
-            say(plain_text(f"{name}: {value_text(value)}"))
+    found = repo.metadata()
+    shown = {} if given or replace else found
+    return Told(found, [f"{name}: {value_text(value)}" for name, value in shown.items()])
 
 
-def read_config(file: str) -> Config:
+def _read_config(file: IO[bytes]) -> Config:
     """Read the configuration in the file; faults are printed one per line, and end the program."""
     from zarr_manifests.config import Config
     from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES
 
     try:
         # One byte more than allowed, so that the rest of a huge file is never read.
-        if file == "-":
-            text = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
-        else:
-            with Path(file).open("rb") as stream:
-                text = stream.read(MAX_TEXT_BYTES + 1)
-    except OSError as error:
-        raise InvalidArgumentError(f"{file} cannot be read: {error.strerror}") from error
-    try:
-        return Config.from_yaml(text)
+        return Config.from_yaml(file.read(MAX_TEXT_BYTES + 1))
     except ConfigError as error:
         for problem in error.problems:
             write_error(problem)
@@ -146,18 +160,201 @@ def _put(given: dict[str, Any], option: str) -> None:
     inside[name] = load_yaml(text)[0]
 
 
-def _parsed(entries: list[str]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for entry in entries:
-        name, equals, text = entry.partition("=")
-        if not equals or not name or name in given:
-            raise InvalidArgumentError(f"{entry!r}: expected NAME=VALUE, and each name once")
-        given[name] = _value(text)
-    return given
-
-
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+# --- manifests -------------------------------------------------------------------------------
+
+
+@verb
+def run_explain(
+    repo: Repo,
+    array: str | None = None,
+    *,
+    at: str = "main",
+    config: typer.FileBinaryRead | None = None,
+    plot: str | None = None,
+) -> object:
+    """Show each array's matching rule, its set and manifests, and why it overflowed.
+
+    Parameters
+    ----------
+    array :
+        Show the leaves of this array.
+    config : -c FILE
+        What a full compaction with this configuration would give; a YAML file, - for standard
+        input. Nothing is written.
+    plot :
+        Draw it into this PNG file (needs matplotlib).
+    """
+    if config is not None and array is not None:
+        raise InvalidArgumentError("give an ARRAY or --config, not both")
+    given = None if config is None else _read_config(config)
+    now = repo.explain_manifests(at, costs=given is not None)
+    then = now if given is None else repo.explain_manifests(at, config=given)
+    if plot is not None:
+        try:
+            _plot(plot, then, "Manifests" if given is None else "Manifests as planned")
+        except ImportError as error:
+            raise InvalidArgumentError(
+                f"--plot needs {error.name}: install zarr-manifests[plot]"
+            ) from error
+        except OSError as error:
+            raise InvalidArgumentError(f"{plot} cannot be written: {error.strerror}") from error
+    if array is not None:
+        chosen = _named(now, array)
+        return Told(chosen, _leaves(now, chosen))
+    text = [styled(then.snapshot_id, "yellow"), _arrays(then), "", _manifests(then)]
+    if given is None:
+        return Told(now, text)
+    sums = f"now:    {_sum(now)}", f"then:   {_sum(then)}", ""
+    return Told({"now": now, "then": then}, [*text, *sums, _costs(now, then)])
+
+
+def _arrays(layout: ManifestLayout) -> Any:
+    numbers = ("rule", "leaves", "refs", "pending")
+    table = columns("array", "rule", "set", "manifests", *numbers[1:], "overflowed",
+                    right=numbers, whole=("array",))  # fmt: skip
+    for array in layout.arrays:
+        sets = dict.fromkeys(layout.manifests[i].set_name for i in array.manifests)
+        table.add_row(
+            array.path,
+            "" if array.rule is None else str(array.rule),
+            ", ".join(sets) or array.wanted,
+            _numbers(array.manifests),
+            f"{len(array.leaves):,}",
+            f"{array.refs:,}",
+            f"{array.pending_refs:,}" if array.pending_refs else "",
+            "; ".join(f"{of.set_name}: {of.why}" for of in array.overflows),
+        )
+    return table
+
+
+def _manifests(layout: ManifestLayout) -> Any:
+    numbers = ("arrays", "refs", "bytes")
+    table = columns("manifest", "set", *numbers, "key", right=numbers)
+    for i, one in enumerate(layout.manifests, 1):
+        size = bytes_text(one.nbytes)
+        table.add_row(str(i), one.set_name, f"{one.arrays:,}", f"{one.refs:,}", size, one.key or "")
+    return table
+
+
+def _leaves(layout: ManifestLayout, array: ArrayPlace) -> Iterator[object]:
+    rule = "no rule matched" if array.rule is None else f"rule {array.rule} matched"
+    yield layout.snapshot_id
+    yield f"{array.path}: {rule}, so it belongs to set {array.wanted}"
+    yield from (f"overflowed {overflow.set_name}: {overflow.why}" for overflow in array.overflows)
+    if array.pending_refs:
+        yield f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet"
+    table = columns("from chunk", "to before", "refs", "manifest", "set", right=("refs",))
+    for leaf in array.leaves:
+        ends = (str(list(end)) for end in (leaf.lo, leaf.hi))
+        where = layout.manifests[leaf.manifest].set_name
+        table.add_row(*ends, f"{leaf.refs:,}", str(leaf.manifest + 1), where)
+    yield table
+
+
+def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
+    from zarr_manifests.keys import absolute, no_array
+
+    arrays, path = {one.path: one for one in layout.arrays}, absolute(array.strip("/"))
+    if path not in arrays:
+        raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
+    return arrays[path]
+
+
+def _numbers(positions: tuple[int, ...]) -> str:
+    """`1, 3-5`: counted from 1, as in the table of manifests."""
+    parts: list[list[int]] = []
+    for at in positions:
+        if parts and parts[-1][-1] == at:
+            parts[-1][-1] = at + 1
+        else:
+            parts.append([at + 1, at + 1])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _sum(layout: ManifestLayout) -> str:
+    refs = sum(manifest.refs for manifest in layout.manifests)
+    size = sum(manifest.nbytes for manifest in layout.manifests)
+    pending = sum(array.pending_refs for array in layout.arrays)
+    text = f"{count_text(len(layout.manifests), 'manifest')}, {count_text(refs, 'ref')}, "
+    text += bytes_text(size)
+    return text + (f", and {count_text(pending, 'ref')} pending" if pending else "")
+
+
+def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
+    def said(cost: ReadCost) -> str:
+        return f"{count_text(cost.requests, 'request')}, {bytes_text(cost.nbytes)}"
+
+    table = columns("to read for", "now", "then", right=("now", "then"))
+    for name, what in (
+        ("opening", "opening"),
+        ("coordinates", "then all coordinates"),
+        ("last_step", "then one more step"),
+    ):
+        table.add_row(what, said(getattr(now.costs, name)), said(getattr(then.costs, name)))
+    return table
+
+
+def _plot(path: str, layout: ManifestLayout, title: str) -> None:
+    """Save a picture as PNG: a bar for each array, a box for each leaf, a color for each manifest.
+
+    Of very many arrays, it shows those with the most refs. The title is followed by how many there
+    are.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    arrays = sorted(
+        sorted(layout.arrays, key=lambda array: -array.refs)[:_MOST_ROWS],
+        key=lambda array: array.path,
+    )
+    style: Any = {
+        "font.family": "DejaVu Sans",
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "ytick.color": _INK,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(9.6, 0.34 * len(arrays) + 1.3), dpi=130, layout="constrained")
+        axes = figure.subplots()
+        for row, array in enumerate(arrays):
+            _draw_bar(axes, row, array)
+        names = [array.path if len(array.path) < 40 else f"…{array.path[-38:]}" for array in arrays]
+        axes.set_yticks(range(len(arrays)), names, fontsize=9)
+        axes.set(xlim=(0, 1), ylim=(len(arrays) - 0.5, -0.5), xticks=[])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.axvline(0, color=_PALE, linewidth=1, zorder=0)
+        count = len(layout.manifests)
+        text = f"{title}: {count:,}" if count != 1 else f"{title}: one"
+        axes.set_title(text, loc="left", fontsize=12, fontweight="bold", color=_INK)
+        more = len(layout.arrays) - len(arrays)
+        rest = f"; {more:,} arrays with fewer refs are left out" if more else ""
+        axes.set_xlabel(f"leaves of each array; numbers and colors are manifests{rest}", fontsize=9)
+        figure.savefig(path, format="png", facecolor="white")
+
+
+def _draw_bar(axes: Axes, row: int, array: ArrayPlace) -> None:
+    total, left = array.refs, 0.0
+    leaves = sorted(array.leaves, key=lambda leaf: (leaf.lo, leaf.hi))
+    # Adjacent leaves in one manifest become one box.
+    boxes = [
+        (to, sum(one.refs for one in run)) for to, run in groupby(leaves, attrgetter("manifest"))
+    ]
+    for manifest, refs in boxes:
+        color, width = _COLORS[manifest % len(_COLORS)], refs / max(total, 1)
+        line = 0.8 if len(boxes) < 200 else 0
+        axes.barh(row, width, 0.72, left, color=color, edgecolor="white", linewidth=line)
+        if width > 0.03:
+            ink = _INK if color in _PALE_ONES else "white"
+            middle: Any = {"ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
+            axes.text(left + width / 2, row, str(manifest + 1), color=ink, **middle)
+        left += width
+    text = f"{total:,} ref{'s' if total != 1 else ''}"
+    axes.text(1.01, row, text, va="center", fontsize=8.5)

@@ -1,23 +1,78 @@
-"""What the verbs share to print: results as text or JSON, progress, errors."""
+"""What the verbs share to print: results as text or JSON, progress, errors.
+
+The library's errors say what to do in Python: `pass copy=False`, `repo.ancestry() lists them`. On
+the command line the same is an option or a verb.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
-from contextlib import AbstractContextManager
-from typing import NoReturn
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
 import typer
+from rich.text import Text
 
-from zarr_manifests.cli.words import on_command_line
 from zarr_manifests.errors import ConflictError
-from zarr_manifests.plain import plain_text
-from zarr_manifests.progress import bars
-from zarr_manifests.rendering import PlainConsole, says
-from zarr_manifests.report import Report, json_line
+from zarr_manifests.rendering import PlainConsole
+from zarr_manifests.report import json_line
+from zarr_manifests.texts import plain_text
 
-__all__ = ["ReaderGoneError", "console", "progress", "say", "show", "write_error"]
+__all__ = [
+    "ReaderGoneError",
+    "Told",
+    "console",
+    "on_command_line",
+    "say",
+    "show",
+    "styled",
+    "write_error",
+]
 
-_PIPED_WIDTH = 200
+_PIPED_WIDTH: Final = 200
+_WORDS: Final = tuple(
+    (re.compile(pattern), given)
+    for pattern, given in (
+        (r"`zm\.recover` and (?=`zarr-manifests recover` make)", ""),
+        (r"(?<=`zarr-manifests recover` )make\b", "makes"),
+        (r"`repo\.ancestry\(\)` and (`zarr-manifests log`) list\b", r"\1 lists"),
+        (
+            r"\bmake one with zm\.create, or check the path",
+            "check the path; `zarr-manifests import` makes one of other data",
+        ),
+        (r"\breset_branch\('([^']*)', \.\.\.\)", r"`branch \1 VERSION --move`"),
+        (
+            r"\breset_branch\('([^']*)', '([^']*)', expected='([^']*)'\)",
+            r"`branch \1 \2 --move --expected \3`",
+        ),
+        (r"\breset_branch\b", "`branch --move`"),
+        (r"\bcherry_pick\b", "`cherry-pick`"),
+        (r"\bgarbage_collect\(\)", "`clean`"),
+        (
+            r"\bpass keep_last, max_age or older_than \(`clean`: keep\)",
+            "give --keep a number or an age",
+        ),
+        (r"\bkeep_last\b", "--keep"),
+        (r"\bon_error='report'", "--skip"),
+        (r"\bon_changed='replace'", "--replace"),
+        (r"\bcopy=False\b", "--no-copy"),
+        (r"\bwith copy=True\b", "without --no-copy"),
+        (r"\bsymmetric=False\b", "--direct"),
+        (r"\b(overwrite|force)=True\b", r"--\1"),
+        (r"\b(format|expected)='([\w-]*)'", r"--\1 \2"),
+        (r"\bauthorize=\[[^\]]*\]", "--authorize"),
+        (r"\bmax_bytes=", "--max-bytes"),
+        (r"\b(tag|path)=(?=[\s,.;]|$)", r"--\1"),
+        (r"`repo\.list_branches\(\)`", "`zarr-manifests branch`"),
+        (r"`repo\.list_tags\(\)`", "`zarr-manifests tag`"),
+        (r"`repo\.(ancestry\(\)|txn_versions\(branch\))`", "`zarr-manifests log`"),
+        (r"`repo\.ops_log\(\)`", "`zarr-manifests log --ops`"),
+        (r"`zm\.recover\(repo, version\)`", "`zarr-manifests recover --to NUMBER`"),
+        (r"`zm\.recover`", "`zarr-manifests recover`"),
+    )
+)
 
 
 class _Console(PlainConsole):
@@ -27,6 +82,25 @@ class _Console(PlainConsole):
 
 class ReaderGoneError(Exception):
     """Nobody reads the output any more, as after `| head`: the application ends, and well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A result that is not the same for programs as for people.
+
+    Parameters
+    ----------
+    found : object
+        What `--json` prints; None if that is no other than the text.
+    text : iterable, optional
+        What people see, part by part, a text as one line; `found` itself by default.
+    wrong : bool
+        Whether the exit code says that something is wrong.
+    """
+
+    found: object
+    text: Iterable[object] | None = None
+    wrong: bool = False
 
 
 def say(text: str, *, nl: bool = True) -> None:
@@ -45,20 +119,27 @@ def console(*, stderr: bool = False) -> PlainConsole:
     return out
 
 
-def show(result: object, as_json: bool, text: object = None) -> None:
-    """Print a result: as a line of JSON; or as text, which may be given."""
-    if as_json:
-        say(json_line(result))
-        return
-    shown = result if text is None else text
-    if isinstance(shown, Report) and says(shown):
-        shown = str(shown)
-    console().print(shown, soft_wrap=isinstance(shown, str))
+def show(result: object, as_json: bool) -> None:
+    """Print a result as text, or as JSON: a listing is an object on each line.
+
+    Text alone is the id of a snapshot.
+    """
+    told = result if isinstance(result, Told) else Told(result)
+    if as_json and told.found is not None:
+        found = {"snapshot_id": told.found} if isinstance(told.found, str) else told.found
+        for one in found if isinstance(found, list) else [found]:
+            say(json_line(one))
+    else:
+        out = console()
+        for part in [told.found] if told.text is None else told.text:
+            out.print(plain_text(part) if isinstance(part, str) else part, soft_wrap=True)
+    if told.wrong:
+        raise typer.Exit(1)
 
 
-def progress(what: str) -> AbstractContextManager[None]:
-    """Show on standard error how far long work is; nothing if that is not a terminal."""
-    return bars(console(stderr=True), what)
+def styled(text: str, style: str) -> Text:
+    """Anybody's text in a style."""
+    return Text(plain_text(text), style)
 
 
 def write_error(error: BaseException | str) -> None:
@@ -71,3 +152,21 @@ def write_error(error: BaseException | str) -> None:
     typer.echo(f"{mark} {shown}", err=True, color=color)
     for conflict in conflicts:
         typer.echo(f"  {conflict}", err=True)
+
+
+def on_command_line(text: str) -> str:
+    """The message with options and verbs of the command line.
+
+    Examples
+    --------
+    >>> from zarr_manifests.cli.console import on_command_line
+    >>> on_command_line("format='kerchunk' holds references: pass copy=False")
+    '--format kerchunk holds references: pass --no-copy'
+    >>> on_command_line("branch 'v1' exists; reset_branch moves it")
+    "branch 'v1' exists; `branch --move` moves it"
+    >>> on_command_line("`repo.ancestry()` and `zarr-manifests log` list the snapshots")
+    '`zarr-manifests log` lists the snapshots'
+    """
+    for pattern, given in _WORDS:
+        text = pattern.sub(given, text)
+    return text

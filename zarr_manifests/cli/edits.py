@@ -1,168 +1,129 @@
-"""`zarr-manifests branch`, `tag`, `merge`, `revert`, `cherry-pick` and `mv`: no chunk is copied."""
+"""The verbs that change or maintain a repository.
+
+`branch`, `tag`, `merge`, `revert`, `cherry-pick` and `mv` copy no chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Literal
 
-import typer
-
-from zarr_manifests.cli.arguments import (
-    Branch,
-    DryRun,
-    Json,
-    Message,
-    Options,
-    Url,
-    Version,
-    complete_branches,
-    complete_versions,
-    open_at,
-    verb,
-)
-from zarr_manifests.cli.console import show
-from zarr_manifests.errors import InvalidArgumentError
+import zarr_manifests as zm
+from zarr_manifests.cli.arguments import Pairs, Repo, open_at, storage_options, verb
+from zarr_manifests.cli.console import Told
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.versions import is_short_id
 
 __all__ = [
-    "made",
     "run_branch",
+    "run_check",
     "run_cherry_pick",
+    "run_clean",
+    "run_compact",
     "run_merge",
     "run_mv",
+    "run_recover",
     "run_revert",
     "run_tag",
-]
-
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        help="The one to make or delete.", show_default=False, autocompletion=complete_versions
-    ),
-]
-Where = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="VERSION",
-        help="Make it at this version: a branch, tag, id or short id, main~3, ...",
-        show_default="main",
-        autocompletion=complete_versions,
-    ),
-]
-Delete = Annotated[bool, typer.Option("--delete", "-d", help="Delete it.")]
-Into = Annotated[
-    str,
-    typer.Option("--into", help="The branch that gets them.", autocompletion=complete_branches),
+    "run_verify",
 ]
 
 
 @verb
 def run_branch(
-    url: Url,
-    name: Name = None,
-    version: Where = None,
+    repo: Repo,
+    name: str | None = None,
+    version: str | None = None,
     *,
     move: bool = False,
     expected: str | None = None,
     force: bool = False,
-    delete: Delete = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    delete: bool = False,
+) -> object:
     """List branches, or make, move or delete one; only --expected and --force drop commits.
 
     Parameters
     ----------
+    name :
+        The one to make or delete.
+    version : VERSION
+        Make it at this version: a branch, tag, id or short id, main~3, ...; main by default.
     move :
         Move a branch that is there to VERSION.
     expected : ID
         With --move: drop commits, if this snapshot is the head.
     force :
         With --move: drop commits, whatever there are.
+    delete : -d
+        Delete it.
     """
-    if move and (name is None or version is None or delete):
-        raise InvalidArgumentError("--move takes a NAME and a VERSION")
     if not move and (force or expected is not None):
         raise InvalidArgumentError("--expected and --force go with --move")
-    repo = open_at(url, option)
-
-    def move_there(name: str, version: str) -> None:
-        from zarr_manifests.repository import resolved
-
-        known = resolved(repo, expected) if expected and is_short_id(expected) else expected
-        repo.reset_branch(name, version, force=force, expected=known)
-        if not as_json:
-            show(f"{name} is at {repo.list_branches()[name]}", as_json)
-
-    put: Callable[[str, Any], None] = move_there if move else repo.create_branch
-    _run(name, version, delete, as_json, repo.list_branches, put, repo.delete_branch)
+    if not move:
+        return _put_or_list(repo, "branch", name, version, delete)
+    if name is None or version is None or delete:
+        raise InvalidArgumentError("--move takes a NAME and a VERSION")
+    if expected and is_short_id(expected):
+        expected = next(repo.ancestry(expected, limit=1)).id
+    repo.reset_branch(name, version, force=force, expected=expected)
+    head = repo.list_branches()[name]
+    return Told({"name": name, "snapshot_id": head}, [f"{name} is at {head}"])
 
 
 @verb
 def run_tag(
-    url: Url,
-    name: Name = None,
-    version: Where = None,
-    *,
-    delete: Delete = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
-    """List tags, or make or delete one; a deleted name is never used again."""
-    repo = open_at(url, option)
-    _run(name, version, delete, as_json, repo.list_tags, repo.create_tag, repo.delete_tag)
+    repo: Repo, name: str | None = None, version: str | None = None, *, delete: bool = False
+) -> object:
+    """List tags, or make or delete one; a deleted name is never used again.
+
+    Parameters
+    ----------
+    name :
+        The one to make or delete.
+    version : VERSION
+        Make it at this version: a branch, tag, id or short id, main~3, ...; main by default.
+    delete : -d
+        Delete it.
+    """
+    return _put_or_list(repo, "tag", name, version, delete)
 
 
-def _run(
-    name: str | None,
-    version: str | None,
-    delete: bool,
-    as_json: bool,
-    list_all: Callable[[], dict[str, str]],
-    put: Callable[[str, str | None], None],
-    remove: Callable[[str], None],
-) -> None:
+def _put_or_list(
+    repo: Repo, kind: Literal["branch", "tag"], name: str | None, version: str | None, delete: bool
+) -> Told:
     if delete and (name is None or version is not None):
         raise InvalidArgumentError("--delete takes a NAME, and no VERSION")
+    of_branches = kind == "branch"
     if name is not None and delete:
-        remove(name)
-        return
-    if name is not None:
-        put(name, version)
-    known = {one: head for one, head in list_all().items() if name in (None, one)}
-    if as_json:
-        for one, head in known.items():
-            show({"name": one, "snapshot_id": head}, as_json)
-    elif name is None and known:
-        show(fact_table(known.items()), as_json)
+        (repo.delete_branch if of_branches else repo.delete_tag)(name)
+    elif name is not None:
+        (repo.create_branch if of_branches else repo.create_tag)(name, version)
+    known = repo.list_branches() if of_branches else repo.list_tags()
+    found = [
+        {"name": one, "snapshot_id": head} for one, head in known.items() if name in (None, one)
+    ]
+    return Told(found, [fact_table(known.items())] if name is None and known else [])
 
 
 @verb
 def run_revert(
-    url: Url,
-    version: Version,
-    *,
-    branch: Branch = "main",
-    message: Message = None,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    repo: Repo, version: str, *, branch: str = "main", message: str | None = None
+) -> object:
     """Undo one commit of a branch in a new commit; the commits after it stay."""
-    made(open_at(url, option).revert(version, branch, message), as_json)
+    return repo.revert(version, branch, message)
 
 
 @verb
 def run_cherry_pick(
-    url: Url,
-    version: Version,
+    repo: Repo,
+    version: str,
     *,
-    branch: Branch = "main",
-    message: Message = None,
+    branch: str = "main",
+    message: str | None = None,
     drop_txn: bool = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+) -> object:
     """Repeat a commit of another branch on this one.
 
     Parameters
@@ -170,30 +131,28 @@ def run_cherry_pick(
     drop_txn :
         Leave out the numbers of applications' steps.
     """
-    repo = open_at(url, option)
-    picked = repo.cherry_pick(version, branch, message, txn="drop" if drop_txn else "take")
-    made(picked, as_json)
+    return repo.cherry_pick(version, branch, message, txn="drop" if drop_txn else "take")
 
 
 @verb
 def run_merge(
-    url: Url,
-    source: Version,
+    repo: Repo,
+    version: str,
     *,
-    into: Into = "main",
+    into: str = "main",
     policy: Literal["fail", "ours", "theirs"] = "fail",
-    message: Message = None,
+    message: str | None = None,
     no_ff: bool = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    dry_run: bool = False,
+) -> object:
     """Bring the commits of another branch into this one, as one commit.
 
     With --dry-run, the exit code is 1 if there are conflicts.
 
     Parameters
     ----------
+    into :
+        The branch that gets them.
     policy :
         Who wins where both sides have changed a place: nobody, the branch (ours), or VERSION
         (theirs).
@@ -201,23 +160,14 @@ def run_merge(
         Make a commit also where the branch could be moved.
     """
     how: Any = {"policy": policy, "message": message, "dry_run": dry_run}
-    report = open_at(url, option).merge(source, into, fast_forward=not no_ff, **how)
-    show(report, as_json)
-    if report.conflicts:
-        raise typer.Exit(1)
+    report = repo.merge(version, into, fast_forward=not no_ff, **how)
+    return Told(report, wrong=bool(report.conflicts))
 
 
 @verb
 def run_mv(
-    url: Url,
-    old: str,
-    new: str,
-    *,
-    branch: Branch = "main",
-    message: Message = None,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    repo: Repo, old: str, new: str, *, branch: str = "main", message: str | None = None
+) -> object:
     """Move or rename a group or array with all below it, in one commit.
 
     Parameters
@@ -227,11 +177,150 @@ def run_mv(
     new :
         Its new path.
     """
-    session = open_at(url, option).writable_session(branch)
+    session = repo.writable_session(branch)
     session.move(old, new)
-    made(session.commit(message or f"move {old} to {new}"), as_json)
+    return session.commit(message or f"move {old} to {new}")
 
 
-def made(snapshot_id: str, as_json: bool) -> None:
-    """Say which snapshot a verb has made."""
-    show({"snapshot_id": snapshot_id} if as_json else snapshot_id, as_json)
+# --- upkeep ----------------------------------------------------------------------------------
+
+
+@verb
+def run_verify(repo: Repo) -> object:
+    """Read everything that can be reached; exit code 1 if anything is wrong."""
+    from zarr_manifests.keys import V3_DOCUMENT
+
+    report = repo.verify()
+    text: list[object] = [report]
+    with suppress(ManifestsError):  # nobody has left one
+        repo.storage.head(V3_DOCUMENT)
+        said = "is not part of the repository: zarr.open leaves one; delete it"
+        text.append(f"{V3_DOCUMENT} {said}")
+    return Told(report, text, wrong=not report.ok)
+
+
+@verb
+def run_compact(
+    repo: Repo,
+    *,
+    branch: str = "main",
+    mode: Literal["minor", "major", "full"] | None = None,
+    packs: bool = False,
+    min_live: float | None = None,
+    statistics: bool = False,
+    array: list[str] | None = None,
+    dry_run: bool = False,
+) -> object:
+    """Merge the deltas of a branch, as a commit that changes no data.
+
+    Parameters
+    ----------
+    mode :
+        minor: deltas become runs; major (the default): also, what has piled up for manifests is
+        merged into them; full: everything is packed anew.
+    packs :
+        Instead, move chunks out of packs that are mostly dead.
+    min_live :
+        With --packs: the part of a pack that has to be live, 0.5 by default.
+    statistics :
+        Instead, measure chunks that have no statistics, so that queries can leave out those that
+        differ.
+    array :
+        With --statistics: of this array; may be given several times.
+    """
+    if packs + statistics + (mode is not None) > 1:
+        raise InvalidArgumentError("give one of --mode, --packs and --statistics")
+    if (min_live is not None and not packs) or (array and not statistics):
+        raise InvalidArgumentError("--min-live goes with --packs, and --array with --statistics")
+    if statistics and dry_run:
+        raise InvalidArgumentError("--statistics takes no --dry-run")
+    if statistics:
+        return repo.compute_statistics(array or None, branch=branch)
+    how: Any = {} if min_live is None else {"min_live": min_live}
+    how["mode"] = "packs" if packs else mode or "major"
+    return repo.compact(branch, dry_run=dry_run, **how)
+
+
+@verb
+def run_clean(
+    repo: Repo,
+    *,
+    keep: str | None = None,
+    no_collect: bool = False,
+    grace: str = "24h",
+    dry_run: bool = False,
+) -> object:
+    """Delete what nothing refers to, and say what is still held, by what; --keep expires first.
+
+    It is safe beside writers and readers.
+
+    Parameters
+    ----------
+    keep :
+        Expire old versions first: keep so many of each branch, as 10; or what is younger, as 30d;
+        or what the configuration says, by the word config.
+    no_collect :
+        Only expire, and delete nothing.
+    grace :
+        How long writers without a lease can go on, as 24h.
+    """
+    if no_collect and keep is None:
+        raise InvalidArgumentError("--no-collect goes with --keep")
+    wait, count, age = _duration(grace), None, None
+    if keep is None:
+        return repo.garbage_collect(wait, dry_run=dry_run)
+    if keep.isdecimal() and len(keep) < 19:
+        count = int(keep)
+    elif keep != "config":
+        age = _duration(keep)
+    if no_collect:
+        return repo.expire_snapshots(count, age, dry_run=dry_run)
+    return repo.clean(age if count is None else count, wait, dry_run=dry_run)
+
+
+def _duration(text: str) -> timedelta:
+    from zarr_manifests.config.repository_config import duration_of
+
+    try:
+        found = timedelta(0) if text.strip() == "0" else duration_of(text)
+    except OverflowError as error:
+        raise InvalidArgumentError(f"{text[:40]!r} is too long") from error
+    if found is None:
+        raise InvalidArgumentError(
+            f"{text[:40]!r} is not a duration; write it as 30d, 24h, 10m or 0s"
+        )
+    return found
+
+
+@verb
+def run_recover(
+    url: str,
+    *,
+    to: int | None = None,
+    dry_run: bool = False,
+    collections_ended: bool = False,
+    option: Pairs = None,
+) -> object:
+    """Make a new root of the newest archive if it is lost; or set branches and tags back.
+
+    Parameters
+    ----------
+    to : NUMBER
+        Set branches and tags back to this version of the root, as `log --ops` lists them; the root
+        may be sound.
+    collections_ended :
+        Say that no collection is running.
+    """
+    if to is not None and collections_ended:
+        raise InvalidArgumentError("give --to or --collections-ended, not both")
+    if to is not None:
+        return zm.recover(open_at(url, option), to, dry_run=dry_run)
+    how: Any = {"dry_run": dry_run, "collections_ended": collections_ended}
+    return zm.recover(url, storage_options=storage_options(url, option), **how)
+
+
+@verb
+def run_check(url: str, *, option: Pairs = None) -> object:
+    """Try out what a place can be used for: it writes some objects there and deletes them."""
+    report = zm.storage.check(url, storage_options=storage_options(url, option))
+    return Told(report, wrong=report.usable_for == "nothing")

@@ -7,35 +7,29 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-from rich.console import Group
-
-from zarr_manifests.cli.arguments import At, Authorize, Json, Options, Url, Version, open_at, verb
-from zarr_manifests.cli.console import console, progress, say, show
+from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
+from zarr_manifests.cli.console import Told, console, styled
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table, more
-from zarr_manifests.report import json_line, plain
+from zarr_manifests.report import plain
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import VersionName
 
 if TYPE_CHECKING:
     from zarr_manifests.display import Row
-    from zarr_manifests.engine.snapshot.view import SnapshotView
-    from zarr_manifests.format.nodes import Node
     from zarr_manifests.reports import Amount, ArrayStatistics, Usage
-    from zarr_manifests.repository import Repository
-    from zarr_manifests.session import Session
 
 __all__ = ["run_cat", "run_du", "run_info", "run_tree", "value_text"]
 
 _CORNER: Final = 8
 _SHOWN_REFS: Final = 20
 _PART: Final = re.compile(r"(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(\d{1,18})?)?", re.ASCII)
+_REFS: Final = (("branch", "branches"), ("tag", "tags"))
 
 
 # --- tree ------------------------------------------------------------------------------------
@@ -43,14 +37,8 @@ _PART: Final = re.compile(r"(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(\d{1,18
 
 @verb
 def run_tree(
-    url: Url,
-    version: Version = "main",
-    *,
-    chunks: bool = False,
-    stats: bool = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    repo: Repo, version: str = "main", *, chunks: bool = False, stats: bool = False
+) -> object:
     """Show groups and arrays: dimensions, type, chunk shape and units.
 
     Parameters
@@ -66,45 +54,37 @@ def run_tree(
 
     if chunks and stats:
         raise InvalidArgumentError("--chunks or --stats, not both")
-    repo = open_at(url, option)
     contents = contents_of(repo.readonly_session(version).store)
     view, name = contents.view, VersionName.parse(version).name
     branch = name if stats and name in repo.list_branches() else None  # its index has them
     last = ("there", "stored") if chunks else ("statistics",) if stats else ("units",)
     whole = ("", "type") if chunks else ("", "type", "dimensions")
     table = columns("", "dimensions", "type", "chunk", *last, right=last * chunks, whole=whole)
+    records = []
     for row in hierarchy(view.nodes):
-        array = row.node.array
-        measured = (
-            statistics_of(contents.context, view, row.node, branch) if stats and array else None
-        )
-        if as_json:
-            say(json_line(_node_record(view, row, measured, chunks)))
-        elif array is None:
-            table.add_row(row.guide + row.name)
-        else:
-            told = [row.units]
-            if chunks:
-                count, nbytes = _stored_of(view, row.node)
-                told = [f"{count:,}/{array.grid.size:,}", bytes_text(nbytes)]
-            elif measured is not None:
-                told = [_described(measured)]
-            table.add_row(row.guide + row.name, row.dimensions, row.type, row.chunk, *told)
-    if not as_json:
-        out = console()
-        out.print(view.snapshot_id, style="yellow")
-        out.print(table if table.row_count else "(empty)")
+        array, told = row.node.array, [row.units]
+        more: dict[str, object] = {}
+        if array is not None and chunks:
+            there = view.chunks(row.node.node_id)
+            count, nbytes = (0, 0) if there is None else (len(there), int(there.length.sum()))
+            told = [f"{count:,}/{array.grid.size:,}", bytes_text(nbytes)]
+            more = {"initialized_chunks": count, "total_chunks": array.grid.size, "nbytes": nbytes}
+        elif array is not None and stats:
+            found = statistics_of(contents.context, view, row.node, branch)
+            told, more = [_described(found)], {"statistics": found}
+        table.add_row(row.guide + row.name, row.dimensions, row.type, row.chunk, *told)
+        records.append(_record(row) | more)
+    head = styled(view.snapshot_id, "yellow")
+    return Told(records, [head, table if table.row_count else "(empty)"])
 
 
-def _node_record(
-    view: SnapshotView, row: Row, measured: ArrayStatistics | None, chunks: bool
-) -> dict[str, Any]:
+def _record(row: Row) -> dict[str, Any]:
     """A node for JSON: of a group the path, of an array what its documents say."""
-    node, array = row.node, row.node.array
+    path, array = f"/{row.node.path}", row.node.array
     if array is None:
-        return {"path": f"/{node.path}", "node_type": "group"}
-    found: dict[str, Any] = {
-        "path": f"/{node.path}",
+        return {"path": path, "node_type": "group"}
+    return {
+        "path": path,
         "node_type": "array",
         "shape": array.shape,
         "chunk_shape": array.chunk_shape,
@@ -112,10 +92,6 @@ def _node_record(
         "data_type": row.type,
         "units": row.units or None,
     }
-    if chunks:
-        count, nbytes = _stored_of(view, node)
-        found |= {"initialized_chunks": count, "total_chunks": array.grid.size, "nbytes": nbytes}
-    return found if measured is None else {**found, "statistics": measured}
 
 
 def _described(found: ArrayStatistics) -> str:
@@ -127,28 +103,18 @@ def _described(found: ArrayStatistics) -> str:
     return f"{known} of {count_text(found.chunks, 'chunk')}"
 
 
-def _stored_of(view: SnapshotView, node: Node) -> tuple[int, int]:
-    table = view.chunks(node.node_id)
-    return (0, 0) if table is None else (len(table), int(table.length.sum()))
-
-
 # --- cat -------------------------------------------------------------------------------------
 
 
 @verb
 def run_cat(
-    url: Url,
+    repo: TrustingRepo,
     array: str,
     index: str | None = None,
     *,
-    at: At = "main",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Read at most so many values.")
-    ] = 1000,
-    authorize: Authorize = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    at: str = "main",
+    limit: Annotated[int, {"min": 1}] = 1000,
+) -> object:
     """Print values of an array: those of its first corner, or those at an index.
 
     Parameters
@@ -157,10 +123,24 @@ def run_cat(
         The path of the array.
     index : INDEX
         As in NumPy, such as 0,:4,-1 or 10:20:2; write -- before -1. By default the first corner.
+    limit : -n
+        Read at most so many values.
     """
-    session = open_at(url, option, authorize).readonly_session(at)
-    node = _array_at(session, array)
-    assert node.array is not None
+    import numpy as np
+    import zarr
+
+    from zarr_manifests.bulk import use_bulk
+    from zarr_manifests.decoding import readable
+    from zarr_manifests.display import fields_of, hierarchy
+    from zarr_manifests.keys import no_array
+    from zarr_manifests.store import contents_of
+
+    session = repo.readonly_session(at)
+    nodes = contents_of(session.store).view.nodes
+    node = nodes.get(array.strip("/"))
+    if node is None or node.array is None:
+        arrays = (name for name, one in nodes.items() if one.array is not None)
+        raise no_array(array, arrays, f" at {session.snapshot_id}")
     shape = node.array.shape
     chosen = _corner(shape, limit) if index is None else _parsed(index, shape)
     count = math.prod(map(len, chosen))
@@ -169,23 +149,28 @@ def run_cat(
             f"INDEX {index!r} selects {count:,} values of {shape}, and --limit is {limit:,}: "
             "narrow the one or raise the other"
         )
-    values = _read(session, node, chosen)
-    if as_json:
-        show(_values_record(session, node, chosen, values), as_json)
-    else:
-        _print_values(node, chosen, values)
-
-
-def _array_at(session: Session, path: str) -> Node:
-    from zarr_manifests.keys import no_array
-    from zarr_manifests.store import contents_of
-
-    nodes = contents_of(session.store).view.nodes
-    node = nodes.get(path.strip("/"))
-    if node is None or node.array is None:
-        arrays = (name for name, one in nodes.items() if one.array is not None)
-        raise no_array(path, arrays, f" at {session.snapshot_id}")
-    return node
+    with readable(node.path):
+        found = zarr.open_array(session.store, path=node.path, mode="r")
+        use_bulk(found)  # which decompresses no chunk to more than the array has
+        where = (slice(one.start, max(one.start, one.stop), one.step) for one in chosen)
+        values: Any = found[tuple(where)]
+    (row,) = hierarchy({node.path: node})
+    head = " ".join(filter(None, (f"/{node.path}", row.dimensions, row.type, row.units)))
+    parts = (f"{one.start}:{one.stop}" + f":{one.step}" * (one.step != 1) for one in chosen)
+    width = console().width
+    text = np.array2string(np.asarray(values), threshold=sys.maxsize, max_line_width=width)
+    lines = [styled(head, "yellow"), styled(f"[{', '.join(parts)}]", "dim"), *text.split("\n")]
+    record = {
+        "path": f"/{node.path}",
+        "snapshot_id": session.snapshot_id,
+        "shape": shape,
+        "dimensions": node.array.dimension_names,
+        "dtype": str(values.dtype),
+        "attributes": fields_of(node).get("attributes"),
+        **{name: [getattr(one, name) for one in chosen] for name in ("start", "stop", "step")},
+        "values": values,
+    }
+    return Told(record, lines)
 
 
 def _corner(shape: Sequence[int], limit: int) -> list[range]:
@@ -212,63 +197,14 @@ def _along(part: str, length: int, axis: int) -> range:
         raise InvalidArgumentError(
             f"INDEX: {part[:40]!r} is not an index; write 3, -1, 2:5, :10, ::4 or ..."
         )
-    number, *bounds = found.groups()
+    number, *bounds = (None if one is None else int(one) for one in found.groups())
     if number is None:
-        return range(length)[slice(*(None if one is None else int(one) for one in bounds))]
-    at = int(number)
-    if not -length <= at < length:
+        return range(length)[slice(*bounds)]
+    if not -length <= number < length:
         raise InvalidArgumentError(
-            f"INDEX: {at} is out of range on axis {axis}, which has length {length}"
+            f"INDEX: {number} is out of range on axis {axis}, which has length {length}"
         )
-    return range(length)[at:][:1]
-
-
-def _read(session: Session, node: Node, chosen: Sequence[range]) -> Any:
-    import zarr
-
-    from zarr_manifests.bulk import use_bulk
-    from zarr_manifests.decoding import readable
-
-    where = tuple(slice(one.start, max(one.start, one.stop), one.step) for one in chosen)
-    with readable(node.path):
-        array = zarr.open_array(session.store, path=node.path, mode="r")
-        use_bulk(array)  # which decompresses no chunk to more than the array has
-        return array[where]
-
-
-def _values_record(
-    session: Session, node: Node, chosen: Sequence[range], values: Any
-) -> dict[str, Any]:
-    from zarr_manifests.display import fields_of
-
-    assert node.array is not None
-    return {
-        "path": f"/{node.path}",
-        "snapshot_id": session.snapshot_id,
-        "shape": node.array.shape,
-        "dimensions": node.array.dimension_names,
-        "dtype": str(values.dtype),
-        "attributes": fields_of(node).get("attributes"),
-        "start": [one.start for one in chosen],
-        "stop": [one.stop for one in chosen],
-        "step": [one.step for one in chosen],
-        "values": values,
-    }
-
-
-def _print_values(node: Node, chosen: Sequence[range], values: Any) -> None:
-    import numpy as np
-
-    from zarr_manifests.display import hierarchy
-
-    (row,) = hierarchy({node.path: node})
-    out = console()
-    text = " ".join(filter(None, (f"/{node.path}", row.dimensions, row.type, row.units)))
-    out.print(text, style="yellow", soft_wrap=True)
-    parts = (f"{one.start}:{one.stop}" + f":{one.step}" * (one.step != 1) for one in chosen)
-    out.print(f"[{', '.join(parts)}]", style="dim", soft_wrap=True)
-    shown = np.array2string(np.asarray(values), threshold=sys.maxsize, max_line_width=out.width)
-    out.print(shown, soft_wrap=True)
+    return range(length)[number:][:1]
 
 
 # --- sizes -----------------------------------------------------------------------------------
@@ -276,14 +212,8 @@ def _print_values(node: Node, chosen: Sequence[range], values: Any) -> None:
 
 @verb
 def run_du(
-    url: Url,
-    version: Version = "main",
-    *,
-    array: str | None = None,
-    estimate: bool = False,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    repo: Repo, version: str = "main", *, array: str | None = None, estimate: bool = False
+) -> object:
     """Show how many chunks and bytes each array has, and how many more than one commit before.
 
     Parameters
@@ -293,16 +223,11 @@ def run_du(
     estimate :
         By what the snapshot says itself: no manifest is read.
     """
-    repo = open_at(url, option)
-    with progress("reading manifests"):
-        usage = repo.du(version, path=array, estimate=estimate)
-    show(usage, as_json, None if as_json else _usage_table(usage))
-    if not (as_json or usage.exact):
-        said = "<= at most: what commits overwrite or remove they do not look up"
-        console().print(said, style="dim")
+    usage = repo.du(version, path=array, estimate=estimate)
+    return Told(usage, _usage_text(usage))
 
 
-def _usage_table(usage: Usage) -> Any:
+def _usage_text(usage: Usage) -> Iterator[object]:
     kinds = ("inline", "native", "virtual")
     apart = kinds if all(array.inline is not None for array in usage.arrays) else ()
     numbers = ("chunks", "of", *apart, "bytes", "more chunks", "more bytes")
@@ -315,7 +240,9 @@ def _usage_table(usage: Usage) -> Any:
     chunks, nbytes = _amount(usage.total)
     sums = [bytes_text(sum(getattr(one, kind).nbytes for one in usage.arrays)) for kind in apart]
     table.add_row("all", chunks, "", *sums, nbytes, *_amount(usage.growth), style="bold")
-    return Group(usage.snapshot_id, table)
+    yield from (usage.snapshot_id, table)
+    if not usage.exact:
+        yield styled("<= at most: what commits overwrite or remove they do not look up", "dim")
 
 
 def _amount(amount: Amount) -> tuple[str, str]:
@@ -330,57 +257,20 @@ def _amount(amount: Amount) -> tuple[str, str]:
 
 
 @verb
-def run_info(url: Url, *, as_json: Json = False, option: Options = None) -> None:
+def run_info(repo: Repo) -> object:
     """Show what a repository is, its branches and tags, its size, metadata and configuration."""
-    repo = open_at(url, option)
-    found = _info(repo)
-    if as_json:
-        show(found, as_json)
-        return
-    last, root = found["last_on_main"], found["root_version"]
-    done = ", ".join(filter(None, (last.kind, written_text(last.written))))
-    facts = [
-        ("repository", found["url"]),
-        ("id", found["repository_id"]),
-        ("format", str(found["format"])),
-        ("root state", f"version {root:,}, {time_text(found['root_written_at'])}"),
-        ("last on main", f"{last.message} [{done}]"),
-        *(("metadata", f"{name}: {value_text(one)}") for name, one in found["metadata"].items()),
-    ]
-    out = console()
-    out.print(fact_table(facts), "")
-    table = columns("ref", "snapshot", "arrays", "deltas", right=("arrays", "deltas"))
-    refs = [(kind, one) for kind in ("branch", "tag") for one in found[_PLURAL[kind]]]
-    for kind, ref in refs[:_SHOWN_REFS]:
-        numbers = f"{ref['arrays']:,}", f"{ref['deltas']:,}"
-        table.add_row(f"{kind} {ref['name']}", ref["snapshot_id"], *numbers)
-    out.print(table, *more(len(refs) - _SHOWN_REFS), "")
-    out.print(fact_table(("config", line) for line in _option_lines(repo)), "")
-    table = columns("stored", "objects", "bytes", right=("objects", "bytes"))
-    for kind, of in found["stored"].items():
-        table.add_row(kind, f"{of['objects']:,}", bytes_text(of["nbytes"]))
-    sums = [sum(of[name] for of in found["stored"].values()) for name in ("objects", "nbytes")]
-    table.add_row("all", f"{sums[0]:,}", bytes_text(sums[1]), style="bold")
-    out.print(table)
-
-
-_PLURAL: Final = {"branch": "branches", "tag": "tags"}
-
-
-def _info(repo: Repository) -> dict[str, Any]:
     from zarr_manifests.format.envelope import FORMAT_VERSION
     from zarr_manifests.format.root import ROOT_KEY, Root
 
     root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
     objects: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    with progress("looking at what is stored"):
-        for one in counted("looking at what is stored", repo.storage.list()):
-            kind = one.key.partition("/")[0]
-            objects[kind] += 1
-            sizes[kind] += one.nbytes
+    for one in counted("looking at what is stored", repo.storage.list()):
+        kind = one.key.partition("/")[0]
+        objects[kind] += 1
+        sizes[kind] += one.nbytes
     heads = {"branches": repo.list_branches(), "tags": repo.list_tags()}
-    return {
+    found = {
         "url": repo.storage.url,
         "repository_id": root.repository_id,
         "format": FORMAT_VERSION,
@@ -394,31 +284,58 @@ def _info(repo: Repository) -> dict[str, Any]:
             kind: {"objects": objects[kind], "nbytes": n} for kind, n in sizes.most_common()
         },
     }
+    return Told(found, _info_text(found))
 
 
-def _ref(repo: Repository, name: str, snapshot_id: str) -> dict[str, Any]:
-    from zarr_manifests.format.nodes import NodeKind
+def _ref(repo: Repo, name: str, snapshot_id: str) -> dict[str, Any]:
     from zarr_manifests.store import contents_of
 
     view = contents_of(repo.readonly_session(snapshot_id).store).view
-    arrays = sum(node.kind is NodeKind.ARRAY for node in view.nodes.values())
+    arrays = sum(node.array is not None for node in view.nodes.values())
     deltas = len(view.snapshot.deltas)
     return {"name": name, "snapshot_id": snapshot_id, "arrays": arrays, "deltas": deltas}
 
 
-def _option_lines(repo: Repository) -> list[str]:
+def _info_text(found: dict[str, Any]) -> Iterator[object]:
+    last, when = found["last_on_main"], time_text(found["root_written_at"])
+    done = ", ".join(filter(None, (last.kind, written_text(last.written))))
+    yield fact_table(
+        [
+            ("repository", found["url"]),
+            ("id", found["repository_id"]),
+            ("format", str(found["format"])),
+            ("root state", f"version {found['root_version']:,}, {when}"),
+            ("last on main", f"{last.message} [{done}]"),
+            *(("metadata", f"{name}: {value_text(v)}") for name, v in found["metadata"].items()),
+        ]
+    )
+    yield ""
+    table = columns("ref", "snapshot", "arrays", "deltas", right=("arrays", "deltas"))
+    refs = [(kind, one) for kind, plural in _REFS for one in found[plural]]
+    for kind, ref in refs[:_SHOWN_REFS]:
+        numbers = f"{ref['arrays']:,}", f"{ref['deltas']:,}"
+        table.add_row(f"{kind} {ref['name']}", ref["snapshot_id"], *numbers)
+    yield from (table, *more(len(refs) - _SHOWN_REFS), "")
+    yield fact_table(("config", line) for line in _option_lines(found["config"]))
+    yield ""
+    table = columns("stored", "objects", "bytes", right=("objects", "bytes"))
+    for kind, of in found["stored"].items():
+        table.add_row(kind, f"{of['objects']:,}", bytes_text(of["nbytes"]))
+    sums = [sum(of[name] for of in found["stored"].values()) for name in ("objects", "nbytes")]
+    table.add_row("all", f"{sums[0]:,}", bytes_text(sums[1]), style="bold")
+    yield table
+
+
+def _option_lines(config: dict[str, Any]) -> Iterator[str]:
     """The options, with only a summary of the manifest sets."""
-    lines = []
-    for name, value in repo.config.to_dict().items():
+    for name, value in config.items():
         if name == "chunk-manifests":
-            planned = repo.config.chunk_manifests
-            counts = count_text(len(planned.sets), "set"), count_text(len(planned.rules), "rule")
-            lines.append(f"{name}: {', '.join(counts)} (see `zarr-manifests config show`)")
+            counts = (count_text(len(value[f"{one}s"]), one) for one in ("set", "rule"))
+            yield f"{name}: {', '.join(counts)} (see `zarr-manifests config show`)"
         elif isinstance(value, dict):
-            lines += [f"{name}.{inner}: {one}" for inner, one in value.items()]
+            yield from (f"{name}.{inner}: {one}" for inner, one in value.items())
         else:
-            lines.append(f"{name}: {value}")
-    return lines
+            yield f"{name}: {value}"
 
 
 def value_text(value: object) -> str:

@@ -1,62 +1,31 @@
-"""`zarr-manifests export`, `clone`, `import` and `serve`: data comes in and goes out."""
+"""`zarr-manifests export`, `clone`, `import`, `serve` and `demo`: data comes in and goes out."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import zarr_manifests as zm
-from zarr_manifests.cli.arguments import (
-    Authorize,
-    Branch,
-    Containers,
-    FromOptions,
-    Json,
-    Message,
-    Options,
-    ToOptions,
-    Url,
-    Version,
-    complete_branches,
-    containers_of,
-    open_at,
-    storage_options,
-    verb,
-)
-from zarr_manifests.cli.console import console, progress, say, show
-from zarr_manifests.cli.edits import made
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.plain import plain_text
+from zarr_manifests.cli.arguments import Pairs, Repo, TrustingRepo, pairs, storage_options, verb
+from zarr_manifests.cli.console import Told, console, say
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
-from zarr_manifests.texts import count_text
+from zarr_manifests.texts import count_text, plain_text
 
 if TYPE_CHECKING:
-    from zarr_manifests.repository import Repository
     from zarr_manifests.storage import Storage
 
-__all__ = ["importing", "run_clone", "run_export", "run_serve"]
+__all__ = ["run_clone", "run_demo", "run_export", "run_import", "run_serve"]
 
-Branches = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--branch",
-        "-b",
-        help="Only these branches.",
-        show_default="all",
-        autocompletion=complete_branches,
-    ),
-]
-MaxBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--max-bytes",
-        help="Bytes of metadata, and of a chunk that is copied, that are accepted.",
-        show_default="1 GiB",
-    ),
-]
+_GIB = 1024**3
 
 
 # --- out -------------------------------------------------------------------------------------
@@ -64,20 +33,17 @@ MaxBytes = Annotated[
 
 @verb
 def run_export(
-    url: Url,
+    repo: TrustingRepo,
     dest: str,
-    version: Version = "main",
+    version: str = "main",
     *,
-    format: str = "zarr",  # noqa: A002 - the name of the option
+    format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
     no_copy: bool = False,
     tag: str | None = None,
     overwrite: bool = False,
-    authorize: Authorize = False,
-    as_json: Json = False,
-    option: Options = None,
-    to_option: ToOptions = None,
-) -> None:
+    to_option: Pairs = None,
+) -> object:
     """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references.
 
     Parameters
@@ -85,7 +51,7 @@ def run_export(
     dest :
         Where to: an empty folder or bucket, or a file for zip and kerchunk.
     format : -f
-        zarr, zip, kerchunk or icechunk.
+        What to write.
     path : -p
         The group or array to export.
     no_copy :
@@ -95,26 +61,20 @@ def run_export(
     overwrite :
         Replace the Zarr store or the file that is there.
     """
-    how: Any = {"path": path, "overwrite": overwrite, "tag": tag}
+    how: Any = {"version": version, "path": path, "overwrite": overwrite, "tag": tag}
     options = storage_options(dest, to_option, "--to-option") or None
-    session = open_at(url, option, authorize).readonly_session(version)
-    given: Any = format
-    with progress("exporting"):
-        report = zm.export(session, dest, given, not no_copy, storage_options=options, **how)
-    show(report, as_json)
+    return zm.export(repo, dest, format, not no_copy, storage_options=options, **how)
 
 
 @verb
 def run_clone(
-    url: Url,
+    repo: Repo,
     dest: str,
     *,
-    history: str | None = None,
-    branch: Branches = None,
-    as_json: Json = False,
-    option: Options = None,
-    to_option: ToOptions = None,
-) -> None:
+    history: Literal["all", "head"] | None = None,
+    branch: list[str] | None = None,
+    to_option: Pairs = None,
+) -> object:
     """Copy a repository to another place, or bring its clone there up to date.
 
     Parameters
@@ -123,34 +83,21 @@ def run_clone(
         Where to: an empty place, or a clone made before.
     history :
         all (the default), or only the head of each branch that is new there.
+    branch : -b
+        Only these branches; all by default.
     """
     options = storage_options(dest, to_option, "--to-option")
-    repo, depth = open_at(url, option), _as_given(history)
-    with progress("cloning"):
-        report = zm.clone(repo, dest, depth, branch, storage_options=options)
-    show(report, as_json)
+    return zm.clone(repo, dest, history, branch, storage_options=options)
 
 
 @verb
 def run_serve(
-    url: Url,
+    repo: TrustingRepo,
     *,
     host: str = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Listen on this port; 0: a free one.")
-    ] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="ZARR_MANIFESTS_TOKEN",
-            help="What readers must give, as password or bearer token.",
-            show_default=False,
-        ),
-    ] = None,
+    port: Annotated[int, {"min": 0, "max": 65535}] = 8000,
+    token: Annotated[str | None, {"envvar": "ZARR_MANIFESTS_TOKEN"}] = None,
     origin: list[str] | None = None,
-    authorize: Authorize = False,
-    option: Options = None,
 ) -> None:
     """Serve a repository over HTTP: pages to look at it, and any snapshot as plain Zarr.
 
@@ -158,6 +105,10 @@ def run_serve(
     ----------
     host :
         Listen here; only this machine can reach 127.0.0.1.
+    port :
+        Listen on this port; 0: a free one.
+    token :
+        What readers must give, as password or bearer token.
     origin :
         Let web pages of this origin read, such as https://viewer.example, or * for all; may be
         given several times.
@@ -166,13 +117,10 @@ def run_serve(
         from zarr_manifests.serving.application import serve
     except ImportError as error:
         raise InvalidArgumentError(str(error)) from error
-    repo = open_at(url, option, authorize)
 
     def started(at: str) -> None:
-        from zarr_manifests.repository import resolved
-
-        say(f"serving {plain_text(url)} at {at}/")
-        say(f"main as Zarr, as it is now: {at}/zarr/{resolved(repo, 'main')}")
+        say(f"serving {plain_text(repo.storage.url)} at {at}/")
+        say(f"main as Zarr, as it is now: {at}/zarr/{next(repo.ancestry(limit=1)).id}")
         say("press Ctrl-C to stop")
 
     serve(repo, host, port, token=token, origins=origin or (), started=started)
@@ -180,32 +128,31 @@ def run_serve(
 
 # --- in --------------------------------------------------------------------------------------
 
-importing = typer.Typer(
+run_import = typer.Typer(
     name="import",
     help="Import files; or a Zarr store, kerchunk references or an icechunk repository in place.",
     no_args_is_help=True,
 )
 
 
-@importing.command(name="netcdf")
+@run_import.command(name="netcdf")
 @verb
-def _import_netcdf(
-    url: Url,
+def run_import_netcdf(
+    url: str,
     files: list[str],
     *,
     append_dim: str = "time",
-    open: str = "netcdf",  # noqa: A002 - the name of the option
+    open: Literal["netcdf", "hdf5", "grib", "zarr"] = "netcdf",  # noqa: A002 - the option
     virtual: bool = False,
     group: str | None = None,
     variable: list[str] | None = None,
     skip: bool = False,
     replace: bool = False,
-    branch: Branch = "main",
-    message: Message = None,
-    container: Containers = None,
-    as_json: Json = False,
-    option: Options = None,
-) -> None:
+    branch: str = "main",
+    message: str | None = None,
+    container: Pairs = None,
+    option: Pairs = None,
+) -> object:
     """Append netCDF, HDF5, GRIB or Zarr files along a dimension, each once, in one commit.
 
     Parameters
@@ -215,7 +162,7 @@ def _import_netcdf(
     append_dim :
         Join the files along this dimension.
     open :
-        What they are: netcdf, hdf5, grib or zarr.
+        What they are.
     virtual :
         Refer to their chunks instead of copying them.
     group :
@@ -231,26 +178,23 @@ def _import_netcdf(
     how |= {"branch": branch, "message": message, "append_dim": append_dim}
     how["on_error"] = "report" if skip else "fail"
     how["on_changed"] = "replace" if replace else "error"
-    with progress("looking at files"):
-        report = _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
-    show(report, as_json)
+    return _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
 
 
-@importing.command(name="zarr")
+@run_import.command(name="zarr")
 @verb
-def _import_zarr(
-    url: Url,
+def run_import_zarr(
+    url: str,
     source: str,
     *,
     path: str = "/",
     copy: bool = False,
-    branch: Branch = "main",
-    message: Message = None,
-    max_bytes: MaxBytes = None,
-    as_json: Json = False,
-    option: Options = None,
-    from_option: FromOptions = None,
-) -> None:
+    branch: str = "main",
+    message: str | None = None,
+    max_bytes: int = _GIB,
+    option: Pairs = None,
+    from_option: Pairs = None,
+) -> object:
     """Import a plain Zarr store in one commit: metadata, and references to its chunks.
 
     Parameters
@@ -262,39 +206,31 @@ def _import_zarr(
     copy :
         Copy the chunks instead.
     """
-    how: Any = {"message": message, "branch": branch, **_bound(max_bytes)}
+    how: Any = {"message": message, "branch": branch, "max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
     places = {} if copy else {name or "source": source}
-    with progress("importing"):
-        imported = _into(
-            url,
-            option,
-            None,
-            lambda repo: zm.virtual.import_zarr(repo, source, path, copy, **how),
-            places,
-        )
-    made(imported, as_json)
+    take_in = zm.virtual.import_zarr
+    return _into(url, option, None, lambda repo: take_in(repo, source, path, copy, **how), places)
 
 
-@importing.command(name="kerchunk")
+@run_import.command(name="kerchunk")
 @verb
-def _import_kerchunk(
-    url: Url,
+def run_import_kerchunk(
+    url: str,
     references: str,
     *,
     path: str = "/",
     replace: bool = False,
     append_dim: str | None = None,
     remote_protocol: str | None = None,
-    branch: Branch = "main",
-    message: Message = None,
-    max_bytes: MaxBytes = None,
-    container: Containers = None,
-    as_json: Json = False,
-    option: Options = None,
-    from_option: FromOptions = None,
-) -> None:
+    branch: str = "main",
+    message: str | None = None,
+    max_bytes: int = _GIB,
+    container: Pairs = None,
+    option: Pairs = None,
+    from_option: Pairs = None,
+) -> object:
     """Import kerchunk references in one commit: a JSON file, or a folder of parquet files.
 
     Parameters
@@ -312,32 +248,25 @@ def _import_kerchunk(
     """
     how: Any = {"message": message, "branch": branch, "append_dim": append_dim}
     how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
-    how |= _bound(max_bytes)
+    how |= {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(references, from_option, "--from-option") or None
-    with progress("importing references"):
-        imported = _into(
-            url,
-            option,
-            container,
-            lambda repo: zm.virtual.import_kerchunk(repo, references, path, **how),
-        )
-    made(imported, as_json)
+    take_in = zm.virtual.import_kerchunk
+    return _into(url, option, container, lambda repo: take_in(repo, references, path, **how))
 
 
-@importing.command(name="icechunk")
+@run_import.command(name="icechunk")
 @verb
-def _import_icechunk(
-    url: Url,
+def run_import_icechunk(
+    url: str,
     source: str,
     *,
-    history: str = "all",
-    branch: Branches = None,
-    max_bytes: MaxBytes = None,
-    container: Containers = None,
-    as_json: Json = False,
-    option: Options = None,
-    from_option: FromOptions = None,
-) -> None:
+    history: Literal["all", "heads"] = "all",
+    branch: list[str] | None = None,
+    max_bytes: int = _GIB,
+    container: Pairs = None,
+    option: Pairs = None,
+    from_option: Pairs = None,
+) -> object:
     """Import the snapshots, branches and tags of an icechunk repository; again for what is new.
 
     It needs the package of icechunk, which the extra `icechunk` brings.
@@ -348,33 +277,28 @@ def _import_icechunk(
         What to import: a path or a URL.
     history :
         all snapshots, or those of heads and tags.
+    branch : -b
+        Only these branches; all by default.
     """
-    how = _bound(max_bytes)
+    how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
 
-    def take_in(repo: Repository) -> tuple[dict[str, str], dict[str, str]]:
+    def take_in(repo: Repo) -> tuple[dict[str, str], dict[str, str]]:
         before = {*repo.list_branches().values()}
-        depth = _as_given(history)
-        ours = zm.virtual.import_icechunk(repo, source, depth, branch, **how)
+        ours = zm.virtual.import_icechunk(repo, source, history, branch, **how)
         heads = repo.list_branches().items()
         return ours, {name: head for name, head in heads if head not in before}
 
-    with progress("importing"):
-        ours, moved = _into(url, option, container, take_in)
-    show(
-        {"branches": moved, "snapshots": ours},
-        as_json,
-        None if as_json else fact_table(moved.items()),
-    )
-    if not as_json:
-        show(f"{count_text(len(ours), 'snapshot')} of the icechunk repository here", as_json)
+    ours, moved = _into(url, option, container, take_in)
+    there = f"{count_text(len(ours), 'snapshot')} of the icechunk repository here"
+    return Told({"branches": moved, "snapshots": ours}, [fact_table(moved.items()), there])
 
 
 def _into[Made](
     url: str,
-    option: list[str] | None,
-    containers: list[str] | None,
-    take_in: Callable[[Repository], Made],
+    option: Pairs,
+    containers: Pairs,
+    take_in: Callable[[Repo], Made],
     also: Mapping[str, str] | None = None,
 ) -> Made:
     """Import into the repository; if there is none, the first commit makes it.
@@ -384,7 +308,7 @@ def _into[Made](
     from zarr_manifests.repositories import write_into
     from zarr_manifests.storage.url import storage_of
 
-    places = containers_of(containers)
+    places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
     try:
         found = write_into(storage, None, take_in, make=True, virtual_containers=places)
@@ -403,21 +327,68 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
     repo = zm.open(storage)
     told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
     names, urls = ({one[key] for one in told} for key in ("name", "url"))
-    given = {name: VirtualContainer(url).url for name, url in places.items()}
-    new = {name: url for name, url in given.items() if name not in names and url not in urls}
+    given = [{"name": name, "url": VirtualContainer(url).url} for name, url in places.items()]
+    new = [one for one in given if one["name"] not in names and one["url"] not in urls]
     if new:
-        more = [{"name": name, "url": url} for name, url in new.items()]
-        repo.save_config({"virtual-containers": [*told, *more]})
+        repo.save_config({"virtual-containers": [*told, *new]})
     out = console(stderr=True)
-    for name, url in new.items() if out.is_terminal else ():
-        said = f"saved container {name} at {url}: `cat`, `serve` and others read there with"
-        out.print(f"{said} --authorize", soft_wrap=True)
+    for one in new if out.is_terminal else ():
+        said = f"saved container {one['name']} at {one['url']}: `cat`, `serve` and others read"
+        out.print(f"{said} there with --authorize", soft_wrap=True)
 
 
-def _bound(max_bytes: int | None) -> dict[str, Any]:
-    return {} if max_bytes is None else {"max_bytes": max_bytes}
+# --- the demo --------------------------------------------------------------------------------
 
 
-def _as_given(text: Any) -> Any:
-    """A word that the library checks against those it knows."""
-    return text
+@verb
+def run_demo(
+    directory: Path = Path("zarr-manifests-demo"),
+    *,
+    months: Annotated[int, {"min": 1, "max": 60}] = 60,
+) -> None:
+    """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark.
+
+    Without Java or pyspark, the steps with Spark are left out, and the exit code is 1.
+
+    Parameters
+    ----------
+    directory :
+        A new directory, or that of an earlier demo, which is replaced.
+    months :
+        Append only so many months.
+    """
+    missing = [name for name in ("xarray", "scipy", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise ManifestsError(
+            f"the demo needs {', '.join(missing)}, not installed here; get all it needs with: "
+            'pip install "zarr-manifests[demo]"'
+        )
+    from zarr_manifests.demo import FIRST_TAG, Demo
+
+    no_spark = Demo(directory, console(), months).run()
+    beside, python = Path(sys.executable).with_name("zarr-manifests"), _short(sys.executable)
+    command = f"{python} -m zarr_manifests"
+    if beside.is_file():
+        command = beside.name if shutil.which(beside.name) == str(beside) else _short(str(beside))
+    url = str(directory / "winds")
+    code = f"import xarray as xr; print(xr.open_dataset({url!r}, engine='zarr_manifests'))"
+    url = shlex.quote(url)
+    say(
+        f"""
+What to try next:
+  {command} serve {url}
+  {command} log {url} -n 5
+  {command} tree {url} --chunks
+  {command} tree {url} {FIRST_TAG}
+  {command} info {url}
+  {python} -c "{code}"
+serve prints an address: open it, choose the newest commit, then u: a map of the wind."""
+    )
+    if no_spark is not None:
+        raise ManifestsError(str(no_spark)) from no_spark
+
+
+def _short(path: str) -> str:
+    """The path, relative if it is below the working directory, quoted for a shell."""
+    here, full = Path.cwd(), Path(path)
+    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))

@@ -17,8 +17,9 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.resources import as_file, files
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -26,7 +27,6 @@ from typing import Any, Final
 import numpy as np
 import xarray as xr
 from rich.console import Console
-from rich.progress import track
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import (
@@ -43,12 +43,12 @@ from zarr_manifests.texts import bytes_text, count_text
 type _Cost = Counter[str]
 """Requests, bytes read and written, and milliseconds."""
 
-FIRST_TAG: Final = "first-years"
 MARKER: Final = ".made-by-zarr-manifests-demo"
 _NOTE: Final = (
     "This directory was made by `zarr-manifests demo`. When the demo is run here again it replaces "
     "winds/, rewritten/, stream/ and winds.png, and leaves everything else as it is.\n"
 )
+FIRST_TAG: Final = "first-years"
 _FIRST: Final = 72
 _REWRITE_EVERY: Final = 6
 _STREAMED: Final = 2
@@ -108,15 +108,14 @@ def claim(directory: Path) -> None:
     """
     marker, another = directory / MARKER, "name a new directory: zarr-manifests demo DIRECTORY"
     try:
-        owned = marker.is_file() and not marker.is_symlink()
-        empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
-        if not (owned or empty):
-            raise AlreadyExistsError(
-                f"{directory} is there and was not made by the demo, which therefore leaves it "
-                f"alone; {another}"
-            )
         directory.mkdir(parents=True, exist_ok=True)
-        marker.write_text(_NOTE, encoding="utf-8")
+        if marker.is_symlink() or not marker.is_file():
+            if any(directory.iterdir()):
+                raise AlreadyExistsError(
+                    f"{directory} is there and was not made by the demo, which therefore leaves "
+                    f"it alone; {another}"
+                )
+            marker.write_text(_NOTE, encoding="utf-8")
         (directory / "winds.png").unlink(missing_ok=True)
         for path in (directory / name for name in ("winds", "rewritten", "stream")):
             if path.is_symlink() or path.exists():
@@ -134,10 +133,9 @@ def _measured() -> Iterator[_Cost]:
     cost: _Cost = Counter()
     before, start_s = process_totals(), SYSTEM.monotonic_s()
     yield cost
-    took_s = SYSTEM.monotonic_s() - start_s
+    cost["ms"] = round(1000 * (SYSTEM.monotonic_s() - start_s))
     done = process_totals() - before
     cost.update(requests=done.requests, read=done.bytes_read, written=done.bytes_written)
-    cost.update(ms=round(1000 * took_s))
 
 
 def _told(cost: _Cost) -> str:
@@ -171,9 +169,10 @@ class Demo:
 
     def __init__(self, directory: Path, out: Console, months: int = 60) -> None:
         claim(directory)
-        self._at, self._out, self._step = directory, out, 0
+        self._at, self._out, self._steps = directory, out, count(1)
         self._winds = open_winds().isel(time=slice(0, _FIRST + months))
-        self._repo = repositories.create(directory / "winds")
+        self._last = self._winds.sizes["time"]
+        self._names = ["", *self._winds.time.dt.strftime("%B %Y").values]  # counted from 1
 
     def run(self) -> Exception | None:
         """Do all steps; why Spark cannot run here, if so, and its steps are left out.
@@ -183,44 +182,36 @@ class Demo:
         CheckFailedError
             If something that was read or computed is wrong.
         """
-        total = self._winds.sizes["time"]
-        self._print(f"{total} months of monthly Navy winds (public domain), in {self._at}{os.sep}")
-        self._ingest()
-        commits, compacted = self._append()
+        months = f"{self._last} months of monthly Navy winds (public domain)"
+        self._print(f"{months}, in {self._at}{os.sep}")
+        commits, compacted = self._append(self._ingest())
         rewrites = self._rewrite()
         self._read()
-        self._start("Draw the last month's wind, and what each commit wrote")
-        with self._out.status("Drawing ..."):
+        with self._step("Draw the last month's wind, and what each commit wrote"):
             head = self._open("winds").isel(time=-1).load()
             _draw(self._at / "winds.png", head, commits, compacted, rewrites)
-        self._say(f"saved {self._at / 'winds.png'}")
+            self._say(f"saved {self._at / 'winds.png'}")
         self._compare(commits, rewrites)
         try:  # last, since it takes longest and needs Java
             self._spark()
         except (JavaNotFoundError, ImportError) as error:
             self._say("left out: Spark cannot run here (see the error at the end)")
-            self._start(_STREAMING)
-            self._say("left out as well")
+            with self._step(_STREAMING):
+                self._say("left out as well")
             return error
         return None
 
     def _print(self, text: str, **how: Any) -> None:
         self._out.print(text, soft_wrap=True, **how)
 
-    def _start(self, what: str) -> None:
-        self._step += 1
-        self._print(f"\n{self._step}/7  {what}", style="bold")
-
     def _say(self, text: str) -> None:
         self._print(f"     {text}")
 
-    def _each(self, items: range | list[int], what: str) -> Iterable[int]:
-        shown = self._out.is_terminal
-        return track(items, f"     {what}", console=self._out, transient=True, disable=not shown)
-
-    def _label(self, months: int) -> str:
-        """The name of the last of that many months."""
-        return str(self._winds.time[months - 1].dt.strftime("%B %Y").item())
+    @contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        self._print(f"\n{next(self._steps)}/7  {what}", style="bold")
+        with self._out.status("working"):
+            yield
 
     def _until(self, months: int) -> xr.Dataset:
         return self._winds.isel(time=slice(0, months))
@@ -233,70 +224,70 @@ class Demo:
 
     # --- the steps ---------------------------------------------------------------------------
 
-    def _ingest(self) -> None:
-        last = self._label(_FIRST)
-        self._start(f"Ingest {self._label(1)} to {last} with xarray, as one commit")
-        with self._out.status("Ingesting ..."), _measured() as cost:
-            _commit_whole(self._repo, self._until(_FIRST), f"Ingest the months up to {last}")
-        self._repo.create_tag(FIRST_TAG)
+    def _ingest(self) -> Repository:
+        repo, last = repositories.create(self._at / "winds"), self._names[_FIRST]
+        what = f"Ingest {self._names[1]} to {last} with xarray, as one commit"
+        with self._step(what), _measured() as cost:
+            _commit_whole(repo, self._until(_FIRST), f"Ingest the months up to {last}")
+        repo.create_tag(FIRST_TAG)
         self._say(_told(cost))
+        return repo
 
-    def _append(self) -> tuple[dict[int, _Cost], list[int]]:
+    def _append(self, repo: Repository) -> tuple[dict[int, _Cost], list[int]]:
         """Costs by the number of months afterwards, and after which the deltas were compacted."""
-        months = range(_FIRST + 1, self._winds.sizes["time"] + 1)
-        self._start(f"Append the following {count_text(len(months), 'month')}, one commit each")
-        costs, compacted = {}, []
-        for month in self._each(months, "appending"):
-            message, one = f"Append {self._label(month)}", self._winds.isel(time=[month - 1])
-            with _measured() as cost, self._repo.transaction("main", message=message) as store:
-                one.to_zarr(store, append_dim="time")
-            costs[month] = cost
-            if next(self._repo.ancestry()).kind == "rewrite":
-                compacted.append(month)
+        costs: dict[int, _Cost] = {}
+        compacted: list[int] = []
+        following = count_text(self._last - _FIRST, "month")
+        with self._step(f"Append the following {following}, one commit each"):
+            for number in range(_FIRST + 1, self._last + 1):
+                month, why = self._winds.isel(time=[number - 1]), f"Append {self._names[number]}"
+                with _measured() as costs[number], repo.transaction(message=why) as store:
+                    month.to_zarr(store, append_dim="time")
+                if next(repo.ancestry()).kind == "rewrite":
+                    compacted.append(number)
         self._say(f"all together: {_told(sum(costs.values(), Counter()))}")
         names = ("requests", "written", "ms")
         requests, written, ms = (median(cost[name] for cost in costs.values()) for name in names)
         wrote = f"wrote {bytes_text(round(written))} in {_duration(ms)}"
         self._say(f"median month: {requests:.0f} requests, {wrote}")
-        for month in compacted:
-            size = bytes_text(costs[month]["written"])
-            self._say(f"{self._label(month)} also compacted the deltas: wrote {size}")
+        for number in compacted:
+            size = bytes_text(costs[number]["written"])
+            self._say(f"{self._names[number]} also compacted the deltas: wrote {size}")
         return costs, compacted
 
     def _rewrite(self) -> dict[int, _Cost]:
         """Costs of all months so far: same chunks, same disk, into an empty repository."""
-        last, place, costs = self._winds.sizes["time"], self._at / "rewritten", {}
+        place, last, costs = self._at / "rewritten", self._last, {}
         due = sorted({_FIRST + 1, *range(_FIRST + _REWRITE_EVERY, last, _REWRITE_EVERY), last})
         appends = f"{len(due)} of these {last - _FIRST} appends"
-        self._start(f"For comparison, rewrite everything at {appends}")
-        for months in self._each(due, "rewriting"):
-            repo = repositories.create(place)
-            with _measured() as costs[months]:
-                _commit_whole(repo, self._until(months), "Rewrite everything")
-            shutil.rmtree(place)
+        with self._step(f"For comparison, rewrite everything at {appends}"):
+            for months in due:
+                repo = repositories.create(place)
+                with _measured() as costs[months]:
+                    _commit_whole(repo, self._until(months), "Rewrite everything")
+                shutil.rmtree(place)
         self._say(f"all together: {_told(sum(costs.values(), Counter()))}")
         return costs
 
     def _read(self) -> None:
-        self._start("Read the snapshot of the first years and the head, each opened anew")
-        whole = self._winds.sizes["time"]
-        for name, tag, months in (("first years", FIRST_TAG, _FIRST), ("head", None, whole)):
-            with self._out.status("Reading and comparing ..."):
+        with self._step("Read the snapshot of the first years and the head, each opened anew"):
+            first, head = ("first years", FIRST_TAG, _FIRST), ("head", "main", self._last)
+            for name, version, months in (first, head):
                 with _measured() as opening:
-                    found = self._open("winds", tag)
+                    found = self._open("winds", version)
                 with _measured() as one:
                     last = found.isel(time=slice(-1, None)).load()
                 with _measured() as rest:
                     others = found.isel(time=slice(None, -1)).load()
-            if not xr.concat([others, last], dim="time").identical(self._until(months)):
-                raise CheckFailedError(
-                    f"{tag or 'main'} in {self._at / 'winds'} does not hold the {months} months "
-                    "that were written"
-                )
-            self._say(f"{name}, {months} months, {_SAME}")
-            self._say(f"  open, with coordinates: {_told(opening)}")
-            self._say(f"  u and v of one month:   {_told(one)}")
-            self._say(f"  all other months:       {_told(rest)}")
+                if not xr.concat([others, last], dim="time").identical(self._until(months)):
+                    raise CheckFailedError(
+                        f"{version} in {self._at / 'winds'} does not hold the {months} months "
+                        "that were written"
+                    )
+                self._say(f"{name}, {months} months, {_SAME}")
+                self._say(f"  open, with coordinates: {_told(opening)}")
+                self._say(f"  u and v of one month:   {_told(one)}")
+                self._say(f"  all other months:       {_told(rest)}")
 
     def _compare(self, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]) -> None:
         """Print the first, middle and last measured month: the commit beside the full rewrite."""
@@ -304,35 +295,34 @@ class Demo:
             "\n               commit:                     rewrite:                    bytes"
             "\nto add         requests  written  seconds  requests  written  seconds  ratio"
         )
-        months = list(rewrites)
-        for month in dict.fromkeys([months[0], months[len(months) // 2], months[-1]]):
-            line = f"{self._label(month):14}"
-            for cost in (commits[month], rewrites[month]):
+        due = list(rewrites)
+        for number in dict.fromkeys([due[0], due[len(due) // 2], due[-1]]):
+            line = f"{self._names[number]:14}"
+            for cost in (commits[number], rewrites[number]):
                 size, seconds = bytes_text(cost["written"]), f"{cost['ms'] / 1000:.2f}"
                 line += f" {cost['requests']:8}  {size:>7}  {seconds:>7} "
-            self._print(f"{line} {rewrites[month]['written'] / commits[month]['written']:5.0f}")
+            self._print(f"{line} {rewrites[number]['written'] / commits[number]['written']:5.0f}")
         self._print(
             "Rewriting is measured, not estimated: all months so far, as one commit into an\n"
             "empty repository on the same disk, with the same chunks and the same xarray."
         )
 
     def _spark(self) -> None:
-        self._start("Compute the monthly mean wind speed on Spark")
-        from zarr_manifests.spark import session
-
         # The console shows progress, and two progress bars would overwrite each other.
         settings = {"spark.sql.shuffle.partitions": "2", "spark.ui.showConsoleProgress": "false"}
-        start_s = SYSTEM.monotonic_s()
-        with warnings.catch_warnings():
+        with ExitStack() as at_the_end:
+            at_the_end.enter_context(warnings.catch_warnings())
             # A warning about features of pandas that are not used here.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            spark = session("zarr-manifests demo", master="local[2]", config=settings)
-            try:
+            with self._step("Compute the monthly mean wind speed on Spark"):
+                from zarr_manifests.spark import session
+
+                start_s = SYSTEM.monotonic_s()
+                spark = session("zarr-manifests demo", master="local[2]", config=settings)
+                at_the_end.callback(spark.stop)
                 self._means(spark, start_s)
-                self._start(_STREAMING)
+            with self._step(_STREAMING):
                 self._stream(spark)
-            finally:
-                spark.stop()
 
     def _means(self, spark: Any, start_s: float) -> None:
         """Compute means on Spark, then read the strong westerlies of the second half."""
@@ -341,31 +331,30 @@ class Demo:
         from zarr_manifests.spark import explain_pruning, read
 
         place, winds = self._at / "winds", self._winds
-        with self._out.status("Reading, computing ..."):
-            cells = read(spark, place, ["u", "v"])
-            u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
-            speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
-            mean = (sql.sum(speed * weight) / sql.sum(weight)).alias("mean")
-            by_month = cells.groupBy("time").agg(mean, sql.count("u").alias("rows"))
-            table: Any = by_month.orderBy("time").toPandas()
-            took = _duration(1000 * (SYSTEM.monotonic_s() - start_s))
-            difference = check_means(table, winds)
-            repositories.open(place).compute_statistics(["u"])
-            half = winds.time.values[len(winds.time) // 2]
-            where = f"u > 15.0 AND time >= '{np.datetime_as_string(half, 'D')}'"
-            strong = read(spark, place, "u", where=where).count()
-            if strong != int((winds.u.sel(time=slice(half, None)) > 15).sum()):
-                raise CheckFailedError(f"Spark finds other cells where {where} than xarray does")
-            pruned = explain_pruning(spark, place, "u", where=where)
-        means, skipped = table["mean"].to_numpy(), pruned.left_out
-        low, high = int(means.argmin()), int(means.argmax())
+        cells = read(spark, place, ["u", "v"])
+        u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
+        speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
+        mean = (sql.sum(speed * weight) / sql.sum(weight)).alias("mean")
+        by_month = cells.groupBy("time").agg(mean, sql.count("u").alias("rows"))
+        table: Any = by_month.orderBy("time").toPandas()
+        took = _duration(1000 * (SYSTEM.monotonic_s() - start_s))
+        difference = check_means(table, winds)
+        repositories.open(place).compute_statistics(["u"])
+        half = winds.time.values[len(winds.time) // 2]
+        where = f"u > 15.0 AND time >= '{np.datetime_as_string(half, 'D')}'"
+        strong = read(spark, place, "u", where=where).count()
+        if strong != int((winds.u.sel(time=slice(half, None)) > 15).sum()):
+            raise CheckFailedError(f"Spark finds other cells where {where} than xarray does")
+        pruned = explain_pruning(spark, place, "u", where=where)
         rows, tasks = int(table["rows"].sum()), cells.rdd.getNumPartitions()
         self._say(f"{rows:,} rows in {tasks} tasks, {took} with the start of Spark")
         same = f"as xarray computes them (largest difference {difference:.0e} m/s)"
-        self._say(f"{len(means)} means, {same}")
-        calm = f"calmest month {self._label(low + 1)} ({means[low]:.2f} m/s)"
-        self._say(f"{calm}, windiest {self._label(high + 1)} ({means[high]:.2f} m/s)")
+        self._say(f"{len(table)} means, {same}")
+        ends = table["mean"].argmin(), table["mean"].argmax()
+        calm, windy = (f"{self._names[n + 1]} ({table['mean'][n]:.2f} m/s)" for n in ends)
+        self._say(f"calmest month {calm}, windiest {windy}")
         self._say(f"where {where}: {strong:,} rows")
+        skipped = pruned.left_out
         by = f"{skipped['range']} skipped by time, {skipped['statistics']} by statistics"
         self._say(f"of {pruned.chunks} chunks {by}")
 
@@ -382,22 +371,24 @@ class Demo:
         repo = repositories.create(place / "winds")
         _commit_whole(repo, self._until(1), "The first month")
         reports: list[Any] = []
-        dims = {"dims": ["time", "lat", "lon"], "append_dim": "time"}
-        write: Any = foreach_batch
-        write = write(repo, "/", **dims, on_report=lambda _, report: reports.append(report))
+        how: Any = {"dims": ["time", "lat", "lon"], "append_dim": "time"}
+        write = foreach_batch(repo, "/", on_report=lambda _, one: reports.append(one), **how)
         schema = "time timestamp, lat double, lon double, u float, v float"
         rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
         stream = rows.parquet(str(place / "files")).writeStream.foreachBatch(write)
         stream = stream.option("checkpointLocation", str(place / "checkpoint"))
-        with self._out.status("Streaming ..."), _measured() as cost:
+        with _measured() as cost:
             for month in range(1, 1 + 2 * _STREAMED):
                 table = months.isel(time=[month]).to_dataframe().reset_index()
                 table["time"] = table["time"].dt.tz_localize("UTC").astype("datetime64[us, UTC]")
                 table.to_parquet(place / "files" / f"{month:02}.parquet", index=False)
                 if month % _STREAMED == 0:  # one commit for each file that has come
                     stream.trigger(availableNow=True).start().awaitTermination()
-                if month == _STREAMED:
-                    _forget_last_batch(place / "checkpoint" / "commits")
+                if month == _STREAMED:  # forget what Spark writes after the commit of a batch
+                    commits = [*(place / "checkpoint" / "commits").glob("[0-9]*")]
+                    last = max(commits, key=lambda file: int(file.name))
+                    last.unlink()
+                    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
         if not self._open("stream/winds").equals(months):
             raise CheckFailedError("the stream has not written each month once")
         shutil.rmtree(place)
@@ -441,13 +432,6 @@ def check_means(computed: Any, winds: xr.Dataset) -> float:
     return float(np.abs(means - wanted).max())
 
 
-def _forget_last_batch(commits: Path) -> None:
-    """Delete what Spark writes after the commit of a batch."""
-    last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
-    for name in (f"{last}", f".{last}.crc"):
-        (commits / name).unlink(missing_ok=True)
-
-
 def _draw(
     path: Path,
     month: xr.Dataset,
@@ -466,17 +450,20 @@ def _draw(
         _draw_map(above, month)
         start: Any = {"transform": below.get_yaxis_transform(), "va": "top", "weight": "bold"}
         anew = "writing everything anew (measured at the dots)"
-        each = (anew, rewrites, _GREY), ("committing the month", commits, _BLUE)
-        for text, costs, color in each:
+        one = "committing the month"
+        for text, costs, color in ((anew, rewrites, _GREY), (one, commits, _BLUE)):
             written = [cost["written"] / 1000 for cost in costs.values()]
             below.plot(list(costs), written, "o-", color=color, markersize=4)
             below.text(0.015, written[0] * 0.72, text, color=color, **start)
         for after in compacted:
-            at, text = (after, commits[after]["written"] / 1000), "also\ncompacted the deltas"
+            at, text = (
+                (after, commits[after]["written"] / 1000),
+                "this commit also\ncompacted the deltas",
+            )
             below.plot(*at, "o", color=_RED, markersize=6)
             place: Any = {"xytext": (-10, 18), "textcoords": "offset points", "ha": "right"}
             line: Any = {"arrowstyle": "-", "color": _RED}
-            below.annotate(f"this commit {text}", at, color=_RED, arrowprops=line, **place)
+            below.annotate(text, at, color=_RED, arrowprops=line, **place)
         below.set(title="Bytes written to add one month", xlabel="months in the repository")
         below.set(ylabel="written (kB, log scale)", ylim=(10, 4000), yscale="log")
         below.yaxis.set_major_formatter(lambda kilobytes, _: f"{kilobytes:,.10g}")

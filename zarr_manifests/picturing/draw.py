@@ -17,7 +17,7 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
 from zarr_manifests.picturing.graph import lane_color
 from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 from zarr_manifests.versions import short_ids
 
 if TYPE_CHECKING:

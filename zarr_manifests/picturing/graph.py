@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 from zarr_manifests.versions import short_ids
 
 if TYPE_CHECKING:

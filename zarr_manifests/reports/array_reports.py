@@ -15,9 +15,9 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
-from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.sums import Amount
 from zarr_manifests.report import Report
+from zarr_manifests.texts import plain_text
 
 __all__ = [
     "ArrayStatistics",

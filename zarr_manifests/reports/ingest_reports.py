@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zarr_manifests.plain import plain_text
 from zarr_manifests.report import Report
-from zarr_manifests.texts import bytes_text, count_text
+from zarr_manifests.texts import bytes_text, count_text, plain_text
 
 __all__ = ["FailedFile", "IngestReport", "IngestedFile"]
 

@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from zarr_manifests.grid import Coords
-from zarr_manifests.plain import plain_text
 from zarr_manifests.report import Report
-from zarr_manifests.texts import bytes_text, count_text, time_text
+from zarr_manifests.texts import bytes_text, count_text, plain_text, time_text
 
 __all__ = [
     "CleanReport",

@@ -17,10 +17,9 @@ from zarr_manifests.errors import Conflict, ManifestsError
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
-from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.tables.node_fields import Fields
 from zarr_manifests.report import Report, plain
-from zarr_manifests.texts import count_text, time_text, totals_text, written_text
+from zarr_manifests.texts import count_text, plain_text, time_text, totals_text, written_text
 from zarr_manifests.versions import RefName
 
 if TYPE_CHECKING:

@@ -40,10 +40,10 @@ from zarr_manifests.keys import (
     directory,
     split,
 )
-from zarr_manifests.plain import plain_text
 from zarr_manifests.runtime import ForkSafeLock
 from zarr_manifests.serving.served import OpenSnapshot, Served
 from zarr_manifests.session import estimate_of
+from zarr_manifests.texts import plain_text
 
 PIECE_BYTES: Final = 8 * 1024**2
 """A larger value is read in pieces of this size."""

@@ -26,12 +26,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.plain import plain_text
 from zarr_manifests.repository import Repository
 from zarr_manifests.serving.answers import ZarrAnswers, failed
 from zarr_manifests.serving.served import Served
 from zarr_manifests.serving.slices import SliceAnswers
 from zarr_manifests.serving.web_pages import Pages
+from zarr_manifests.texts import plain_text
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _LOOPBACK_ORIGIN: Final = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]+)?"

@@ -32,13 +32,12 @@ from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
 from zarr_manifests.picturing.chunk_map import ChunkMap
 from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.plain import plain_text
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
 from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import status_of
 from zarr_manifests.serving.served import OpenSnapshot, Served
 from zarr_manifests.session import chunk_map_of, estimate_of
-from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
+from zarr_manifests.texts import bytes_text, count_text, plain_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
 _AT_ONCE: Final = 4

@@ -25,12 +25,12 @@ from pyspark.sql.types import StructType
 from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.grid import Box, IndexArray, grid_shape
-from zarr_manifests.plain import plain_text
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
 from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
+from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.containers import VirtualContainer
 
 __all__ = ["Containers", "Job", "LeftLease", "chunks_in", "with_lease"]

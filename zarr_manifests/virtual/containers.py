@@ -36,8 +36,8 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside
-from zarr_manifests.plain import plain_text
 from zarr_manifests.storage.url import environment_mark, from_url
+from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.locations import (
     REMOTE,
     WEB,

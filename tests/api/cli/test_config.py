@@ -45,4 +45,4 @@ def test_validate_says_every_fault_in_a_line(tmp_path: Path) -> None:
     assert second.startswith("error: line 3: colour")
     file.write_text("chunk-manifests:\n  sets: [a]\n", "utf-8")
     assert call("config", "validate", file).stdout == f"{file}: good\n"
-    assert call("config", "validate", "-", given=b"").stdout == "standard input: good\n"
+    assert call("config", "validate", "-", given=b"").stdout == "<stdin>: good\n"

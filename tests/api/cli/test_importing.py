@@ -98,6 +98,6 @@ def test_an_icechunk_repository(
     opened = zm.open(repo)
     assert all(f"{name}  {head}" in shown for name, head in opened.list_branches().items())
     assert "--history" not in call(*words, *place, "--history", "heads")
-    assert "give 'all' or 'heads'" in call(*words, "--history", "some", code=2)
+    assert "not one of 'all', 'heads'" in call(*words, "--history", "some", code=2)
     monkeypatch.setitem(sys.modules, "icechunk", None)
     assert 'pip install "zarr-manifests[icechunk]"' in call(*words, code=2)

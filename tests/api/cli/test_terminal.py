@@ -82,7 +82,7 @@ def test_long_verbs_draw_how_far_they_are(
         self.refresh()
 
     monkeypatch.setattr(Progress, "update", shown)
-    monkeypatch.setattr("zarr_manifests.cli.console.console", lambda *, stderr=False: screen)
+    monkeypatch.setattr("rich.console.Console", lambda *, stderr: screen)
     words, with_total, without = VERBS[verb]
     done = CliRunner().invoke(app, [places.get(word, word) for word in words])
     assert done.exit_code == 0, done.output

@@ -19,7 +19,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import object_key
-from zarr_manifests.plain import plain_text
+from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import PendingDeletion
-from zarr_manifests.times import milliseconds, moment_ms
+from zarr_manifests.versions import milliseconds, moment_ms
 
 __all__ = ["Aged", "Retention", "kept_count", "retention", "with_pending"]
 

@@ -34,7 +34,7 @@ FAULTS = [
     Fault("one-step-back-stays", "versions.py", "int(step or 1)", "int(step or 0)"),
     Fault(
         "negative-ages-accepted",
-        "times.py",
+        "versions.py",
         "isinstance(duration, timedelta) and duration >= timedelta(0)",
         "isinstance(duration, timedelta)",
     ),
@@ -58,7 +58,7 @@ FAULTS = [
     ),
     Fault(
         "direction-marks-are-shown",
-        "plain.py",
+        "texts.py",
         'unicodedata.category(char) == "Zs"',
         'unicodedata.category(char) in ("Zs", "Cf")',
     ),
