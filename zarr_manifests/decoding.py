@@ -538,7 +538,7 @@ def place(
     [2, 0, 0, 5]
     """
     if not out.ndim:
-        out[()] = values[-1]
+        out[()] = values[-1, ...]  # a scalar of damaged text cannot be made
         return
     for rows, part, tiles, at in _pieces(values.shape[1:], coords, out, lo):
         cells = values[(slice(None), *part)]

@@ -94,6 +94,7 @@ def test_damaged_chunks_are_left_to_zarr(written: Written, data: Any) -> None:
     blosc = "blosc" in repr(written.array.metadata).lower()
     # Blosc reads behind the end of what is too short, and trusts what was changed.
     how = data.draw(st.sampled_from(["longer"] if blosc else ["shorter", "longer", "other"]))
+    assume(written.array.ndim or how != "other")  # Zarr makes a scalar, whose bytes may differ
     where = data.draw(st.integers(0, len(whole) - 1))
     if how == "shorter":
         damaged = whole[:where]
@@ -110,6 +111,12 @@ def test_damaged_chunks_are_left_to_zarr(written: Written, data: Any) -> None:
     assert written.decoder is not None
     if written.decoder.decode(chunks, out, [0] * out.ndim):
         assert _same(out, written.array[region])
+
+
+def test_damaged_text_without_axes_is_copied() -> None:
+    out = np.empty((), "<U2")
+    decoding.place(np.frombuffer(b"\xff" * 8, "<U2"), np.zeros((1, 0), np.int64), out, [])
+    assert out.tobytes() == b"\xff" * 8
 
 
 def test_blosc_is_not_given_less_than_it_believes() -> None:
