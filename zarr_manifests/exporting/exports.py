@@ -61,15 +61,14 @@ from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, dir
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
-from zarr_manifests.storage.files import translated
+from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, translated
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.texts import known_as, shown
+from zarr_manifests.virtual.containers import WEB, VirtualLocation, parse_location
 from zarr_manifests.virtual.icechunk_files import place_for
-from zarr_manifests.virtual.locations import WEB, VirtualLocation, parse_location
 
 __all__ = ["export"]
 

@@ -75,14 +75,12 @@ from zarr_manifests.storage.disk import (
     FileTurn,
     PosixDisk,
     Temp,
-    exclusive,
-    network_filesystem,
-)
-from zarr_manifests.storage.files import (
     check_folders,
+    exclusive,
     explained,
     file_instead,
     link_refused,
+    network_filesystem,
     open_below,
     read_error,
     reading,

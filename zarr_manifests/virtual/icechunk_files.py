@@ -37,9 +37,8 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, is_inside, join
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.virtual.locations import REMOTE, WEB
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.containers import REMOTE, WEB, Containers, VirtualContainer
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 if TYPE_CHECKING:
     import icechunk
