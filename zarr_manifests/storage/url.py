@@ -11,6 +11,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
@@ -205,55 +206,20 @@ def parse_options(url: str | os.PathLike[str], texts: Mapping[str, str]) -> dict
     """
     scheme, _, _ = _split(url, {})
     kind = _KINDS[scheme]
-    known, options, problems = _OPTIONS[kind], {}, []
-    for name, text in texts.items():
-        try:
-            options[name] = _READ[known[name]](text) if name in known else text
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
-    if problems:
-        raise ConfigError(problems)
+    options = {name: _value(text, _OPTIONS[kind].get(name)) for name, text in texts.items()}
     _check(scheme, options)
     return options
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text.lower() == "true"
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ValueError("must be a whole number")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("must be a number") from None
-
-
-def _pairs(text: str) -> object:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError('must be a JSON object, such as {"x-team": "winds"}')
-    return found
-
-
-_READ: Final[Mapping[Any, Callable[[str], object]]] = {
-    str: str,
-    bool: _flag,
-    int: _whole,
-    float: _number,
-    Mapping: _pairs,
-    Callable: function_named,
-}
+def _value(text: str, due: Any) -> object:
+    """The value that a text means; the text itself, which `_check` refuses, if it means none."""
+    if due is Callable:
+        return function_named(text)
+    if due in (None, str):
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text.lower() if due is bool else text)
+    return text
 
 
 def refuse_slipped(text: str) -> None:
@@ -469,7 +435,7 @@ def _fault(name: str, value: object, due: Any) -> str:
             return f"must be of type {due.__name__}, from {least} to {most}"
         return ""
     if not isinstance(value, due):
-        return f"must be of type {due.__name__}"
+        return "must be true or false" if due is bool else f"must be of type {due.__name__}"
     return _fault_of_endpoint(value) if name == "endpoint" else ""
 
 
@@ -481,7 +447,7 @@ def _fault_of_headers(value: object) -> str:
         and _HEADER_VALUE.fullmatch(text)
         for name, text in value.items()
     ):
-        return "must be a mapping of names of headers to text in ASCII"
+        return 'must map names of headers to text in ASCII, such as {"x-team": "winds"}'
     if any(_SECRET_HEADER.fullmatch(name) for name in value):
         return (
             "must hold no secrets, since options end up in pickles: give credentials by a "

@@ -518,11 +518,9 @@ class Containers:
                 known = folders[folder] = container, path[:-1]
             yield known[0], known[1] + name
 
-    def source_at(
-        self, url: str, modified_ms: int | None = None, nbytes: int | None = None
-    ) -> VirtualSource:
-        """The source that a location means, with what is known of it."""
-        return VirtualSource(*self.locate(url), None, modified_ms, nbytes)
+    def source_at(self, url: str) -> VirtualSource:
+        """The source that a location means, of which nothing is known."""
+        return VirtualSource(*self.locate(url))
 
     def _holding(self, scheme: str, path: str) -> str:
         """Name of the innermost container that holds a normalised path; empty for none."""
