@@ -58,6 +58,7 @@ __all__ = [
     "open_below",
     "open_inside",
     "open_regular",
+    "read_at",
     "read_error",
     "reading",
     "translated",
@@ -75,6 +76,9 @@ _NETWORK = re.compile(
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 # A folder on the way need not be readable.
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+# Up to this size a read allocates what was asked for; beyond it checks the file's size first.
+_UNCHECKED_READ_BYTES: Final = 256 * 1024
+_MOST_AT_ONCE: Final = 2**30  # within what every system reads in one call
 _HINTS: Final = {
     errno.EACCES: "check its owner and permissions",
     errno.EPERM: "check its owner and permissions",
@@ -142,6 +146,20 @@ def open_regular(
         os.close(fd)
         raise
     return fd
+
+
+def read_at(fd: int, start: int, length: int | None) -> bytes:
+    """Read up to `length` bytes from `start` on; fewer only at the end of the file."""
+    if length is None or length > _UNCHECKED_READ_BYTES:
+        rest = max(os.fstat(fd).st_size - start, 0)
+        length = rest if length is None else min(rest, length)
+    data = os.pread(fd, min(length, _MOST_AT_ONCE), start)
+    parts = [data]
+    while data and (length := length - len(data)):
+        start += len(data)
+        data = os.pread(fd, min(length, _MOST_AT_ONCE), start)
+        parts.append(data)
+    return b"".join(parts)
 
 
 def open_below(root: str, key: str, *, follow_links: bool = False) -> int:

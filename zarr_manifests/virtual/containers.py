@@ -23,7 +23,7 @@ import re
 import socket
 import string
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -78,8 +78,6 @@ _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ODD: Final = re.compile(r"[\x00-\x1f\x7f\\]")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
-"""Names that are the same in a URL and in a path."""
 _SAME: Final = b"/-._~" + f"{string.ascii_letters}{string.digits}".encode()
 _SAME_REMOTE: Final = _SAME + b"=:+,@"
 """Characters that are the same in a URL and in a path of a local file, or of a remote one."""
@@ -460,14 +458,13 @@ class Containers:
 
         Where all of a batch are below one folder, only what is below it is looked at, as one text.
         """
-        folders: dict[str, tuple[str, str]] = {}
         names: dict[str, int] = {}
         container, paths = np.empty(len(urls), np.int64), list[str]()
         for start in range(0, len(urls), _TOGETHER):
             some = urls[start : start + _TOGETHER]
             found = self._below_one(some)
             if found is None:
-                each = [*self._each(some, folders)]
+                each = [*map(self.locate, some)]
                 numbers = [names.setdefault(name, len(names)) for name, _ in each]
                 container[start : start + len(some)] = numbers
                 paths += [path for _, path in each]
@@ -502,21 +499,6 @@ class Containers:
                 return None
         above = path[:-1]
         return name, [above + text[size + 1 :] for text in texts]
-
-    def _each(
-        self, urls: Iterable[object], folders: dict[str, tuple[str, str]]
-    ) -> Iterator[tuple[str, str]]:
-        """`locate` of each file; `folders` has those whose container is known."""
-        for url in urls:
-            folder, _, name = url.rpartition("/") if isinstance(url, str) else ("", "", "")
-            if "://" not in folder or folder.startswith("memory:") or not _PLAIN.fullmatch(name):
-                yield self.locate(url)
-                continue
-            known = folders.get(folder)
-            if known is None:
-                container, path = self.locate(f"{folder}/x")
-                known = folders[folder] = container, path[:-1]
-            yield known[0], known[1] + name
 
     def source_at(self, url: str) -> VirtualSource:
         """The source that a location means, of which nothing is known."""

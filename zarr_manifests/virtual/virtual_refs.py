@@ -43,7 +43,7 @@ from zarr_manifests.format.virtual_sources import (
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import from_url
-from zarr_manifests.storage.disk import open_inside
+from zarr_manifests.storage.disk import open_inside, read_at
 from zarr_manifests.storage.protocol import Version, plain_etag
 from zarr_manifests.texts import bytes_text
 from zarr_manifests.virtual.containers import (
@@ -536,16 +536,9 @@ def _read_file(
 ) -> tuple[bytes, Version]:
     fd = _open(place)
     try:
-        parts = []
-        while length:
-            part = os.pread(fd, min(length, 2**30), start)
-            if not part:
-                break
-            parts.append(part)
-            start += len(part)
-            length -= len(part)
+        data = read_at(fd, start, length)
         # After the read, so that a change during it is detected.
-        return parts[0] if len(parts) == 1 else b"".join(parts), file_version(os.fstat(fd))
+        return data, file_version(os.fstat(fd))
     except (OSError, OverflowError, MemoryError) as error:
         why = str(error) or type(error).__name__
         raise StorageError(f"{place.url} cannot be read: {why}") from error

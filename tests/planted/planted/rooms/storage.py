@@ -44,12 +44,12 @@ FAULTS = [
     Fault(
         "a-root-is-read-however-large-it-is",
         "storage/local.py",
-        "data = _read(fd, 0, MAX_TAGGED_BYTES + 1)",
-        "data = _read(fd, 0, None)",
+        "data = read_at(fd, 0, MAX_TAGGED_BYTES + 1)",
+        "data = read_at(fd, 0, None)",
     ),
     Fault(
         "a-short-read-is-taken-for-the-end",
-        "storage/local.py",
+        "storage/disk.py",
         "while data and (length := length - len(data)):",
         "while False and (length := length - len(data)):",
     ),
