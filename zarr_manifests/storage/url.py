@@ -161,12 +161,17 @@ def from_url(
     """
     if credentials is not None:
         options["credentials"] = checked_credentials(credentials)
-    scheme, rest, options = _split(url, options)
+    scheme, rest, said = _split(url, options)
+    _check(scheme, said)
     if scheme == "file":
-        return _local(rest, options)
-    if scheme == "memory":
-        return _memory(rest, options)
-    return _object(scheme, rest, options)
+        return LocalStorage(rest, **said)
+    if scheme != "memory":
+        return _object(scheme, rest, said)
+    if not rest:
+        raise InvalidArgumentError(
+            "memory:// needs a name, as in memory://my-data, to be opened a second time"
+        )
+    return MemoryStorage(rest)
 
 
 def environment_mark() -> int:
@@ -205,8 +210,8 @@ def parse_options(url: str | os.PathLike[str], texts: Mapping[str, str]) -> dict
     {'region': 'eu-west-1', 'retries': 3}
     """
     scheme, _, _ = _split(url, {})
-    kind = _KINDS[scheme]
-    options = {name: _value(text, _OPTIONS[kind].get(name)) for name, text in texts.items()}
+    known = _OPTIONS[_KINDS[scheme]]
+    options = {name: _value(text, known.get(name)) for name, text in texts.items()}
     _check(scheme, options)
     return options
 
@@ -240,7 +245,7 @@ def refuse_slipped(text: str) -> None:
 
 def _split(
     url: str | os.PathLike[str], options: Mapping[str, object]
-) -> tuple[str, str, dict[str, object]]:
+) -> tuple[str, str, dict[str, Any]]:
     """The scheme, what follows it, and the options; for a local folder its path."""
     text = os.fsdecode(url)
     refuse_slipped(text)
@@ -325,27 +330,11 @@ def refuse_options(what: str, storage_options: Mapping[str, object] | None) -> N
         )
 
 
-def _local(path: str, options: Mapping[str, object]) -> LocalStorage:
-    _check("file", options)
-    force, follow_links = (bool(options.get(name)) for name in ("force", "follow_links"))
-    return LocalStorage(path, force=force, follow_links=follow_links)
-
-
-def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
-    _check("memory", options)
-    if not name:
-        raise InvalidArgumentError(
-            "memory:// needs a name, as in memory://my-data, to be opened a second time"
-        )
-    return MemoryStorage(name)
-
-
-def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStorage:
+def _object(scheme: str, rest: str, options: Mapping[str, Any]) -> ObjectStorage:
     from zarr_manifests.storage.object_clients import Endpoint, check_installed
     from zarr_manifests.storage.object_store import ObjectStorage
 
     kind = _KINDS[scheme]
-    _check(scheme, options)
     check_installed(scheme)
     if kind == "http":
         if not _HTTP.fullmatch(rest):
@@ -372,8 +361,9 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
         options.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     ):
         raise ConfigError(["account: az:// needs the name of the storage account: account='...'"])
-    credentials: Any = options.get("credentials")
-    return ObjectStorage(Endpoint(kind, bucket, prefix, _given(options), credentials))
+    return ObjectStorage(
+        Endpoint(kind, bucket, prefix, _given(options), options.get("credentials"))
+    )
 
 
 def _given(options: Mapping[str, object]) -> tuple[tuple[str, OptionValue], ...]:
