@@ -170,9 +170,10 @@ class MemoryStorage:
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with _LOCK:
-            there = dict(self._objects)
-        keys = sorted(key for key in there if key.startswith(prefix) and key > after)
-        return (_info(key, there[key]) for key in keys)
+            keys = tuple(self._objects)
+        due = sorted(key for key in keys if key.startswith(prefix) and key > after)
+        found = ((key, self._objects.get(key)) for key in due)
+        return (_info(key, one) for key, one in found if one is not None)  # else deleted since
 
     def stray(self) -> str | None:
         return None
