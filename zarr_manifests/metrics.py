@@ -164,13 +164,11 @@ class Meter:
         if len(reads) > _MOST_UNCOUNTED:
             self._counts.settle()
 
-    def request(self, kind: str, read_bytes: int = 0, written_bytes: int = 0) -> None:
-        """Count a successful storage call; `kind` is the name of its count."""
+    def request(self, kind: str, written_bytes: int = 0) -> None:
+        """Count a storage call; `kind` is the name of its count."""
         counts = self._counts
         with counts.lock:
             counts.by_name[kind] += 1
-            if read_bytes:
-                counts.by_name["bytes_read"] += read_bytes
             if written_bytes:
                 counts.by_name["bytes_written"] += written_bytes
 

@@ -31,7 +31,7 @@ from zarr_manifests.storage import from_url
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 from zarr_manifests.virtual.containers import Containers, VirtualContainer, container_of
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 DATA = np.arange(64, dtype="u1")
 

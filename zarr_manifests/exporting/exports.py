@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from itertools import batched, islice
 from pathlib import Path
 from tempfile import mkdtemp
@@ -61,15 +60,14 @@ from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, dir
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk
-from zarr_manifests.storage.files import translated
+from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, translated
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.texts import known_as, shown
-from zarr_manifests.virtual.icechunk_files import place_for
-from zarr_manifests.virtual.locations import WEB, VirtualLocation, parse_location
+from zarr_manifests.virtual.containers import WEB, VirtualLocation, parse_location
+from zarr_manifests.virtual.icechunk_files import icechunk_package, place_for
 
 __all__ = ["export"]
 
@@ -548,13 +546,7 @@ def _to_icechunk(
     and of files elsewhere, with what is known of these files. Inline chunks are always copied.
     """
     documents = _icechunk_documents(source)
-    try:
-        icechunk = import_module("icechunk")
-    except ImportError as error:
-        raise ImportError(
-            "format='icechunk' needs the package of icechunk, which is not installed; "
-            'pip install "zarr-manifests[icechunk]"'
-        ) from error
+    icechunk = icechunk_package("format='icechunk'")
     name = "icechunk's storage"
     opened: AbstractContextManager[Any] = nullcontext(dest)
     if not isinstance(dest, icechunk.Storage):

@@ -121,11 +121,20 @@ class _Check:
         storage = self._storage
         readable = self._try("reading", self._read)
         listed = readable and self._try("listing", lambda: next(iter(storage.list()), None))
-        if not (listed and self._try("conditions", self._race)):
-            usable: Any = "reading" if readable else "nothing"
-        else:
-            tried = [self._try(*one) for one in self._written()]
-            usable = self._writers() if all(tried) else "reading" if tried[0] else "nothing"
+        usable: Any = "reading" if readable else "nothing"
+        if listed and self._try("conditions", self._race):
+            due = [("ranges", self._ranges), ("paging", self._pages)]
+            due += [("bandwidth", self._bandwidth), ("deletes", self._deletes)]
+            worked = [self._try(*one) for one in due]
+            if not worked[0]:
+                usable = "nothing"
+            elif all(worked):
+                shared = storage.capabilities.shared
+                usable = "everything" if shared else "writing by one process"
+        if usable == "writing by one process":
+            self._problems.append(
+                "processes: others cannot see what is written, and it ends with this process"
+            )
         return StorageReport(storage.url, usable, tuple(self._problems), **self._speed)
 
     def _try(self, what: str, call: Callable[[], object]) -> bool:
@@ -135,22 +144,6 @@ class _Check:
             self._problems.append(f"{what}: {error}")
             return False
         return True
-
-    def _written(self) -> list[tuple[str, Callable[[], object]]]:
-        return [
-            ("ranges", self._ranges),
-            ("paging", self._pages),
-            ("bandwidth", self._bandwidth),
-            ("deletes", self._deletes),
-        ]
-
-    def _writers(self) -> str:
-        if self._storage.capabilities.shared:
-            return "everything"
-        self._problems.append(
-            "processes: others cannot see what is written, and it ends with this process"
-        )
-        return "writing by one process"
 
     def _read(self) -> None:
         took = []

@@ -75,15 +75,14 @@ from zarr_manifests.storage.disk import (
     FileTurn,
     PosixDisk,
     Temp,
-    exclusive,
-    network_filesystem,
-)
-from zarr_manifests.storage.files import (
     check_folders,
+    exclusive,
     explained,
     file_instead,
     link_refused,
+    network_filesystem,
     open_below,
+    read_at,
     read_error,
     reading,
     translated,
@@ -110,8 +109,6 @@ _ABSENT = FileNotFoundError, NotADirectoryError
 _A_TURN = 64  # objects or folders removed while others wait for the lock
 # What will be synced later; from this size on it pays to begin writing at once.
 _BEGUN_BYTES = 128 * 1024
-# Up to this size a read allocates what was asked for; beyond it checks the file's size first.
-_UNCHECKED_READ_BYTES = 256 * 1024
 _COPIED_BYTES = 16 * 1024  # up to this size, reading and copying is faster than asking first
 _KEPT_S: Final = 1.0
 _MOST: Final = 48
@@ -200,10 +197,10 @@ class LocalStorage:
         check_range(start, length)
         if length is None:
             with self._opened(key) as fd:
-                return _read(fd, start, length)
+                return read_at(fd, start, length)
         try:
             file = self._kept(key)  # a reference keeps the descriptor open during the read
-            return _read(file.fd, start, length)
+            return read_at(file.fd, start, length)
         except OSError as error:
             raise read_error(error, self.path, key) from error
 
@@ -237,11 +234,11 @@ class LocalStorage:
         for start, length in ranges:
             check_range(start, length)
         with self._opened(key) as fd:
-            return [_read(fd, start, length) for start, length in ranges]
+            return [read_at(fd, start, length) for start, length in ranges]
 
     def get_tagged(self, key: str) -> Tagged:
         with self._opened(key) as fd:
-            data = _read(fd, 0, MAX_TAGGED_BYTES + 1)
+            data = read_at(fd, 0, MAX_TAGGED_BYTES + 1)
         return Tagged(data, _token(data))
 
     def head(self, key: str) -> ObjectInfo:
@@ -584,20 +581,6 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
 
 def _token(data: bytes) -> Token:
     return hashlib.blake2b(data, digest_size=20).hexdigest()
-
-
-def _read(fd: int, start: int, length: int | None) -> bytes:
-    """Read up to `length` bytes from `start` on; fewer only at the end of the file."""
-    if length is None or length > _UNCHECKED_READ_BYTES:
-        rest = max(os.fstat(fd).st_size - start, 0)
-        length = rest if length is None else min(rest, length)
-    data = os.pread(fd, length, start)
-    parts = [data]
-    while data and (length := length - len(data)):
-        start += len(data)
-        data = os.pread(fd, length, start)
-        parts.append(data)
-    return b"".join(parts)
 
 
 # --- files that stay open --------------------------------------------------------------------

@@ -29,6 +29,7 @@ from zarr_manifests.storage.protocol import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
 )
 
 __all__ = ["MemoryStorage"]
@@ -77,14 +78,11 @@ class MemoryStorage:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        if name is not None:
-            try:
-                check_key(name)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(
-                    "the name of a memory storage is refused: names are [A-Za-z0-9._-] segments "
-                    "that do not start with a dot, as in memory://my-data"
-                ) from error
+        if not (name is None or is_key(name)):
+            raise InvalidArgumentError(
+                "the name of a memory storage is refused: names are [A-Za-z0-9._-] segments that "
+                "do not start with a dot, as in memory://my-data"
+            )
         self._name = name
         with _LOCK:
             self._here: dict[str, _Object] | None
@@ -167,14 +165,15 @@ class MemoryStorage:
             return new
 
     def head(self, key: str) -> ObjectInfo:
-        found = self._find(key)
-        return ObjectInfo(key, len(found.data), found.modified_ms)
+        return _info(key, self._find(key))
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with _LOCK:
             keys = tuple(self._objects)
-        return self._infos(sorted(key for key in keys if key.startswith(prefix) and key > after))
+        due = sorted(key for key in keys if key.startswith(prefix) and key > after)
+        found = ((key, self._objects.get(key)) for key in due)
+        return (_info(key, one) for key, one in found if one is not None)  # else deleted since
 
     def stray(self) -> str | None:
         return None
@@ -206,11 +205,9 @@ class MemoryStorage:
         self._objects[key] = _Object(bytes(data), token, SYSTEM.now_ms())
         return token
 
-    def _infos(self, keys: Iterable[str]) -> Iterator[ObjectInfo]:
-        for key in keys:
-            found = self._objects.get(key)
-            if found is not None:  # else deleted since
-                yield ObjectInfo(key, len(found.data), found.modified_ms)
+
+def _info(key: str, found: _Object) -> ObjectInfo:
+    return ObjectInfo(key, len(found.data), found.modified_ms)
 
 
 def _open_in_process(name: str, process: int) -> MemoryStorage:

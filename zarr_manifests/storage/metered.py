@@ -23,17 +23,37 @@ from zarr_manifests.storage.protocol import (
 __all__ = ["MeteredStorage", "meter_of", "metered", "place_of", "unmetered"]
 
 
+class _Failures:
+    """A block that adds one to these counts if it raises an error."""
+
+    __slots__ = ("meter", "names")
+
+    def __init__(self, meter: Meter, *names: str) -> None:
+        self.meter, self.names = meter, names
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            for name in self.names:
+                self.meter.add(name)
+
+
 class MeteredStorage:
     """Passes every call to `storage` and counts it in `meter`.
 
     `sync` is not counted: where written objects are durable, it needs no request.
     """
 
-    __slots__ = ("meter", "storage")
+    __slots__ = ("_reading", "_writing", "meter", "storage")
 
     def __init__(self, storage: Storage, meter: Meter) -> None:
         self.storage = storage
         self.meter = meter
+        # A read is counted with its bytes once it has succeeded, a write before it begins.
+        self._reading = _Failures(meter, "read_requests", "failed_requests")
+        self._writing = _Failures(meter, "failed_requests")
 
     def __repr__(self) -> str:
         return repr(self.storage)
@@ -50,60 +70,41 @@ class MeteredStorage:
         return self.storage.capabilities
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        try:
+        with self._reading:
             data = self.storage.get(key, start, length)
-        except BaseException:
-            self._failed("read_requests")
-            raise
         self.meter.read_request(len(data))
         return data
 
     def read_into(self, key: str, start: int, room: memoryview) -> int | None:
         if not isinstance(self.storage, ReadsInto):
             return None
-        try:
+        with self._reading:
             count = self.storage.read_into(key, start, room)
-        except BaseException:
-            self._failed("read_requests")
-            raise
         if count is not None:
             self.meter.read_request(count)
         return count
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        try:
+        with self._reading:
             found = self.storage.get_ranges(key, ranges)
-        except BaseException:
-            self._failed("read_requests")
-            raise
-        self.meter.request("read_requests", sum(map(len, found)))
+        self.meter.read_request(sum(map(len, found)))
         return found
 
     def get_tagged(self, key: str) -> Tagged:
-        try:
+        with self._reading:
             tagged = self.storage.get_tagged(key)
-        except BaseException:
-            self._failed("read_requests")
-            raise
-        self.meter.request("read_requests", len(tagged.data))
+        self.meter.read_request(len(tagged.data))
         return tagged
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        try:
+        self.meter.request("write_requests", len(data))
+        with self._writing:
             self.storage.put(key, data, durable=durable)
-        except BaseException:
-            self._failed("write_requests", len(data))
-            raise
-        self.meter.request("write_requests", 0, len(data))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        try:
-            created = self.storage.create(key, data, durable=durable)
-        except BaseException:
-            self._failed("write_requests", len(data))
-            raise
-        self.meter.request("write_requests", 0, len(data))
-        return created
+        self.meter.request("write_requests", len(data))
+        with self._writing:
+            return self.storage.create(key, data, durable=durable)
 
     def cas(
         self,
@@ -113,23 +114,17 @@ class MeteredStorage:
         *,
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
-        try:
+        self.meter.request("write_requests", len(data))
+        with self._writing:
             new = self.storage.cas(key, data, token, then_create=then_create)
-        except BaseException:
-            self._failed("write_requests", len(data))
-            raise
-        self.meter.request("write_requests", 0, len(data))
         if new is not None and then_create is not None:
-            self.meter.request("write_requests", 0, len(then_create[1]))
+            self.meter.request("write_requests", len(then_create[1]))
         return new
 
     def head(self, key: str) -> ObjectInfo:
-        try:
+        with self._reading:
             info = self.storage.head(key)
-        except BaseException:
-            self._failed("read_requests")
-            raise
-        self.meter.request("read_requests")
+        self.meter.read_request(0)
         return info
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
@@ -148,26 +143,15 @@ class MeteredStorage:
         self.storage.sync(keys)
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        try:
+        with self._reading:
             data = await self.storage.get_async(key, start, length)
-        except BaseException:
-            self._failed("read_requests")
-            raise
         self.meter.read_request(len(data))
         return data
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        try:
-            created = await self.storage.create_async(key, data, durable=durable)
-        except BaseException:
-            self._failed("write_requests", len(data))
-            raise
-        self.meter.request("write_requests", 0, len(data))
-        return created
-
-    def _failed(self, kind: str, written_bytes: int = 0) -> None:
-        self.meter.request(kind, 0, written_bytes)
-        self.meter.add("failed_requests")
+        self.meter.request("write_requests", len(data))
+        with self._writing:
+            return await self.storage.create_async(key, data, durable=durable)
 
 
 def metered(storage: Storage, meter: Meter | None = None) -> MeteredStorage:

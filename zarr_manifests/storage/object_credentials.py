@@ -17,9 +17,11 @@ import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime
+from pkgutil import resolve_name
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import start_thread
@@ -52,6 +54,7 @@ _SECRET: Final = re.compile(
     r"(?i).*(key|secret|token|password|credential|sas|signature|conn(ection)?_?str).*"
 )
 _HEADERS: Final = re.compile(r"(?i).*(header|auth).*")
+_NOT_FOUND: Final = (ImportError, AttributeError, ValueError)
 _ANSWERS: Final = {
     "s3": ({"access_key_id", "secret_access_key"},),
     "gs": ({"token"},),
@@ -87,17 +90,16 @@ def reference_to(credentials: Callable[[], object]) -> str:
     InvalidArgumentError
         If it has no name in a module.
     """
-    module = getattr(credentials, "__module__", None)
-    name = getattr(credentials, "__qualname__", None)
-    found: object = importlib.import_module(module) if module and name else None
-    for part in str(name).split("."):
-        found = getattr(found, part, None)
+    module, name = (getattr(credentials, each, "") for each in ("__module__", "__qualname__"))
+    reference, found = f"{module}:{name}", None
+    with suppress(*_NOT_FOUND):
+        found = resolve_name(reference)
     if found is not credentials:
         raise InvalidArgumentError(
             "these credentials cannot be sent to another process, since only the name of a "
             "function is sent, and never a secret: pass a function or class at the top of a module"
         )
-    return f"{module}:{name}"
+    return reference
 
 
 def function_named(reference: str) -> Callable[[], object]:
@@ -108,20 +110,15 @@ def function_named(reference: str) -> Callable[[], object]:
     InvalidArgumentError
         If this process has none of that name.
     """
-    module, colon, name = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module) if module and colon and name else None
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
-        found = None
+    found: Any = None
+    with suppress(*_NOT_FOUND):
+        found = resolve_name(reference)
     if not callable(found):
         raise InvalidArgumentError(
             f"credentials {reference[:200]!r} cannot be imported in this process: pass "
             "module:function of a module that every process can import"
         )
-    checked: Callable[[], object] = found
-    return checked
+    return cast("Callable[[], object]", found)
 
 
 def provider(

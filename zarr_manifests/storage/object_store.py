@@ -16,7 +16,7 @@ How each promise is kept:
 - The token of a version is the store's own (etag, generation). Where the etag is a digest, the same
   bytes are the same version, so a caller of `cas` has to write something unique.
 
-No text of the client or the server is passed on (see `object_errors`), and errors are not chained
+No text of the client or the server is passed on (see `object_clients`), and errors are not chained
 to theirs.
 
 The test is one object, `.probe`. It is created, created again and replaced on an ETag that no
@@ -48,8 +48,16 @@ from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.fsspec_store import from_fsspec, package_of
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.object_clients import LARGE_BYTES, Endpoint, Gate, calling, library
-from zarr_manifests.storage.object_errors import Failure, failure_of, storage_error
+from zarr_manifests.storage.object_clients import (
+    LARGE_BYTES,
+    Endpoint,
+    Failure,
+    Gate,
+    calling,
+    failure_of,
+    library,
+    storage_error,
+)
 from zarr_manifests.storage.protocol import (
     MAX_TAGGED_BYTES,
     REMOTE_CAPABILITIES,

@@ -75,7 +75,7 @@ def check_key(key: str) -> str:
     >>> check_key("root/00000000000000000001")
     'root/00000000000000000001'
     """
-    if len(key) <= _MAX_KEY_CHARS and _KEY.fullmatch(key):
+    if is_key(key):
         return key
     raise InvalidArgumentError(
         f"storage key {key[:80]!r} is refused: keys are relative paths of [A-Za-z0-9._-] segments "
@@ -92,11 +92,7 @@ def is_key(name: str) -> bool:
     >>> is_key("root/1"), is_key(".lock")
     (True, False)
     """
-    try:
-        check_key(name)
-    except InvalidArgumentError:
-        return False
-    return True
+    return len(name) <= _MAX_KEY_CHARS and _KEY.fullmatch(name) is not None
 
 
 def check_prefix(prefix: str) -> str:
@@ -244,12 +240,10 @@ class ReadableStorage(Protocol):
     @property
     def url(self) -> str:
         """The URL that opens this storage again, without secrets."""
-        ...
 
     @property
     def capabilities(self) -> Capabilities:
         """What the storage can do."""
-        ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Return at most `length` bytes of the object, from `start` on.
@@ -257,11 +251,9 @@ class ReadableStorage(Protocol):
         A range that ends beyond the object is cut (to b"" if it begins there).
         Raises `ObjectNotFoundError` if there is no such object.
         """
-        ...
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Like `get` for each `(start, length)`, from one version of the object."""
-        ...
 
     def get_tagged(self, key: str) -> Tagged:
         """Return the object and its token, from one response.
@@ -269,26 +261,21 @@ class ReadableStorage(Protocol):
         Of an object larger than `MAX_TAGGED_BYTES`, it may return only the beginning, but always
         more than `MAX_TAGGED_BYTES`.
         """
-        ...
 
     def head(self, key: str) -> ObjectInfo:
         """Return size and time of the object; `ObjectNotFoundError` if there is none."""
-        ...
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects whose key starts with `prefix` and sorts after `after`, in key order."""
-        ...
 
     def stray(self) -> str | None:
         """The name of something at the place that is not a valid key; None if there is nothing.
 
         Used to refuse creating a repository among other files.
         """
-        ...
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Like `get`, for an event loop."""
-        ...
 
 
 @runtime_checkable
@@ -297,7 +284,6 @@ class Storage(ReadableStorage, Protocol):
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """Write the object, replacing an existing one."""
-        ...
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         """Write the object if it does not exist; False, without a change, if it does.
@@ -305,7 +291,6 @@ class Storage(ReadableStorage, Protocol):
         With `durable=False` the object may be lost in a crash until it is passed to `sync`. A
         `memoryview` has to be of bytes, and is not used after the call returns.
         """
-        ...
 
     def cas(
         self,
@@ -322,19 +307,15 @@ class Storage(ReadableStorage, Protocol):
         same lock if the storage has one, otherwise in the background without waiting. Its failure
         is never an error of the swap.
         """
-        ...
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Delete the objects; missing keys are ignored."""
-        ...
 
     def sync(self, keys: Iterable[str]) -> None:
         """Make objects written with `durable=False` durable."""
-        ...
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         """Like `create`, for an event loop."""
-        ...
 
 
 @runtime_checkable
@@ -343,7 +324,6 @@ class KeepsTemporaryFiles(Protocol):
 
     def remove_temporary(self, before_ms: int) -> int:
         """Remove those unchanged since then; return the number of files, without folders."""
-        ...
 
 
 @runtime_checkable
@@ -356,7 +336,6 @@ class ReadsInto(Protocol):
         They are fewer than there is room for if the object ends there; None if the storage only has
         `get`. Raises `ObjectNotFoundError` if there is no such object.
         """
-        ...
 
 
 @runtime_checkable
@@ -365,11 +344,9 @@ class KeepsReserve(Protocol):
 
     def keep_reserve(self) -> None:
         """Reserve space if there is enough."""
-        ...
 
     def give_up_reserve(self) -> bool:
         """Release the space; return whether there was any."""
-        ...
 
 
 @runtime_checkable
@@ -382,7 +359,6 @@ class ProvesConditions(Protocol):
 
     def names(self) -> Iterator[str]:
         """The names of what is at the place, valid keys or not, in order; not hidden ones."""
-        ...
 
     def begin_proof(self) -> bool:
         """Send the first requests; return whether what exists is known not to be created again.
@@ -390,15 +366,12 @@ class ProvesConditions(Protocol):
         From then on `cas` without a token does not wait for the end of the proof. A failure decides
         nothing.
         """
-        ...
 
     def end_proof(self) -> None:
         """Raise `UnsupportedStorageError` if the place ignores conditions."""
-        ...
 
     def withdraw_proof(self) -> None:
         """Delete what `begin_proof` has written."""
-        ...
 
 
 class Turn(Protocol):
@@ -406,11 +379,9 @@ class Turn(Protocol):
 
     def take(self) -> bool:
         """Try to take the turn; return whether it is held."""
-        ...
 
     def end(self) -> None:
         """Release the turn, or stop asking for it."""
-        ...
 
 
 @runtime_checkable
@@ -423,4 +394,3 @@ class TakesTurns(Protocol):
 
     def turn(self, name: str) -> Turn:
         """The turn with that name (letters), not taken yet."""
-        ...

@@ -11,6 +11,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
@@ -160,12 +161,17 @@ def from_url(
     """
     if credentials is not None:
         options["credentials"] = checked_credentials(credentials)
-    scheme, rest, options = _split(url, options)
+    scheme, rest, said = _split(url, options)
+    _check(scheme, said)
     if scheme == "file":
-        return _local(rest, options)
-    if scheme == "memory":
-        return _memory(rest, options)
-    return _object(scheme, rest, options)
+        return LocalStorage(rest, **said)
+    if scheme != "memory":
+        return _object(scheme, rest, said)
+    if not rest:
+        raise InvalidArgumentError(
+            "memory:// needs a name, as in memory://my-data, to be opened a second time"
+        )
+    return MemoryStorage(rest)
 
 
 def environment_mark() -> int:
@@ -204,56 +210,21 @@ def parse_options(url: str | os.PathLike[str], texts: Mapping[str, str]) -> dict
     {'region': 'eu-west-1', 'retries': 3}
     """
     scheme, _, _ = _split(url, {})
-    kind = _KINDS[scheme]
-    known, options, problems = _OPTIONS[kind], {}, []
-    for name, text in texts.items():
-        try:
-            options[name] = _READ[known[name]](text) if name in known else text
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
-    if problems:
-        raise ConfigError(problems)
+    known = _OPTIONS[_KINDS[scheme]]
+    options = {name: _value(text, known.get(name)) for name, text in texts.items()}
     _check(scheme, options)
     return options
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return text.lower() == "true"
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ValueError("must be a whole number")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("must be a number") from None
-
-
-def _pairs(text: str) -> object:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError('must be a JSON object, such as {"x-team": "winds"}')
-    return found
-
-
-_READ: Final[Mapping[Any, Callable[[str], object]]] = {
-    str: str,
-    bool: _flag,
-    int: _whole,
-    float: _number,
-    Mapping: _pairs,
-    Callable: function_named,
-}
+def _value(text: str, due: Any) -> object:
+    """The value that a text means; the text itself, which `_check` refuses, if it means none."""
+    if due is Callable:
+        return function_named(text)
+    if due in (None, str):
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.loads(text.lower() if due is bool else text)
+    return text
 
 
 def refuse_slipped(text: str) -> None:
@@ -274,7 +245,7 @@ def refuse_slipped(text: str) -> None:
 
 def _split(
     url: str | os.PathLike[str], options: Mapping[str, object]
-) -> tuple[str, str, dict[str, object]]:
+) -> tuple[str, str, dict[str, Any]]:
     """The scheme, what follows it, and the options; for a local folder its path."""
     text = os.fsdecode(url)
     refuse_slipped(text)
@@ -359,27 +330,11 @@ def refuse_options(what: str, storage_options: Mapping[str, object] | None) -> N
         )
 
 
-def _local(path: str, options: Mapping[str, object]) -> LocalStorage:
-    _check("file", options)
-    force, follow_links = (bool(options.get(name)) for name in ("force", "follow_links"))
-    return LocalStorage(path, force=force, follow_links=follow_links)
-
-
-def _memory(name: str, options: Mapping[str, object]) -> MemoryStorage:
-    _check("memory", options)
-    if not name:
-        raise InvalidArgumentError(
-            "memory:// needs a name, as in memory://my-data, to be opened a second time"
-        )
-    return MemoryStorage(name)
-
-
-def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStorage:
+def _object(scheme: str, rest: str, options: Mapping[str, Any]) -> ObjectStorage:
     from zarr_manifests.storage.object_clients import Endpoint, check_installed
     from zarr_manifests.storage.object_store import ObjectStorage
 
     kind = _KINDS[scheme]
-    _check(scheme, options)
     check_installed(scheme)
     if kind == "http":
         if not _HTTP.fullmatch(rest):
@@ -406,8 +361,9 @@ def _object(scheme: str, rest: str, options: Mapping[str, object]) -> ObjectStor
         options.get("account") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     ):
         raise ConfigError(["account: az:// needs the name of the storage account: account='...'"])
-    credentials: Any = options.get("credentials")
-    return ObjectStorage(Endpoint(kind, bucket, prefix, _given(options), credentials))
+    return ObjectStorage(
+        Endpoint(kind, bucket, prefix, _given(options), options.get("credentials"))
+    )
 
 
 def _given(options: Mapping[str, object]) -> tuple[tuple[str, OptionValue], ...]:
@@ -469,7 +425,7 @@ def _fault(name: str, value: object, due: Any) -> str:
             return f"must be of type {due.__name__}, from {least} to {most}"
         return ""
     if not isinstance(value, due):
-        return f"must be of type {due.__name__}"
+        return "must be true or false" if due is bool else f"must be of type {due.__name__}"
     return _fault_of_endpoint(value) if name == "endpoint" else ""
 
 
@@ -481,7 +437,7 @@ def _fault_of_headers(value: object) -> str:
         and _HEADER_VALUE.fullmatch(text)
         for name, text in value.items()
     ):
-        return "must be a mapping of names of headers to text in ASCII"
+        return 'must map names of headers to text in ASCII, such as {"x-team": "winds"}'
     if any(_SECRET_HEADER.fullmatch(name) for name in value):
         return (
             "must hold no secrets, since options end up in pickles: give credentials by a "

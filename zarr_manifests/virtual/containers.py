@@ -1,4 +1,4 @@
-"""Containers: the places outside the repository that its opener allows it to read.
+"""Files elsewhere: their locations, and the containers that the opener of a repository trusts.
 
 A container is a name and a URL prefix. References in a repository are not trusted, since anybody
 may have written them. So a file is read only if it is below a container that the opener gave.
@@ -6,8 +6,12 @@ may have written them. So a file is read only if it is below a container that th
 Invariants:
 
 - Without a container nothing is read: resolving a source does no I/O.
-- Prefixes and locations are normalized and compared by whole segments; the longest prefix wins.
-- Credentials are in no URL, repr or error.
+- Equal places have equal locations: the scheme and a web server's host are in lower case, a default
+  port is left out, and escapes are resolved. So prefixes are compared by whole segments, and the
+  longest one wins.
+- A location cannot climb: below an object store or a web server, a path with an empty, `.` or `..`
+  segment is refused, escaped or not. Paths of local files are normalized.
+- Secrets are in no location, repr or error, and no message repeats a refused URL.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import posixpath
 import re
 import socket
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -35,35 +40,44 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
-from zarr_manifests.keys import is_inside
-from zarr_manifests.storage.url import environment_mark, from_url
+from zarr_manifests.keys import is_inside, join
+from zarr_manifests.storage.protocol import check_key
+from zarr_manifests.storage.url import environment_mark, from_url, refuse_slipped
 from zarr_manifests.texts import plain_text
-from zarr_manifests.virtual.locations import (
-    REMOTE,
-    WEB,
-    VirtualLocation,
-    location_of,
-    parse_location,
-    url_at,
-)
 
 if TYPE_CHECKING:
     from zarr_manifests.storage.object_store import ObjectStorage
 
 __all__ = [
+    "REMOTE",
+    "WEB",
     "Authorized",
     "Containers",
     "VirtualContainer",
+    "VirtualLocation",
     "check_reachable",
     "container_of",
+    "location_of",
+    "parse_location",
     "storage_of",
+    "url_at",
 ]
 
 type Authorized = Iterable[str] | bool
 """Names of saved containers that may be read; True for all."""
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
-"""Names that are the same in a URL and in a path."""
+WEB: Final = ("http", "https")
+"""Schemes of web servers."""
+REMOTE: Final = ("s3", "gs", "az", *WEB)
+"""Schemes of places that are read by requests."""
+
+_CALLED: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_PORTS: Final = {"http": 80, "https": 443}
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
+_ODD: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 _SAME: Final = b"/-._~" + f"{string.ascii_letters}{string.digits}".encode()
 _SAME_REMOTE: Final = _SAME + b"=:+,@"
 """Characters that are the same in a URL and in a path of a local file, or of a remote one."""
@@ -81,6 +95,142 @@ _LOCAL: Final = (
     "a web server on this machine, or on a link-local address, is refused: services there often "
     "trust whoever reaches them. Pass VirtualContainer(..., allow_local=True) if it is meant"
 )
+
+
+# --- locations -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualLocation:
+    """A file or folder outside the repository.
+
+    Parameters
+    ----------
+    scheme : str
+        The kind of place: `file`, `memory`, or one of `REMOTE`.
+    root : str
+        A folder's absolute path, the name of a memory storage, a bucket, or a web server's host.
+    path : str
+        The file's path below the root; empty for the root itself.
+    """
+
+    scheme: str
+    root: str
+    path: str = ""
+
+    @property
+    def url(self) -> str:
+        """The URL of the place."""
+        return url_at(self.scheme, posixpath.join(self.root, self.path) if self.path else self.root)
+
+
+def location_of(given: str | os.PathLike[str]) -> str:
+    """Return the normalized URL of a URL or a local path; errors are those of `parse_location`."""
+    text = os.fspath(given)
+    if isinstance(given, str) and "://" in text:
+        return url_at(*parse_location(text))
+    refuse_slipped(text)
+    return url_at("file", os.path.abspath(text))  # noqa: PTH100 - a str is due
+
+
+def url_at(scheme: str, path: str) -> str:
+    """The URL of a normalized path, as `parse_location` returns it."""
+    root, slash, rest = path.partition("/") if scheme in WEB else ("", "", path)
+    kept = "/=:+,@" if scheme in REMOTE else "/"
+    try:
+        return f"{scheme}://{root}{slash}{urllib.parse.quote(rest, safe=kept)}"
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
+
+
+def parse_location(url: object) -> tuple[str, str]:
+    """Return scheme and normalized path of a URL.
+
+    The path of a local file is absolute. Others start with the name of the memory storage, the
+    bucket, or the web server's host.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is malformed, has `..` segments, or contains a user, a password or a query. The
+        message repeats only its scheme.
+    UnsupportedStorageError
+        If the scheme is not supported.
+    """
+    split = _SCHEME.fullmatch(url) if isinstance(url, str) else None
+    if split is None:
+        raise InvalidArgumentError(
+            "a location is a URL, such as s3://bucket/winds.nc; for a local file use "
+            "pathlib.Path(...).absolute().as_uri()"
+        )
+    scheme, rest = split[1].lower(), split[2]
+    scheme = _CALLED.get(scheme, scheme)
+    host = rest.partition("/")[0]
+    if "@" in host:
+        raise InvalidArgumentError(
+            f"a {scheme}:// location with a user or password in it is refused: what is referenced "
+            "is written to the repository. Take them out of the URL"
+        )
+    if scheme not in ("file", "memory", *REMOTE):
+        raise UnsupportedStorageError(
+            f"{scheme}:// locations are not supported; use file://, memory://, s3://, gs://, az:// "
+            "or https://"
+        )
+    if scheme in REMOTE and ("?" in rest or "#" in rest):
+        raise InvalidArgumentError(
+            f"a {scheme}:// location with a query is refused: what is signed in a query is a "
+            "secret. Write a ? in a file's name as %3F, and a # as %23"
+        )
+    text = _unescaped(scheme, rest)
+    if scheme == "file":
+        if host not in ("", "localhost"):
+            raise InvalidArgumentError(
+                "a file:// location has an absolute path after the two slashes, as in "
+                "file:///data/winds.nc"
+            )
+        return "file", "/" + posixpath.normpath(text[len(host) :]).lstrip("/")
+    if scheme == "memory":
+        if not host:
+            raise InvalidArgumentError("a memory:// location starts with the name of a storage")
+        name, _, key = text.rstrip("/").partition("/")
+        return "memory", f"{name}/{check_key(key)}" if key else name
+    root, key = _root(scheme, host), text[len(host) + 1 :].removesuffix("/")
+    if key and (_ODD.search(key) or not is_inside(key)):
+        raise InvalidArgumentError(
+            f"a {scheme}:// location with an empty, '.' or '..' segment, a backslash or a control "
+            "character is refused"
+        )
+    return scheme, join(root, key) if key else root
+
+
+def _unescaped(scheme: str, rest: str) -> str:
+    if _ESCAPE.search(rest):
+        raise InvalidArgumentError(
+            f"a {scheme}:// location has a % that escapes nothing; write it as %25"
+        )
+    try:
+        text = urllib.parse.unquote(rest, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
+    if "\0" in text:
+        raise InvalidArgumentError(f"a {scheme}:// location holds a zero byte")
+    return text
+
+
+def _root(scheme: str, host: str) -> str:
+    """The bucket, or the host and port of a web server."""
+    if scheme not in WEB:
+        if _BUCKET.fullmatch(host):
+            return host
+        raise InvalidArgumentError(f"a {scheme}:// location starts with the name of a bucket")
+    found = _HOST.fullmatch(host)
+    if found is None or (found[2] and not 0 < int(found[2]) < 65_536):
+        raise InvalidArgumentError(f"a {scheme}:// location starts with a host, such as data.org")
+    name, port = found[1].lower(), int(found[2] or _PORTS[scheme])
+    return name if port == _PORTS[scheme] else f"{name}:{port}"
+
+
+# --- containers ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -308,14 +458,13 @@ class Containers:
 
         Where all of a batch are below one folder, only what is below it is looked at, as one text.
         """
-        folders: dict[str, tuple[str, str]] = {}
         names: dict[str, int] = {}
         container, paths = np.empty(len(urls), np.int64), list[str]()
         for start in range(0, len(urls), _TOGETHER):
             some = urls[start : start + _TOGETHER]
             found = self._below_one(some)
             if found is None:
-                each = [*self._each(some, folders)]
+                each = [*map(self.locate, some)]
                 numbers = [names.setdefault(name, len(names)) for name, _ in each]
                 container[start : start + len(some)] = numbers
                 paths += [path for _, path in each]
@@ -351,26 +500,9 @@ class Containers:
         above = path[:-1]
         return name, [above + text[size + 1 :] for text in texts]
 
-    def _each(
-        self, urls: Iterable[object], folders: dict[str, tuple[str, str]]
-    ) -> Iterator[tuple[str, str]]:
-        """`locate` of each file; `folders` has those whose container is known."""
-        for url in urls:
-            folder, _, name = url.rpartition("/") if isinstance(url, str) else ("", "", "")
-            if "://" not in folder or folder.startswith("memory:") or not _PLAIN.fullmatch(name):
-                yield self.locate(url)
-                continue
-            known = folders.get(folder)
-            if known is None:
-                container, path = self.locate(f"{folder}/x")
-                known = folders[folder] = container, path[:-1]
-            yield known[0], known[1] + name
-
-    def source_at(
-        self, url: str, modified_ms: int | None = None, nbytes: int | None = None
-    ) -> VirtualSource:
-        """The source that a location means, with what is known of it."""
-        return VirtualSource(*self.locate(url), None, modified_ms, nbytes)
+    def source_at(self, url: str) -> VirtualSource:
+        """The source that a location means, of which nothing is known."""
+        return VirtualSource(*self.locate(url))
 
     def _holding(self, scheme: str, path: str) -> str:
         """Name of the innermost container that holds a normalised path; empty for none."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -37,14 +38,13 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, is_inside, join
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.virtual.locations import REMOTE, WEB
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.containers import REMOTE, WEB, Containers, VirtualContainer
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 if TYPE_CHECKING:
     import icechunk
 
-__all__ = ["ForeignFile", "ForeignNode", "IcechunkFiles", "place_for"]
+__all__ = ["ForeignFile", "ForeignNode", "IcechunkFiles", "icechunk_package", "place_for"]
 
 _HEADER_BYTES: Final = 39
 _NATIVE: Final = 1
@@ -127,14 +127,8 @@ class IcechunkFiles:
     def __init__(
         self, storage: Storage, folder: Path, trusted: Containers, max_bytes: int, runtime: Runtime
     ) -> None:
-        try:
-            import icechunk
-        except ImportError as error:
-            raise ImportError(
-                "importing from icechunk needs its package, which is not installed; "
-                'pip install "zarr-manifests[icechunk]"'
-            ) from error
-        self._icechunk, self._storage, self._folder = icechunk, storage, folder
+        self._icechunk = icechunk = icechunk_package("importing from icechunk")
+        self._storage, self._folder = storage, folder
         self._trusted, self._reader = trusted, VirtualReader(trusted)
         self._max_bytes, self._parallel = max_bytes, runtime.parallel
         self.files: dict[ForeignFile, int] = {}
@@ -295,7 +289,8 @@ class IcechunkFiles:
                     store, access[prefix] = reached
                     given = self._icechunk.VirtualChunkContainer(prefix, store, named.get(prefix))
                     config.set_virtual_chunk_container(given)
-        return self._icechunk.containers_credentials(access)
+        granted: dict[str, Any] = self._icechunk.containers_credentials(access)
+        return granted
 
     # --- metadata ----------------------------------------------------------------------------
 
@@ -346,6 +341,23 @@ class IcechunkFiles:
             told = next(iter(str(error).splitlines()), "")
             reader = f"icechunk {self._icechunk.__version__}"
             raise kind(f"{reader} cannot read {what}, at {self._storage.url}: {told}") from error
+
+
+def icechunk_package(what: str) -> Any:
+    """The package of icechunk.
+
+    Raises
+    ------
+    ImportError
+        If it is not installed; the message says what needs it.
+    """
+    try:
+        return import_module("icechunk")
+    except ImportError as error:
+        raise ImportError(
+            f"{what} needs the package of icechunk, which is not installed; "
+            'pip install "zarr-manifests[icechunk]"'
+        ) from error
 
 
 def _reached(icechunk: Any, container: VirtualContainer) -> tuple[Any, Any] | None:

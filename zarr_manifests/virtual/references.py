@@ -38,19 +38,19 @@ from zarr_manifests.keys import directory, split
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import one_by_one
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.storage.files import open_inside, open_regular
+from zarr_manifests.storage.disk import open_inside, open_regular
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
-from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.locations import (
+from zarr_manifests.virtual.containers import (
     REMOTE,
+    Containers,
     VirtualLocation,
     location_of,
     parse_location,
     url_at,
 )
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 __all__ = [
     "MAX_BYTES",

@@ -40,7 +40,7 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.store import ManifestStore, workspace_of
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.encoding import located
 from zarr_manifests.xarray.fit import DECODED_BY

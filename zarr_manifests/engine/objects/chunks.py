@@ -36,7 +36,7 @@ from zarr_manifests.ids import crc32c, new_session_id, object_key
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.protocol import REMOTE_CAPABILITIES, ReadableStorage, ReadsInto
 from zarr_manifests.virtual.containers import Containers
-from zarr_manifests.virtual.virtual_files import VirtualReader
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 __all__ = ["ChunkReader", "SessionKeys", "sync_parts"]
 

@@ -38,8 +38,7 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import check_inside
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
-from zarr_manifests.storage.disk import PosixDisk
-from zarr_manifests.storage.files import open_regular
+from zarr_manifests.storage.disk import PosixDisk, open_regular
 
 __all__ = ["DiskCache"]
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY
-from zarr_manifests.storage.files import open_regular
+from zarr_manifests.storage.disk import open_regular
 from zarr_manifests.storage.protocol import ReadableStorage
 
 __all__ = ["around", "instead"]

@@ -13,7 +13,7 @@ FAULTS = [
     ),
     Fault(
         "a-contended-creation-counts-as-there",
-        "storage/object_errors.py",
+        "storage/object_clients.py",
         '"contended": status == 409 and store == "s3",',
         '"contended": False,',
     ),
@@ -43,7 +43,7 @@ FAULTS = [
     ),
     Fault(
         "any-code-in-an-answer-is-repeated",
-        "storage/object_errors.py",
+        "storage/object_clients.py",
         'code = next((code for code in _CODE.findall(text) if code in _HINTS), "")',
         'code = next(iter(_CODE.findall(text)), "")',
     ),

@@ -44,12 +44,12 @@ FAULTS = [
     Fault(
         "a-root-is-read-however-large-it-is",
         "storage/local.py",
-        "data = _read(fd, 0, MAX_TAGGED_BYTES + 1)",
-        "data = _read(fd, 0, None)",
+        "data = read_at(fd, 0, MAX_TAGGED_BYTES + 1)",
+        "data = read_at(fd, 0, None)",
     ),
     Fault(
         "a-short-read-is-taken-for-the-end",
-        "storage/local.py",
+        "storage/disk.py",
         "while data and (length := length - len(data)):",
         "while False and (length := length - len(data)):",
     ),
@@ -67,7 +67,7 @@ FAULTS = [
     ),
     Fault(
         "reads-go-through-linked-folders",
-        "storage/files.py",
+        "storage/disk.py",
         "os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)",
         "os.open(name, _FOLDER, dir_fd=at)",
     ),
@@ -79,7 +79,7 @@ FAULTS = [
     ),
     Fault(
         "a-pipe-is-opened-as-an-object",
-        "storage/files.py",
+        "storage/disk.py",
         "if not stat.S_ISREG(mode):",
         "if False:",
     ),
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     Fault(
         "a-folder-is-closed-twice-after-an-interrupt",
-        "storage/files.py",
+        "storage/disk.py",
         "            above, at = at, _opened_inside(at, name, path)\n"
         "            os.close(above)  # last",
         "            below = _opened_inside(at, name, path)\n"
