@@ -42,9 +42,8 @@ from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray import to_session
-from zarr_manifests.xarray.appending import SameLabels
-from zarr_manifests.xarray.encoding import fit_of
-from zarr_manifests.xarray.fit import MisfitError
+from zarr_manifests.xarray.fit import MisfitError, fit_of
+from zarr_manifests.xarray.parts import SameLabels
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
 
 __all__ = ["Rows", "WriteOptions", "plan_write"]

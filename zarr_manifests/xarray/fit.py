@@ -17,7 +17,7 @@ One shortcut is safe: the same type given and stored, with no attribute that cha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,7 +34,19 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.runtime import quiet
 
-__all__ = ["DECODED_BY", "PACKED_BY", "TIMED_BY", "Fit", "Misfit", "MisfitError", "is_time"]
+__all__ = [
+    "DECODED_BY",
+    "PACKED_BY",
+    "Fit",
+    "Misfit",
+    "MisfitError",
+    "explained",
+    "fit_of",
+    "is_time",
+    "meaning_of_bounds",
+    "of_first_label",
+    "units_of_first",
+]
 
 PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 TIMED_BY: Final = ("units", "calendar")
@@ -510,3 +522,157 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return repr(value)  # 'nan' is a text
     return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+# --- what does not fit ---------------------------------------------------------------------------
+
+
+@contextmanager
+def explained(
+    ds: xr.Dataset, fits: Mapping[str, Fit], rows: Mapping[Hashable, Sequence[int]] | None = None
+) -> Iterator[None]:
+    """Say which values of the dataset do not fit, if a `MisfitError` is raised in the block.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset as it was given.
+    fits : mapping
+        How each variable is stored, by name.
+    rows : mapping, optional
+        By dimension, the positions in `ds` of what is written; by default, all of it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a `MisfitError` is raised in the block.
+    """
+    try:
+        yield
+    except MisfitError as error:
+        fit = fits[error.name]
+        told = "; ".join(
+            f"{found.given} {_place(ds, fit.name, found.index, rows or {})}would be read back as "
+            f"{found.read}"
+            for found in error.misfits
+        )
+        where, way = "the array that is there", "write the array anew, with room for both"
+        if fit.stored is None:
+            where = "their encoding"
+            way = (
+                f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
+                f"data, by ds[{fit.name!r}].encoding.clear()"
+            )
+        raise InvalidArgumentError(
+            f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: "
+            f"{told}. Nothing is committed. Correct the values, or {way}; check=False writes them "
+            "as they are"
+        ) from None
+
+
+def _place(
+    ds: xr.Dataset, name: str, index: Sequence[int], rows: Mapping[Hashable, Sequence[int]]
+) -> str:
+    """Labels and positions of a value."""
+    each = zip(ds.variables[name].dims, index, strict=True)
+    places = {dim: rows[dim][at] if dim in rows else at for dim, at in each}
+    labels = [
+        f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
+        for dim, at in places.items()
+    ]
+    positions = ", ".join(map(str, places.values()))
+    return f"at {', '.join(labels)} (position {positions}) " if labels else ""
+
+
+# --- how variables are stored -------------------------------------------------------------------
+
+
+def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> Fit:
+    """Return how values are stored in an existing array.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    stored : dtype
+        Its type.
+    attributes : mapping
+        Its attributes.
+    """
+    none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
+    with quiet():  # xarray itself warns when it writes
+        decoded = decode_cf_variable(name, none, decode_times=False)
+    how = {**attributes, **decoded.encoding, "dtype": stored}
+    return Fit(name, {}, how, stored, attributes)
+
+
+def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return units and calendar that a bounds array takes over from its times.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    there : iterable of mapping
+        The attributes of the arrays in its group.
+    """
+    for attributes in there:
+        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
+            return {key: attributes[key] for key in TIMED_BY if key in attributes}
+    return {}
+
+
+def of_first_label(
+    ds: xr.Dataset, dim: Hashable, encoding: Mapping[Hashable, Mapping[str, Any]]
+) -> tuple[xr.Dataset, Mapping[Hashable, Mapping[str, Any]]]:
+    """The dataset and encodings that make room for times after the first; see `units_of_first`.
+
+    Units that the encodings name stay.
+    """
+    for name, variable in ds.variables.items():
+        how = encoding.get(name, variable.encoding)
+        asked = name in encoding and "units" in how
+        in_memory = variable.dtype.kind == "M" and variable.chunks is None
+        if asked or not in_memory or dim not in variable.dims or ds.sizes[dim] != 1:
+            continue
+        dtype = np.dtype(how.get("dtype") or np.int64)
+        units = units_of_first(variable.values, how.get("units"), dtype)
+        if units is not None:
+            timed = variable.copy(deep=False)
+            timed.encoding = {**how, "units": units}
+            ds = ds.assign({name: timed})
+            if name in encoding:
+                encoding = {**encoding, name: timed.encoding}
+    return ds, encoding
+
+
+def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[Any]) -> str | None:
+    """Units in which an array of a first time has room for more; None if its own have.
+
+    Of one time, xarray makes days since that time, and an hour later is no whole day. Of its bounds
+    it makes units as coarse as these are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.xarray.fit import units_of_first
+    >>> times = np.array(["2026-01-01T05"], "M8[ns]")
+    >>> units_of_first(times, "days since 2026-01-01 05:00:00", np.dtype("i8"))
+    'seconds since 2026-01-01 05:00:00'
+    >>> units_of_first(times, "hours since 1900-01-01", np.dtype("i8"))
+    """
+    if times.dtype.kind != "M" or dtype.kind not in "iu" or dtype.itemsize < 4:
+        return None
+    seconds = times.astype("M8[s]")
+    if not times.size or np.isnat(times).any() or (seconds != times).any():
+        return None
+    if units is None:
+        return f"seconds since {str(seconds.min()).replace('T', ' ')}"
+    if len({*times.ravel()}) != 1:
+        return None
+    since = units.partition(" since ")[2]
+    try:
+        is_first = np.datetime64(pd.Timestamp(since).to_datetime64()) == seconds.flat[0]
+    except (ValueError, OverflowError):  # a date of another calendar
+        return None
+    return f"seconds since {since}" if is_first else None

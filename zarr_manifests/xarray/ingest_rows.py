@@ -30,8 +30,13 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, initialized_chunks
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
-from zarr_manifests.xarray.encoding import fit_of, units_of_first
-from zarr_manifests.xarray.fit import Fit, MisfitError
+from zarr_manifests.xarray.fit import (
+    Fit,
+    MisfitError,
+    fit_of,
+    meaning_of_bounds,
+    units_of_first,
+)
 from zarr_manifests.xarray.source_files import (
     FailedFilesError,
     SourceFiles,
@@ -40,7 +45,6 @@ from zarr_manifests.xarray.source_files import (
     stored_dataset,
     told_of,
 )
-from zarr_manifests.xarray.stored_group import meaning_of_bounds
 from zarr_manifests.xarray.writers import to_session
 
 __all__ = ["GroupRows", "create_arrays", "write_rows"]

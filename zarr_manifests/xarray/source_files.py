@@ -38,8 +38,7 @@ from zarr_manifests.storage.url import refuse_slipped
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import VirtualContainer
 from zarr_manifests.virtual.locations import WEB
-from zarr_manifests.xarray.fit import DECODED_BY, is_time
-from zarr_manifests.xarray.stored_group import meaning_of_bounds
+from zarr_manifests.xarray.fit import DECODED_BY, is_time, meaning_of_bounds
 
 __all__ = [
     "FailedFilesError",
