@@ -63,24 +63,19 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     opened = zip((old, new), nodes, strict=True)
     with readable(path):
         arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
-    found: list[_Changed] = []
-    coordinates = []
     due, count = _due(context, views, nodes)
     compare = partial(_compared_at, context, arrays, now.chunk_shape, shared)
     batches = map(compare, batched(due, _AT_ONCE))
     told = counted("comparing chunks", chain.from_iterable(batches), count)
-    for at, changed in told:
-        if changed.cells:
-            found.append(changed)
-            coordinates.append(at)
-    rank = len(now.shape)
+    changed = [(at, one) for at, one in told if one.cells]
+    coordinates, found = [at for at, _ in changed], [one for _, one in changed]
     numeric = [one for one in found if one.compared]
     cells = sum(one.compared for one in numeric)
     return ValueChanges(
         absolute(path),
         now.shape,
         now.chunk_shape,
-        np.array(coordinates, np.int64).reshape(len(coordinates), rank),
+        np.array(coordinates, np.int64).reshape(len(coordinates), len(now.shape)),
         np.array([one.cells for one in found], np.int64),
         min((one.least for one in numeric), default=None),
         max((one.greatest for one in numeric), default=None),
@@ -154,12 +149,12 @@ class _Changed:
     """What differs in one chunk; differences are of cells that are numbers on both sides."""
 
     cells: int
+    to_nan: int
+    from_nan: int
     compared: int = 0
     least: float = 0.0
     greatest: float = 0.0
     total: float = 0.0
-    to_nan: int = 0
-    from_nan: int = 0
 
 
 def _compared_at(
@@ -179,17 +174,13 @@ def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _
     nan_before, nan_after = _nan(old), _nan(new)
     changed = np.asarray((old != new) & ~(nan_before & nan_after))
     numbers = changed & ~nan_before & ~nan_after
-    facts = {
-        "to_nan": int((nan_after & ~nan_before).sum()),
-        "from_nan": int((nan_before & ~nan_after).sum()),
-    }
-    count = int(changed.sum())
+    to_nan, from_nan = nan_after & ~nan_before, nan_before & ~nan_after
+    counts = int(changed.sum()), int(to_nan.sum()), int(from_nan.sum())
     if not numbers.any() or not all(a.dtype.kind in "biuf" for a in (old, new)):
-        return _Changed(count, **facts)
+        return _Changed(*counts)
     with np.errstate(all="ignore"):
         by = new[numbers].astype(np.float64) - old[numbers].astype(np.float64)
-    least, greatest, total = float(by.min()), float(by.max()), float(by.sum())
-    return _Changed(count, len(by), least, greatest, total, **facts)
+    return _Changed(*counts, len(by), float(by.min()), float(by.max()), float(by.sum()))
 
 
 def _nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -464,14 +464,10 @@ def _objects_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDAr
     """Which texts and other objects differ; for a missing one xarray stores an empty text."""
     both = zip(given.ravel().tolist(), read.ravel().tolist(), strict=True)
     differ = [
-        not (pd.isnull(other) or other == "") if _is_missing(one) else one != other
+        not (pd.isnull(other) or other == "") if one is None or one != one else one != other
         for one, other in both
     ]
     return np.array(differ, bool).reshape(given.shape)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def is_time(variable: xr.Variable) -> bool:
@@ -531,7 +527,7 @@ def _text(value: Any) -> str:
 def explained(
     ds: xr.Dataset, fits: Mapping[str, Fit], rows: Mapping[Hashable, Sequence[int]] | None = None
 ) -> Iterator[None]:
-    """Say which values of the dataset do not fit, if a `MisfitError` is raised in the block.
+    """Say which values of the dataset do not fit, or that xarray cannot write it.
 
     Parameters
     ----------
@@ -545,7 +541,7 @@ def explained(
     Raises
     ------
     InvalidArgumentError
-        If a `MisfitError` is raised in the block.
+        If a `MisfitError` is raised in the block, or what xarray raises in place of a `ValueError`.
     """
     try:
         yield
@@ -568,6 +564,20 @@ def explained(
             f"{told}. Nothing is committed. Correct the values, or {way}; check=False writes them "
             "as they are"
         ) from None
+    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
+        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
+            raise
+        raise InvalidArgumentError(
+            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
+        ) from error
+    except ValueError as error:
+        if "unexpected encoding parameters" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
+            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
+            "and calendar where the values are of a kind for it"
+        ) from error
 
 
 def _place(

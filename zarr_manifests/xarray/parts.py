@@ -78,7 +78,7 @@ class DatasetPart:
         The dataset.
     group : str
         Path of the group, without slashes around it.
-    mode, append_dim, region, encoding
+    mode, append_dim, region, encoding, check, statistics
         As in `write`, for this dataset.
     append : Append, optional
         The append, if its labels are compared.
@@ -96,6 +96,8 @@ class DatasetPart:
     append_dim: Hashable | None
     region: Region | None
     encoding: Encodings
+    check: bool
+    statistics: bool
     append: Append | None
     top: str
     only_group: bool = False
@@ -112,6 +114,7 @@ def parts_of(
     on_existing: OnExisting,
     sort: Literal["keep"] | None,
     check: bool,
+    statistics: bool = True,
     *,
     virtual: bool = False,
 ) -> list[DatasetPart]:
@@ -141,7 +144,8 @@ def parts_of(
     found = []
     for path, ds, own in datasets:
         at = f"{top}/{path}".strip("/") if path else top
-        part = DatasetPart(ds, at, mode, append_dim, region, _encoding(ds, own), None, top)
+        how = mode, append_dim, region, _encoding(ds, own), check, statistics
+        part = DatasetPart(ds, at, *how, None, top)
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)
         if part.append_dim is not None and region is None:

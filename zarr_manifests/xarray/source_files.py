@@ -34,10 +34,9 @@ from zarr_manifests.reports import FailedFile
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.url import refuse_slipped
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import VirtualContainer
-from zarr_manifests.virtual.locations import WEB
+from zarr_manifests.virtual.locations import WEB, location_of
 from zarr_manifests.xarray.fit import DECODED_BY, is_time, meaning_of_bounds
 
 __all__ = [
@@ -92,7 +91,7 @@ def source_url(given: str | os.PathLike[str]) -> str:
     ------
     InvalidArgumentError
         If a user, a password or a query is in it, which may be a secret, and would be written to
-        the repository. If it is not text that UTF-8 can encode.
+        the repository; or if it is malformed.
 
     Examples
     --------
@@ -100,21 +99,9 @@ def source_url(given: str | os.PathLike[str]) -> str:
     'file:///data/day%201.nc'
     """
     text = os.fspath(given)
-    refuse_slipped(text)
-    try:
-        if isinstance(given, str) and _URL.match(text):
-            _refuse_secrets(text)
-            text.encode()
-            if not text.startswith("file://"):
-                return text
-            text = urllib.parse.unquote(text.removeprefix("file://"))
-        return Path(text).absolute().as_uri()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{text!r} is no path: UTF-8 cannot encode it") from error
-
-
-def _refuse_secrets(url: str) -> None:
-    for scheme, host, rest in _CHAINED.findall(url):
+    if not isinstance(given, str) or not _URL.match(text) or text.startswith("file://"):
+        return location_of(given)
+    for scheme, host, rest in _CHAINED.findall(text):
         of_web = scheme.lower() in WEB
         part = "a user or password" if "@" in host else "a query" if of_web and "?" in rest else ""
         if part:
@@ -122,6 +109,7 @@ def _refuse_secrets(url: str) -> None:
                 f"a {scheme}:// location with {part} in it is refused: that may be a secret, and "
                 "where files came from is written to the repository"
             )
+    return text
 
 
 def _path(url: str) -> str | None:

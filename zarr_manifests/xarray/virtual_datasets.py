@@ -147,7 +147,7 @@ def write_virtual(
             workspace_of(store).delete_below(directory(top))
         how: Any = {"store": store, "validate": validate, "checksums": checksums}
         writes = [_Write(target=target, part=part, **how) for part in parts]
-        for change in [change for write in writes for change in write.planned(check=check)]:
+        for change in [change for write in writes for change in write.planned()]:
             change()
 
     if isinstance(location, ManifestStore):
@@ -182,7 +182,7 @@ class _Write:
         """What looks at files."""
         return VirtualReader(self.workspace.context.containers)
 
-    def planned(self, *, check: bool) -> list[Callable[[], None]]:
+    def planned(self) -> list[Callable[[], None]]:
         """Check the dataset against what is there; what writes it, in order."""
         part, node = self.part, self.workspace.contents.node(self.part.group)
         if node is not None and node.array is not None:
@@ -194,7 +194,7 @@ class _Write:
                 ds.variables[name].load()  # other processes could not hand back what they write
         mode = "a" if part.mode == "w" else part.mode  # what was there is gone
         part = replace(part, ds=ds, mode=mode, append=None, only_group=False)
-        found = prepare(part, self.store, check=check)
+        found = prepare(part, self.store)
         assert found is not None
         part, own = found.part, found.part.ds
         if part.zarr_format == 2:
@@ -217,7 +217,7 @@ class _Write:
             region=region and {dim: at for dim, at in region.items() if dim in own.dims},
             append_dim=part.append_dim if part.append_dim in own.dims else None,
         )
-        put_own = partial(put, statistics=True, scheduler=None, relocate=False)
+        put_own = partial(put, scheduler=None, relocate=False)
         return [
             partial(put_own, replace(found, part=loaded), self.target),
             *(self._planned(str(name), var, part, found.there) for name, var in virtual.items()),

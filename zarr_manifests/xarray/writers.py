@@ -13,8 +13,7 @@ are computed.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -35,7 +34,6 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
-    ManifestsError,
     NotFoundError,
 )
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
@@ -211,7 +209,8 @@ def write(
     >>> read["gfs/t"].values
     array([2., 3.])
     """
-    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort, check)
+    how: Any = group, mode, append_dim, region, encoding, on_existing, sort, check, statistics
+    parts = parts_of(ds, *how)
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
     message = _said_of(parts) if message is None else checked_message(message)
@@ -229,13 +228,13 @@ def write(
             commits_of(session).begin(step)
             if appends:
                 commits_of(session).relocate_appends(append_dim)
-            due = _prepared(parts, session, check=check)
+            due = _prepared(parts, session)
             if conflict is not None:
                 most = workspace_of(session.store).context.config.commits.attempts
                 if attempts > most or not _goes_on(conflict, tried, due):
                     raise conflict
             for each in due:
-                put(each, session, statistics=statistics, scheduler=scheduler, relocate=appends)
+                put(each, session, scheduler=scheduler, relocate=appends)
             try:
                 return _commit(session, message, metadata, step)
             except ConflictError as error:
@@ -313,7 +312,8 @@ def to_session(
             "to_session writes to a session, such as repo.writable_session(), or to a fork, not to "
             f"a {type(session).__name__}; zarr_manifests.write takes a repository"
         )
-    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort, check)
+    how: Any = group, mode, append_dim, region, encoding, on_existing, sort, check, statistics
+    parts = parts_of(ds, *how)
     if isinstance(session, Fork):
         if append_dim is not None:
             raise InvalidArgumentError(
@@ -324,8 +324,8 @@ def to_session(
         commits = commits_of(session)
         commits.writer.check_open()
         relocate = commits.relocates(append_dim)
-    for each in _prepared(parts, session, check=check):
-        put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
+    for each in _prepared(parts, session):
+        put(each, session, scheduler=scheduler, relocate=relocate)
 
 
 def _said_of(parts: Sequence[DatasetPart]) -> str:
@@ -341,11 +341,8 @@ def _said_of(parts: Sequence[DatasetPart]) -> str:
     return f"write {some or 'attributes'} to {where}"
 
 
-def _prepared(
-    parts: Sequence[DatasetPart], session: Session | Fork, *, check: bool
-) -> list[PreparedPart]:
-    store = session.store
-    return [found for part in parts if (found := prepare(part, store, check=check)) is not None]
+def _prepared(parts: Sequence[DatasetPart], session: Session | Fork) -> list[PreparedPart]:
+    return [found for part in parts if (found := prepare(part, session.store)) is not None]
 
 
 def _goes_on(
@@ -401,7 +398,7 @@ class PreparedPart:
     planned: AppendPlan | None
 
 
-def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> PreparedPart | None:
+def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
     """Look at what the group has, and refuse what does not go with it; None if nothing is due.
 
     Virtual variables are left out of the result: `virtual_datasets` writes them.
@@ -423,14 +420,14 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
     _check_names(ds)
     if part.mode != "w":
         ds = _turned(ds, there)
-        if check:
+        if part.check:
             check_agreement(ds, there, part.append_dim)
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
     ds = ds.drop_vars(virtual) if virtual else ds
     if dim is not None and str(dim) not in there.nodes:
         ds, encoding = of_first_label(ds, dim, encoding)
     part = replace(part, ds=ds, encoding=encoding)
-    fits = _fits_of(part, there) if check else {}
+    fits = _fits_of(part, there) if part.check else {}
     with explained(ds, fits):
         _check_labels(ds, there, fits)
     planned = None if part.append is None else part.append.plan(there)
@@ -551,7 +548,6 @@ def put(
     prepared: PreparedPart,
     session: Session | Fork | ManifestStore,
     *,
-    statistics: bool,
     scheduler: Any,
     relocate: bool,
 ) -> None:
@@ -574,20 +570,14 @@ def put(
         piece = replace(part, ds=ds, region=region)
         if region is not None and planned is not None:  # rows that are written over existing ones
             piece = replace(piece, mode="a", append_dim=None)
-        with explained(part.ds, fits, rows), _told(ds):
-            writer = _begun(piece, store, fits, there, statistics=statistics)
-            writer.compute(session, scheduler)
+        with explained(part.ds, fits, rows):
+            _begun(piece, store, fits, there).compute(session, scheduler)
     if planned is not None and planned.replaced:
         drop_unchanged(workspace, workspace.contents.members(part.group).values())
 
 
 def _begun(
-    part: DatasetPart,
-    store: ManifestStore,
-    fits: Mapping[str, Fit],
-    there: StoredGroup,
-    *,
-    statistics: bool,
+    part: DatasetPart, store: ManifestStore, fits: Mapping[str, Fit], there: StoredGroup
 ) -> DatasetWriter:
     """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the result."""
     mode: Any = part.mode
@@ -617,7 +607,8 @@ def _begun(
         if str(name) in there.nodes and _is_written(part, variable)
     }
     new = {name: v for name, v in encoded.items() if str(name) not in there.nodes}
-    writer, group = DatasetWriter(workspace_of(store), statistics=statistics), there.open_in(store)
+    workspace, group = workspace_of(store), there.open_in(store)
+    writer = DatasetWriter(workspace, statistics=part.statistics)
     if mode != "r+":
         _set_attributes(group, attributes)
     if new:
@@ -744,24 +735,3 @@ def _fitted(
             backend_shape=shape,
         )
     return variable.data, cells, shape
-
-
-@contextmanager
-def _told(ds: xr.Dataset) -> Iterator[None]:
-    """Say that xarray cannot write the dataset, unless it says so itself."""
-    try:
-        yield
-    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
-        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
-            raise
-        raise InvalidArgumentError(
-            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
-        ) from error
-    except ValueError as error:
-        if "unexpected encoding parameters" not in str(error):
-            raise
-        raise InvalidArgumentError(
-            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
-            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
-            "and calendar where the values are of a kind for it"
-        ) from error

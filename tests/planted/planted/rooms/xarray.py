@@ -138,7 +138,7 @@ FAULTS = [
     ),
     Fault(
         "a-chunk-is-referred-to-in-two-files",
-        "xarray/ingest_rows.py",
+        "xarray/ingest_files.py",
         "        if within:\n",
         "        if False:\n",
     ),
