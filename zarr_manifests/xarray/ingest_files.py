@@ -60,13 +60,7 @@ from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.backend import bundle
-from zarr_manifests.xarray.fit import (
-    Fit,
-    MisfitError,
-    fit_of,
-    meaning_of_bounds,
-    units_of_first,
-)
+from zarr_manifests.xarray.fit import MisfitError, fit_of, units_of_first
 from zarr_manifests.xarray.source_files import (
     FailedFilesError,
     SourceFiles,
@@ -445,7 +439,8 @@ class _Ingestion:
             rows = _GroupRows(session.store, self.group, self.source)
             rows.choose_units(placed)
         rows.grow(max(each.stop for each in batch))
-        rows.write_axis(batch)
+        for run in runs(batch) if batch[0].file.axis else ():
+            rows.write_axis(session, run)
         _add_records(session.store, self.group, batch, self.source.text)
         self._write_rows(session, batch, rows)
         made = session.commit(self.message or f"ingest {len(batch):,} files")
@@ -612,38 +607,32 @@ class _GroupRows:
             names = {name, told.get("bounds", name)}
             values = np.concatenate([axis[n].ravel() for axis in axes for n in names & axis.keys()])
             try:
-                _codes(fit_of(name, array.dtype, told), values)
+                with quiet():  # what they warn of is checked
+                    fit_of(name, array.dtype, told).encoded(values)
                 units = units_of_first(values, str(told["units"]), array.dtype)
             except (InvalidArgumentError, MisfitError):
                 units = infer_datetime_units(values)
-            told["units"] = array.attrs["units"] = units or told["units"]
+            array.attrs["units"] = units or told["units"]
 
-    def write_axis(self, placed: Sequence[FileRows]) -> None:
-        """Write the values of axis variables of all files.
+    def write_axis(self, session: Session, run: Sequence[FileRows]) -> None:
+        """Write the values of axis variables of files whose rows follow on each other.
 
         Raises
         ------
         FailedFilesError
             If values of a file would be read back differently.
         """
-        told = {str(name): variable.attrs for name, variable in self._ds.variables.items()}
-        for name in sorted(placed[0].file.axis):
-            meaning = {**meaning_of_bounds(name, told.values()), **told[name]}
-            fit = fit_of(name, self.arrays[name].dtype, meaning)
-            for run in runs(placed):
-                self._write_codes(fit, run)
-
-    def _write_codes(self, fit: Fit, run: Sequence[FileRows]) -> None:
+        dims = {name: self._ds.variables[name].dims for name in run[0].file.axis}
+        axis = {n: (own, np.concatenate([e.file.axis[n] for e in run])) for n, own in dims.items()}
+        ds = xr.Dataset(coords=xr.Coordinates(axis, indexes={}))
+        region = {self._dim: slice(run[0].start, run[-1].stop)}
         try:
-            codes = _codes(fit, np.concatenate([each.file.axis[fit.name] for each in run]))
-        except (InvalidArgumentError, MisfitError) as error:
+            to_session(ds, session, group=self._group, region=region)
+        except InvalidArgumentError as error:
             for each in run if len(run) > 1 else ():  # raises for the first that does not fit
-                self._write_codes(fit, [each])
-            why = error.misfits[0].given if isinstance(error, MisfitError) else error
-            room = f"do not fit the array, which has room for {fit.range_text}: {why}"
-            told = FailedFile(run[0].file.url, f"values of {fit.name!r} {room}")
-            raise FailedFilesError(told) from None
-        self.arrays[fit.name][run[0].start : run[-1].stop] = codes
+                self.write_axis(session, [each])
+            told = str(error).partition(". Nothing is committed")[0]
+            raise FailedFilesError(FailedFile(run[0].file.url, told)) from None
 
     # --- what tasks write --------------------------------------------------------------------
 
@@ -722,11 +711,6 @@ class _GroupRows:
 
 def _with(box: tuple[slice, ...], axis: int, rows: slice) -> tuple[slice, ...]:
     return (*box[:axis], rows, *box[axis + 1 :])
-
-
-def _codes(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    with quiet():  # what they warn of is checked
-        return fit.encoded(values)
 
 
 def _write_rows(
