@@ -6,7 +6,7 @@
 
 An append is planned from the index coordinate in a session (`planning.conflict.append_labels`).
 `Append.plan` reads it, and `Append.tip_check` plans again on the tip that a commit is about to land
-on. If the plan differs, the commit is a conflict, and `write` starts over there. `SameLabels` is
+on. If the plan differs, the commit is a conflict, and `write` starts over there. `same_labels` is
 for writes from rows, which look up positions in the coordinates of one snapshot. Reads made to
 compare do not count as reads of the session.
 
@@ -48,12 +48,12 @@ __all__ = [
     "Encodings",
     "Given",
     "Region",
-    "SameLabels",
     "WriteMode",
     "changes_nothing",
     "drop_unchanged",
     "located",
     "parts_of",
+    "same_labels",
 ]
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
@@ -148,9 +148,17 @@ def parts_of(
         part = DatasetPart(ds, at, *how, None, top)
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)
-        if part.append_dim is not None and region is None:
-            append = Append.of(ds, part.append_dim, at, on_existing, sort)
-            part = replace(part, append=append)
+        dim = part.append_dim if region is None else None
+        labels = ds.variables.get(dim)
+        if labels is not None and labels.dims == (dim,):
+            labels = labels.copy(deep=False).load()  # without loading the caller's dataset
+            part = replace(part, append=Append(str(dim), at, labels, on_existing, sort))
+        elif dim is not None and on_existing != "error":
+            raise InvalidArgumentError(
+                f"on_existing={on_existing!r} compares the labels of {dim!r} with the existing "
+                f"ones, and the dataset for group '/{at}' has no coordinate of that name; add "
+                f"one, such as by ds.assign_coords({dim}=...), or leave out on_existing"
+            )
         if region is None or ds.variables or not isinstance(given, xr.DataTree):
             found.append(part)
     if not found:
@@ -294,34 +302,6 @@ class Append:
     on_existing: OnExisting
     sort: Literal["keep"] | None
 
-    @classmethod
-    def of(
-        cls,
-        ds: xr.Dataset,
-        dim: Hashable,
-        group: str,
-        on_existing: OnExisting,
-        sort: Literal["keep"] | None,
-    ) -> Append | None:
-        """Return the append of a dataset; None if it has no index coordinate to compare.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If there is no index coordinate and `on_existing` needs one.
-        """
-        labels = ds.variables.get(dim)
-        if labels is not None and labels.dims == (dim,):
-            given = labels.copy(deep=False).load()  # without loading the caller's dataset
-            return cls(str(dim), group, given, on_existing, sort)
-        if on_existing != "error":
-            raise InvalidArgumentError(
-                f"on_existing={on_existing!r} compares the labels of {dim!r} with the existing "
-                f"ones, and the dataset for group '/{group}' has no coordinate of that name; add "
-                f"one, such as by ds.assign_coords({dim}=...), or leave out on_existing"
-            )
-        return None
-
     def plan(self, group: StoredGroup) -> AppendPlan:
         """Plan what to do with each row on this group.
 
@@ -373,14 +353,6 @@ class Append:
             [Conflict(kind, f"/{join(self.group, self.dim)}", component, reason)],
         )
 
-    def goes_on(self, before: AppendPlan, now: AppendPlan) -> bool:
-        """Whether to write again with a new plan after a conflict.
-
-        Skipped and replaced rows keep their places whatever came first; other rows are appended
-        behind what others have appended.
-        """
-        return self.on_existing != "error" or before.start != now.start
-
     def parts(
         self, ds: xr.Dataset, planned: AppendPlan
     ) -> Iterator[tuple[xr.Dataset, Mapping[str, slice] | None, Mapping[Hashable, Sequence[int]]]]:
@@ -408,44 +380,37 @@ class Append:
         return part
 
 
-class SameLabels:
-    """The stored coordinates of a snapshot, to compare with those of a tip.
+def same_labels(context: ReadContext, view: SnapshotView, paths: Iterable[str]) -> TipCheck:
+    """What refuses a tip on which a coordinate has other labels; it may have more.
 
     Parameters
     ----------
     context : ReadContext
         What reads the repository.
     view : SnapshotView
-        The snapshot.
-    paths : sequence of str
+        The snapshot whose labels count.
+    paths : iterable of str
         Paths of the coordinates; those that are not there are left out.
     """
 
-    def __init__(self, context: ReadContext, view: SnapshotView, paths: Sequence[str]) -> None:
-        self._context = context
-        self._planned = {path: self._stored(view, path) for path in paths if path in view.nodes}
+    def stored(view: SnapshotView, path: str) -> npt.NDArray[Any]:
+        group, name = split(path)
+        return StoredGroup(SessionView(context, view), group).values(name)
 
-    def check(self, on: SnapshotView) -> None:
-        """Refuse a tip on which a coordinate has other labels; it may have more.
+    before = {path: stored(view, path) for path in paths if path in view.nodes}
 
-        Raises
-        ------
-        ConflictError
-            If one has.
-        """
-        for path, planned in self._planned.items():
-            now = self._stored(on, path) if path in on.nodes else planned[:0]
-            alike, floats = now.dtype == planned.dtype, now.dtype.kind in "fc"
-            if not alike or not np.array_equal(now[: len(planned)], planned, equal_nan=floats):
+    def check(on: SnapshotView) -> None:
+        for path, labels in before.items():
+            now = stored(on, path) if path in on.nodes else labels[:0]
+            alike, floats = now.dtype == labels.dtype, now.dtype.kind in "fc"
+            if not alike or not np.array_equal(now[: len(labels)], labels, equal_nan=floats):
                 raise ConflictError(
                     f"another commit came first and changed the coordinate {path!r}, by which rows "
                     "were looked up; nothing was committed. Write again",
                     [Conflict(ConflictKind.READ, f"/{path}", "read", "the labels have changed")],
                 )
 
-    def _stored(self, view: SnapshotView, path: str) -> npt.NDArray[Any]:
-        group, name = split(path)
-        return StoredGroup(SessionView(self._context, view), group).values(name)
+    return check
 
 
 # --- regions ------------------------------------------------------------------------------------

@@ -230,8 +230,8 @@ def write(
                 commits_of(session).relocate_appends(append_dim)
             due = _prepared(parts, session)
             if conflict is not None:
-                most = workspace_of(session.store).context.config.commits.attempts
-                if attempts > most or not _goes_on(conflict, tried, due):
+                most = repository.config.commits.attempts
+                if attempts > most or not _goes_on(conflict, on_existing, tried, due):
                     raise conflict
             for each in due:
                 put(each, session, scheduler=scheduler, relocate=appends)
@@ -346,19 +346,21 @@ def _prepared(parts: Sequence[DatasetPart], session: Session | Fork) -> list[Pre
 
 
 def _goes_on(
-    conflict: ConflictError, tried: Sequence[PreparedPart], due: Sequence[PreparedPart]
+    conflict: ConflictError, on_existing: OnExisting, *plans: Sequence[PreparedPart]
 ) -> bool:
-    """Whether an append that met a conflict is made again."""
+    """Whether an append that met a conflict is made again, given what was and what is planned.
+
+    Skipped and replaced rows keep their places whatever came first; other rows are appended behind
+    what others have appended.
+    """
     if conflict.conflicts and {one.kind for one in conflict.conflicts} <= _APPENDED:
         return True
-    before = {each.part.group: each.planned for each in tried}
-    return any(
-        each.part.append.goes_on(was, each.planned)
-        for each in due
-        if each.part.append is not None
-        and each.planned is not None
-        and (was := before.get(each.part.group)) is not None
+    before, now = (
+        {each.part.group: each.planned.start for each in parts if each.planned is not None}
+        for parts in plans
     )
+    groups = before.keys() & now.keys()
+    return any(on_existing != "error" or before[each] != now[each] for each in groups)
 
 
 def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Txn | None) -> str:
