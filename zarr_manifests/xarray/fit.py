@@ -105,18 +105,15 @@ class Fit:
     stored : dtype, optional
         Type of the existing array; None if there is none.
     attributes : mapping, optional
-        What a reader decodes the existing array by.
-    more : mapping, optional
-        What a reader decodes a new array by, besides its attributes: the fill value of Zarr v2, and
-        the units of the times whose bounds it has.
+        What a reader decodes the existing array by; a new one, besides its attributes: by the fill
+        value of Zarr v2, and the units of the times whose bounds it has.
     """
 
     name: str
     given: Mapping[str, Any]
     encoding: Mapping[str, Any]
     stored: np.dtype[Any] | None = None
-    attributes: Mapping[str, Any] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def checked(self, variable: xr.Variable, encoded: xr.Variable) -> xr.Variable:
         """The encoded variable; its values are checked here, or where dask computes them.
@@ -184,8 +181,8 @@ class Fit:
     @cached_property
     def range_text(self) -> str:
         """Describe the values that fit."""
-        how = self.encoding if self.attributes is None else self.attributes
-        kind = self.encoding.get("dtype") if self.stored is None else self.stored
+        how = self.encoding if self.stored is None else self.attributes
+        kind = self.stored or self.encoding.get("dtype")
         if "units" in how:
             return f"times in {how['units']!r}"
         if kind is None:
@@ -252,8 +249,8 @@ class _Comparison:
     @staticmethod
     def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Comparison | None:
         """The check of values of that type; None if each is surely read back as it is."""
-        found = {**fit.more, **encoded.attrs} if fit.attributes is None else fit.attributes
-        found = {key: _plain(value) for key, value in found.items()}
+        also = encoded.attrs if fit.stored is None else {}
+        found = {key: _plain(value) for key, value in {**fit.attributes, **also}.items()}
         # What says how to decode numbers that were given encoded is no part of what was given.
         own = fit.given if given.kind in "biufcS" else {}
         attributes = {key: value for key, value in found.items() if key not in own}

@@ -519,7 +519,7 @@ def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
         more = meaning_of_bounds(name, [*bounding, *known.values()])
         if part.zarr_format == 2 and how.get("fill_value") is not None:
             more["_FillValue"] = how["fill_value"]
-        fits[name] = Fit(name, own, how, more=more)
+        fits[name] = Fit(name, own, how, None, more)
     return fits
 
 
