@@ -173,9 +173,9 @@ class Fit:
             If some would be read back differently.
         """
         own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
-        with np.errstate(all="ignore"), _told(self.name):
+        with np.errstate(all="ignore"), quiet(), _told(self.name):  # what they warn of is checked
             encoded = encode_cf_variable(own, name=self.name)
-        codes = self.checked(own, encoded).values
+            codes = self.checked(own, encoded).values
         return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
 
     @cached_property

@@ -51,7 +51,7 @@ from zarr_manifests.planning.file_rows import (
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import FailedFile, IngestedFile, IngestReport
 from zarr_manifests.repository import Repository, containers_of
-from zarr_manifests.runtime import SYSTEM, quiet
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session, initialized_chunks
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
@@ -607,8 +607,7 @@ class _GroupRows:
             names = {name, told.get("bounds", name)}
             values = np.concatenate([axis[n].ravel() for axis in axes for n in names & axis.keys()])
             try:
-                with quiet():  # what they warn of is checked
-                    fit_of(name, array.dtype, told).encoded(values)
+                fit_of(name, array.dtype, told).encoded(values)
                 units = units_of_first(values, str(told["units"]), array.dtype)
             except (InvalidArgumentError, MisfitError):
                 units = infer_datetime_units(values)
