@@ -56,6 +56,7 @@ from zarr_manifests.session import Fork, Session, initialized_chunks
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.texts import count_text, listed
 from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.xarray.array_target import ArrayTarget
@@ -271,7 +272,7 @@ def _urls(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     urls = list(map(source_url, files))
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
-        raise InvalidArgumentError(f"{_listed(twice)} in the list more than once")
+        raise InvalidArgumentError(f"{_they_are(twice)} in the list more than once")
     return urls
 
 
@@ -290,10 +291,8 @@ def _containers(
     return places
 
 
-def _listed(urls: Sequence[str]) -> str:
-    """The first of the URLs, and a verb."""
-    more = f" and {len(urls) - _LISTED} more" if len(urls) > _LISTED else ""
-    return ", ".join(urls[:_LISTED]) + more + (" is" if len(urls) == 1 else " are")
+def _they_are(urls: Sequence[str]) -> str:
+    return listed(urls) + (" is" if len(urls) == 1 else " are")
 
 
 # --- what tasks do ---------------------------------------------------------------------------
@@ -361,8 +360,8 @@ class _Ingestion:
         self.unchanged = len(urls) - len(self.waiting) - len(self.failed)
         if self.changed and not self.replaces:
             raise InvalidArgumentError(
-                f"{_listed(sorted(self.changed))} not what was ingested: size, time, variables or "
-                "options differ. Give on_changed='replace' to write the rows again"
+                f"{_they_are(sorted(self.changed))} not what was ingested: size, time, variables "
+                "or options differ. Give on_changed='replace' to write the rows again"
             )
         if self.waiting and repository is not None:
             self._write_all(repository)
@@ -395,11 +394,10 @@ class _Ingestion:
         told = [*self.failed.values()]
         more = f"\n  and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
         lines = "".join(f"\n  {file}" for file in told[:_LISTED])
-        noun = "1 file" if len(told) == 1 else f"{len(told):,} files"
         besides = "more " if self.added or self.replaced else ""
         raise InvalidArgumentError(
-            f"{noun} cannot be ingested; nothing {besides}was committed. Give on_error='report' to "
-            f"leave such files out{lines}{more}"
+            f"{count_text(len(told), 'file')} cannot be ingested; nothing {besides}was committed. "
+            f"Give on_error='report' to leave such files out{lines}{more}"
         )
 
     def _write_all(self, repository: Repository) -> None:

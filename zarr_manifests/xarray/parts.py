@@ -40,6 +40,7 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.keys import is_inside, join, split
 from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting, plan_append
 from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.texts import listed
 from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
 
 __all__ = [
@@ -64,7 +65,6 @@ type Encodings = Mapping[Hashable, Mapping[str, Any]]
 
 _MODES: Final = ("w", "w-", "a", "a-", "r+")
 _ON_EXISTING: Final = ("error", "skip", "replace")
-_LISTED: Final = 20
 _CHANGED: Final = "the labels that are there have changed"
 
 
@@ -134,7 +134,7 @@ def parts_of(
     if append_dim is not None and append_dim not in dims:
         raise InvalidArgumentError(
             f"append_dim {append_dim!r} is not a dimension of the dataset; there are: "
-            f"{_listed(dims)}"
+            f"{listed(dims, 20)}"
         )
     if not virtual and any(is_virtual(v) for _, ds, _ in datasets for v in ds.variables.values()):
         raise InvalidArgumentError(
@@ -179,7 +179,9 @@ def _check_options(
     choices = (("mode", mode, (None, *_MODES)), ("on_existing", on_existing, _ON_EXISTING))
     for name, given, known in (*choices, ("sort", sort, (None, "keep"))):
         if given not in known:
-            raise InvalidArgumentError(f"{name} must be one of {_listed(known)}, not {given!r}")
+            raise InvalidArgumentError(
+                f"{name} must be one of {', '.join(map(str, known))}, not {given!r}"
+            )
     if append_dim is not None and mode not in (None, "a", "a-"):
         raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
     if region is not None and mode not in (None, "a", "a-", "r+"):
@@ -201,7 +203,7 @@ def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, 
             raise InvalidArgumentError(
                 f"encoding names {min(unknown)!r}, which is not a node of the tree: of a tree it "
                 f"is {{path: {{variable: ...}}}}. There are: "
-                f"{_listed(node.path for node in given.subtree)}"
+                f"{listed((node.path for node in given.subtree), 20)}"
             )
         found: list[tuple[str, xr.Dataset, Encodings]] = []
         for path, node in given.subtree_with_keys:
@@ -238,7 +240,7 @@ def _encoding(ds: xr.Dataset, encoding: Encodings) -> Encodings:
         if name not in ds.variables:
             raise InvalidArgumentError(
                 f"encoding names {name!r}, which is not a variable of the dataset; there are: "
-                f"{_listed(ds.variables)}"
+                f"{listed(ds.variables, 20)}"
             )
         if not isinstance(how, Mapping):
             raise InvalidArgumentError(f"the encoding of {name!r} is a mapping, not {how!r}")
@@ -269,10 +271,6 @@ def _of_tree(part: DatasetPart) -> DatasetPart:
             )
         part = replace(part, mode="a", append_dim=None)
     return replace(part, only_group=not ds.variables and not ds.attrs and part.mode != "w")
-
-
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(str, [*names][:_LISTED])) or "none"
 
 
 # --- appends ------------------------------------------------------------------------------------
@@ -432,9 +430,9 @@ def located(part: DatasetPart, store: ManifestStore) -> dict[str, slice]:
         raise InvalidArgumentError(f"region is a mapping or 'auto', not {region!r}")
     for dim, at in found.items():
         if dim not in ds.dims:
-            known = ", ".join(map(str, ds.dims)) or "none"
             raise InvalidArgumentError(
-                f"region names {dim!r}, which is not a dimension of the dataset; there are: {known}"
+                f"region names {dim!r}, which is not a dimension of the dataset; there are: "
+                f"{listed(ds.dims, 20)}"
             )
         if dim == part.append_dim:
             raise InvalidArgumentError(f"{dim!r} cannot be both append_dim and in region")

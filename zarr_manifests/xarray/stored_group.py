@@ -16,7 +16,7 @@ reads of the session, so its commit can still be rebased onto others'.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -47,13 +47,13 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.texts import listed
 from zarr_manifests.xarray.fit import PACKED_BY, meaning_of_bounds
 
 __all__ = ["StoredGroup", "check_agreement", "check_lengths", "is_virtual"]
 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
-_LISTED: Final = 5
 _SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
 """Calendars that agree since 1582."""
 
@@ -319,7 +319,9 @@ def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | Non
     for dim, arrays in lengths.items():
         new = {name for names in arrays.values() for name in names} - group.nodes.keys()
         if len(arrays) > 1 and (dim == along or new):
-            both = ", ".join(f"{what} in {_names(names)}" for what, names in arrays.items())
+            both = ", ".join(
+                f"{what} in {listed(map(repr, names))}" for what, names in arrays.items()
+            )
             raise InvalidArgumentError(
                 f"{dim!r} would be {both}, and the group could not be opened as a dataset any "
                 f"more: append all variables along {dim!r} together, write new ones at full length "
@@ -377,9 +379,3 @@ def _check_index(name: str, variable: xr.Variable, group: StoredGroup) -> None:
             f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
             f"reindex), or drop {name!r} if only its values are wrong"
         )
-
-
-def _names(names: Iterable[str]) -> str:
-    found = sorted(names)
-    rest = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return ", ".join(map(repr, found[:_LISTED])) + rest

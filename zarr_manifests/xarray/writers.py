@@ -45,6 +45,7 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
+from zarr_manifests.texts import listed
 from zarr_manifests.xarray.array_target import DatasetWriter
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.fit import Fit, explained, is_time, meaning_of_bounds, of_first_label
@@ -68,8 +69,6 @@ from zarr_manifests.xarray.stored_group import (
 
 __all__ = ["PreparedPart", "cells_of", "prepare", "put", "to_session", "write"]
 
-_NAMED: Final = 5
-_LISTED: Final = 20
 _APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
 """What others have done who appended first, or made the arrays."""
 
@@ -337,8 +336,7 @@ def _said_of(parts: Sequence[DatasetPart]) -> str:
     if first.region is not None:
         return f"write a part of {where}"
     names = [str(name) for part in parts for name in part.ds.data_vars]
-    some = f"{', '.join(names[:_NAMED])}{', ...' * (len(names) > _NAMED)}"
-    return f"write {some or 'attributes'} to {where}"
+    return f"write {listed(names) if names else 'attributes'} to {where}"
 
 
 def _prepared(parts: Sequence[DatasetPart], session: Session | Fork) -> list[PreparedPart]:
@@ -448,7 +446,7 @@ def _decided(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> Dat
         )
     if arrays and mode in (None, "w-") and append_dim is None and region is None:
         raise AlreadyExistsError(
-            f"{where} has data already ({', '.join(arrays[:_LISTED])}): give append_dim to append, "
+            f"{where} has data already ({listed(arrays, 20)}): give append_dim to append, "
             "region to write to a part, mode='a' to add or write over variables, or mode='w' to "
             "replace the group"
         )
@@ -640,9 +638,9 @@ def _check_arrays(ds: xr.Dataset, part: DatasetPart, there: StoredGroup) -> None
                 "write it with mode='a', or drop it"
             )
     if along is not None and along not in dims:
-        listed = ", ".join(sorted(map(str, dims))) or "none"
         raise InvalidArgumentError(
-            f"append_dim {along!r} is not a dimension of the group; there are: {listed}"
+            f"append_dim {along!r} is not a dimension of the group; there are: "
+            f"{listed(sorted(map(str, dims)), 20)}"
         )
 
 
