@@ -410,12 +410,7 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
     """
     if part.only_group and contents_of(store).node(part.group) is not None:
         return None
-    there, ds, dim, encoding = (
-        StoredGroup.of(store, part.group),
-        part.ds,
-        part.append_dim,
-        part.encoding,
-    )
+    there, ds, dim = StoredGroup.of(store, part.group), part.ds, part.append_dim
     part = _decided(part, there, store)
     _check_names(ds)
     if part.mode != "w":
@@ -423,13 +418,16 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
         if part.check:
             check_agreement(ds, there, part.append_dim)
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
-    ds = ds.drop_vars(virtual) if virtual else ds
+    ds, encoding = ds.drop_vars(virtual) if virtual else ds, part.encoding
     if dim is not None and str(dim) not in there.nodes:
         ds, encoding = of_first_label(ds, dim, encoding)
     part = replace(part, ds=ds, encoding=encoding)
     fits = _fits_of(part, there) if part.check else {}
     with explained(ds, fits):
-        _check_labels(ds, there, fits)
+        for name, variable in ds.variables.items():
+            fit, compared = fits.get(str(name)), name == dim or part.region is not None
+            if compared and variable.dims == (name,) and fit is not None and fit.stored is not None:
+                _encoded(str(name), variable, there, fits)  # labels are checked, then compared
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
         check_lengths(ds, there, part.append_dim)  # whatever is checked: it has no place
@@ -524,21 +522,6 @@ def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
 def _is_written(part: DatasetPart, variable: xr.Variable) -> bool:
     """Whether a variable goes to the array that is there; of mode `a-`, only what grows does."""
     return part.mode != "a-" or part.append_dim is None or part.append_dim in variable.dims
-
-
-def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -> None:
-    """Check labels and times in memory that go to existing arrays, before labels are compared."""
-    for name, variable in ds.variables.items():
-        fit = fits.get(str(name))
-        if fit is None or fit.stored is None or variable.chunks is not None or not variable.size:
-            continue
-        if variable.dims == (name,) or is_time(variable):
-            with quiet():  # what they warn of is checked
-                encoded = there.encoded(str(name), variable)
-            fit.checked(variable, encoded)
-            if variable.dims != (name,):
-                others = partial(there.values, str(name))
-                fit.check_beside(variable.values, encoded.values, others)
 
 
 # --- into the session ------------------------------------------------------------------------
@@ -669,7 +652,10 @@ def _encoded(
         given.load()  # once, if it is of a file
     with np.errstate(all="ignore"), quiet():  # what they warn of is checked
         own = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
-    return fit.checked(given, own)
+    checked = fit.checked(given, own)
+    if fit.stored is not None and given.chunks is None:
+        fit.check_beside(given.values, own.values, partial(there.values, name))
+    return checked
 
 
 def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
