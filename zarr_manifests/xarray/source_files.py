@@ -431,10 +431,8 @@ def _references(path: str, kind: str) -> dict[str, Any]:
             from kerchunk.netCDF3 import NetCDF3ToZarr
 
             scanner = NetCDF3ToZarr(path, inline_threshold=0)
-            try:
+            with closing(scanner.fp):
                 return dict(scanner.translate())
-            finally:
-                scanner.fp.close()
         from kerchunk.hdf import SingleHdf5ToZarr
 
         with Path(path).open("rb") as file:
