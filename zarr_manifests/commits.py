@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.commit.advance_marks import check_now
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.engine.commit.landing import Committed, commit
@@ -33,7 +32,9 @@ from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
+    Conflict,
     ConflictError,
+    ConflictKind,
     InvalidArgumentError,
     ManifestsError,
     TransactionAlreadyCommitted,

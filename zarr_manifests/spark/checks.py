@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage import Storage
 
 __all__ = ["check_counts", "check_shared", "check_words"]

@@ -35,8 +35,12 @@ from xarray.coding.times import infer_datetime_units
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
 from zarr_manifests.planning.file_rows import (
     FileFacts,
