@@ -8,12 +8,14 @@ comes after the branch's head.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from zarr_manifests.appends import rewrite_appends
+import numpy as np
+import zarr
+
 from zarr_manifests.engine.commit.advance_marks import check_now
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.engine.commit.landing import Committed, commit
@@ -23,16 +25,20 @@ from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
 from zarr_manifests.engine.commit.replay import patch
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.compact.outcomes import compact_if_due
+from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.contents import summary
+from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import SessionWriter
-from zarr_manifests.engine.edit.workspace import UNKNOWN
+from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.history.refs import BranchMovedError, Refs
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
+    Conflict,
     ConflictError,
+    ConflictKind,
     InvalidArgumentError,
     ManifestsError,
     TransactionAlreadyCommitted,
@@ -42,6 +48,7 @@ from zarr_manifests.format.root import shortened
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Policy, check_policy
+from zarr_manifests.planning.conflict.relocation import Relocation
 from zarr_manifests.planning.conflict.transactions import (
     NO_MARK,
     MarkStep,
@@ -50,6 +57,7 @@ from zarr_manifests.planning.conflict.transactions import (
     txn_of,
 )
 from zarr_manifests.reports import MergeReport
+from zarr_manifests.store import ManifestStore
 
 __all__ = ["SessionCommits", "merge"]
 
@@ -75,7 +83,7 @@ class SessionCommits:
         """From now on, land appends along the dimension behind those of others."""
         if not isinstance(dim, str) or not dim:
             raise InvalidArgumentError(f"{dim!r} is not the name of a dimension")
-        self._relocating = Relocating(dim, rewrite_appends)
+        self._relocating = Relocating(dim, _rewrite_appends)
 
     def relocates(self, dim: object) -> bool:
         """Whether appends along the dimension land behind those of others."""
@@ -368,3 +376,61 @@ def _planned(context: Context, into: str, source: str) -> tuple[SessionCommits, 
         return commits, planned
 
     return opened(attempt)
+
+
+# --- appends behind those of others ----------------------------------------------------------
+
+
+def _rewrite_appends(
+    workspace: Workspace, tip: SnapshotView, changes: ChangeSet, moves: Sequence[Relocation]
+) -> ChangeSet:
+    """The changes on the tip, with the values that the workspace has appended.
+
+    `changes` are the changes to make on the tip, without these values. Where another commit
+    appended within the same chunk, the chunk holds values of both sides: those that this session
+    appended are decoded, and written at their new place to the array at the tip.
+
+    Raises
+    ------
+    ConflictError
+        If values before an append were changed too: only appended ones are rewritten.
+    """
+    there = Workspace(workspace.context, tip, workspace.keys)
+    there.contents.changes = changes
+    store = ManifestStore(there, read_only=False)
+    for move in moves:
+        values = _appended(workspace, move)
+        zarr.open_array(store, path=move.path, mode="r+")[move.to : move.length] = values
+    there.flush()
+    return there.contents.changes
+
+
+def _appended(workspace: Workspace, move: Relocation) -> Any:
+    """The appended values; values before them in their chunk must be unchanged."""
+    first = move.first * move.chunk
+    now = _values(workspace, workspace.contents.changes, move, first, move.stop)
+    before = _values(workspace, ChangeSet(), move, first, move.start)
+    if not _equal(now[: move.start - first], before):
+        reason = "values before the append were changed as well"
+        raise ConflictError(
+            "other commits have appended first, and this append cannot be relocated behind them; "
+            "nothing was committed. Open a new session on the branch and make the changes again",
+            [Conflict(ConflictKind.APPEND, f"/{move.path}", "chunks", reason)],
+        )
+    return now[move.start - first :]
+
+
+def _values(
+    workspace: Workspace, changes: ChangeSet, move: Relocation, start: int, stop: int
+) -> Any:
+    """Values of an array of one axis, read without recording the read."""
+    contents = SessionView(workspace.context, workspace.contents.view)
+    contents.changes = changes
+    store = ManifestStore(contents, read_only=True)
+    return np.asarray(zarr.open_array(store, path=move.path, mode="r")[start:stop])
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a.dtype.hasobject or a.dtype.kind == "T":  # their bytes are addresses
+        return bool(a.tolist() == b.tolist())
+    return bool(a.tobytes() == b.tobytes())

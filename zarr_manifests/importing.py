@@ -67,7 +67,7 @@ def import_history(
     most = check_bound("max_bytes", max_bytes)
     with TemporaryDirectory(prefix="zarr-manifests-") as folder:
         files = IcechunkFiles(storage, Path(folder), trusted, most, context.runtime)
-        return _IcechunkHistory(context, files, history == "all").run(branches)
+        return _IcechunkHistory(context, files).run(branches, heads_only=history == "heads")
 
 
 @dataclass(slots=True)
@@ -80,8 +80,6 @@ class _IcechunkHistory:
         The repository to import to.
     files : IcechunkFiles
         The icechunk repository.
-    all_of_it : bool
-        Whether all snapshots are imported, and not only those of branches and tags.
 
     Attributes
     ----------
@@ -91,17 +89,17 @@ class _IcechunkHistory:
 
     context: Context
     files: IcechunkFiles
-    all_of_it: bool
     ours: dict[str, str] = field(default_factory=dict)
     _refs: Refs = field(init=False)
     _first: str = ""
     _due: set[str] = field(default_factory=set)
     _total: int = 0
     _names: dict[str, str | None] = field(default_factory=dict)
-    _wanted: set[str] = field(default_factory=set)
 
-    def run(self, branches: Iterable[str] | None) -> dict[str, str]:
+    def run(self, branches: Iterable[str] | None, *, heads_only: bool) -> dict[str, str]:
         """Import the branches, by default all of them, and the tags; `ours`.
+
+        With `heads_only`, only the snapshots that these name are imported.
 
         Raises
         ------
@@ -115,11 +113,10 @@ class _IcechunkHistory:
         chosen = _chosen(files.branches, branches)
         self._find_ours()
         heads = [files.branches[name] for name in chosen]
-        self._wanted = {*heads, *files.tags.values()}
         lineages = [files.lineage(head) for head in heads]
         tagged = [files.lineage(one) for one in files.tags.values()] if branches is None else []
-        due = {each.id for lineage in (*lineages, *tagged) for each in lineage}
-        self._due = (due if self.all_of_it else due & self._wanted) - self.ours.keys()
+        due = {each.id for lineage in (*lineages, *tagged) for each in lineage} - self.ours.keys()
+        self._due = due & {*heads, *files.tags.values()} if heads_only else due
         self._total = len(self._due)
         expect("snapshots", self._total)
         self._tell()
@@ -173,7 +170,7 @@ class _IcechunkHistory:
         known = [at for at, each in enumerate(lineage) if each.id in self.ours]
         begin = known[-1] if known else -1
         self._place(name, lineage, [lineage[at].id for at in known])
-        due = [each for each in lineage[begin + 1 :] if self.all_of_it or each.id in self._wanted]
+        due = [each for each in lineage[begin + 1 :] if each.id in self._due]
         if not due:
             return
         before = files.nodes(lineage[begin].id) if known else {}

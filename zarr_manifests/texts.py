@@ -21,6 +21,7 @@ __all__ = [
     "count_text",
     "hyphened",
     "known_as",
+    "listed",
     "near_names",
     "plain_text",
     "shown",
@@ -130,6 +131,19 @@ def known_as(name: object, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(sorted(names)[:40])}" if names else "there are none"
+
+
+def listed(items: Iterable[object], most: int = 5) -> str:
+    """The first of the items, and how many others there are; `none` if there are none.
+
+    Examples
+    --------
+    >>> listed("abcd", most=2), listed(())
+    ('a, b and 2 more', 'none')
+    """
+    told = list(map(str, items))
+    more = f" and {len(told) - most:,} more" if len(told) > most else ""
+    return (", ".join(told[:most]) or "none") + more
 
 
 def count_text(count: int, noun: str) -> str:

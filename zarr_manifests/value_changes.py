@@ -23,7 +23,7 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import ValueChanges
@@ -63,24 +63,24 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     opened = zip((old, new), nodes, strict=True)
     with readable(path):
         arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
-    found: list[_Changed] = []
-    coordinates = []
-    due, count = _due(context, views, nodes)
-    compare = partial(_compared_at, context, arrays, now.chunk_shape, shared)
-    batches = map(compare, batched(due, _AT_ONCE))
+
+    def compared(places: Sequence[_At]) -> Iterator[tuple[_At, _Changed]]:
+        regions = [_region(at, now.chunk_shape, shared) for at in places]
+        calls = [partial(_compared, arrays, region) for region in regions]
+        return zip(places, context.runtime.parallel(calls), strict=True)
+
+    due, count = _due(context, views, nodes, now.grid)
+    batches = map(compared, batched(due, _AT_ONCE))
     told = counted("comparing chunks", chain.from_iterable(batches), count)
-    for at, changed in told:
-        if changed.cells:
-            found.append(changed)
-            coordinates.append(at)
-    rank = len(now.shape)
+    changed = [(at, one) for at, one in told if one.cells]
+    coordinates, found = [at for at, _ in changed], [one for _, one in changed]
     numeric = [one for one in found if one.compared]
     cells = sum(one.compared for one in numeric)
     return ValueChanges(
         absolute(path),
         now.shape,
         now.chunk_shape,
-        np.array(coordinates, np.int64).reshape(len(coordinates), rank),
+        np.array(coordinates, np.int64).reshape(len(coordinates), len(now.shape)),
         np.array([one.cells for one in found], np.int64),
         min((one.least for one in numeric), default=None),
         max((one.greatest for one in numeric), default=None),
@@ -113,15 +113,13 @@ type _At = tuple[int, ...]
 
 
 def _due(
-    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node]
+    context: Context, views: Sequence[SnapshotView], nodes: Sequence[Node], grid: Box
 ) -> tuple[Iterable[_At], int]:
     """The chunks of the newer array that may differ, in C order, and how many these are."""
     (old, new), (was, now) = views, nodes
-    assert was.array is not None
-    assert now.array is not None
     # Of an array made anew, no log says which chunks are the same; unset ones differ by fill value.
     if was.node_id != now.node_id or _fill(was) != _fill(now):
-        return product(*map(range, now.array.grid.hi)), now.array.grid.size
+        return product(*map(range, grid.hi)), grid.size
     delta = net_changes(context, context.roots.read().root, old, new)
     parts: list[IndexArray] = [
         delta.embedded.decode(part, data).coords()
@@ -132,9 +130,8 @@ def _due(
         parts += [t.coords() for v in views if (t := v.chunks(now.node_id)) is not None]
     if not parts:
         return (), 0
-    hi = np.asarray(now.array.grid.hi, np.int64)
     coords = np.unique(np.concatenate(parts), axis=0)
-    coords = coords[(coords < hi).all(axis=1)]
+    coords = coords[(coords < np.asarray(grid.hi, np.int64)).all(axis=1)]
     return map(tuple, coords.tolist()), len(coords)
 
 
@@ -154,24 +151,12 @@ class _Changed:
     """What differs in one chunk; differences are of cells that are numbers on both sides."""
 
     cells: int
+    to_nan: int
+    from_nan: int
     compared: int = 0
     least: float = 0.0
     greatest: float = 0.0
     total: float = 0.0
-    to_nan: int = 0
-    from_nan: int = 0
-
-
-def _compared_at(
-    context: Context,
-    arrays: Sequence[zarr.Array[Any]],
-    chunk: Sequence[int],
-    shape: Sequence[int],
-    places: Sequence[_At],
-) -> Iterator[tuple[_At, _Changed]]:
-    """What differs in each of these chunks, which are read at once."""
-    calls = [partial(_compared, arrays, _region(at, chunk, shape)) for at in places]
-    return zip(places, context.runtime.parallel(calls), strict=True)
 
 
 def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _Changed:
@@ -179,17 +164,13 @@ def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _
     nan_before, nan_after = _nan(old), _nan(new)
     changed = np.asarray((old != new) & ~(nan_before & nan_after))
     numbers = changed & ~nan_before & ~nan_after
-    facts = {
-        "to_nan": int((nan_after & ~nan_before).sum()),
-        "from_nan": int((nan_before & ~nan_after).sum()),
-    }
-    count = int(changed.sum())
+    to_nan, from_nan = nan_after & ~nan_before, nan_before & ~nan_after
+    counts = int(changed.sum()), int(to_nan.sum()), int(from_nan.sum())
     if not numbers.any() or not all(a.dtype.kind in "biuf" for a in (old, new)):
-        return _Changed(count, **facts)
+        return _Changed(*counts)
     with np.errstate(all="ignore"):
         by = new[numbers].astype(np.float64) - old[numbers].astype(np.float64)
-    least, greatest, total = float(by.min()), float(by.max()), float(by.sum())
-    return _Changed(count, len(by), least, greatest, total, **facts)
+    return _Changed(*counts, len(by), float(by.min()), float(by.max()), float(by.sum()))
 
 
 def _nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -296,7 +296,7 @@ class Values:
         """A stored value as it would be read, for messages."""
         raw = np.empty(1, self.stored)
         raw[0] = code
-        own = xr.Variable((self.name,), raw, dict(self.fit.attributes or {}))
+        own = xr.Variable((self.name,), raw, dict(self.fit.attributes))
         found = decode_cf_variable(self.name, own, decode_times=_TIMES, decode_timedelta=_DURATIONS)
         return shown(found.values[0])
 
@@ -309,7 +309,7 @@ def encoded(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     MisfitError
         If some would be read back differently.
     """
-    if values.dtype.kind in "biu" and not _PACKING.isdisjoint(fit.attributes or ()):
+    if values.dtype.kind in "biu" and not _PACKING.isdisjoint(fit.attributes):
         values = values.astype(np.float64)  # xarray does not pack integers
     with quiet():  # what they warn of is checked
         return fit.encoded(values)

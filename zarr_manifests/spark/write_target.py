@@ -42,9 +42,8 @@ from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray import to_session
-from zarr_manifests.xarray.appending import SameLabels
-from zarr_manifests.xarray.encoding import fit_of
-from zarr_manifests.xarray.fit import MisfitError
+from zarr_manifests.xarray.fit import MisfitError, fit_of
+from zarr_manifests.xarray.parts import same_labels
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
 
 __all__ = ["Rows", "WriteOptions", "plan_write"]
@@ -163,8 +162,8 @@ def plan_write(
     group, names = _target(session, options, columns.names)
     workspace = workspace_of(session.store)
     looked_up = [join(group, dim) for dim in options.dims]
-    same = SameLabels(workspace.context, workspace.contents.view, looked_up)
-    workspace.tip_checks.append(same.check)
+    same = same_labels(workspace.context, workspace.contents.view, looked_up)
+    workspace.tip_checks.append(same)
     given, length = pa.array([], pa.int64()), 0
     if options.mode == "create":
         _create(session, group, names, options, rows)

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xarray as xr
 import zarr
 from xarray.backends.common import ArrayWriter
 
@@ -52,7 +51,7 @@ from zarr_manifests.session import Fork, Session, merge_own
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store
 
-__all__ = ["ArrayTarget", "DatasetWriter", "check_reachable", "computed_elsewhere"]
+__all__ = ["ArrayTarget", "DatasetWriter"]
 
 _LARGE_BYTES = LARGE_BYTES
 """Larger chunks are measured one by one: others are many, and measured faster together."""
@@ -171,7 +170,7 @@ def _room() -> npt.NDArray[np.uint8]:
     return room
 
 
-class DatasetWriter:
+class DatasetWriter(ArrayWriter):
     """Writes arrays of a dataset, as xarray tells it to; values in memory are written at once.
 
     Parameters
@@ -183,30 +182,31 @@ class DatasetWriter:
     """
 
     def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._workspace, self._statistics = workspace, statistics
         self._all: list[ArrayTarget] = []
-        writer: Any = ArrayWriter
-        self._writer = writer()
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write the source, or keep it for `sync` if dask computes it."""
+        """Write the source, or keep it for `compute` if dask has it."""
         to = ArrayTarget(target, self._workspace, statistics=self._statistics)
         self._all.append(to)
-        self._writer.add(source, to, region)
+        super().add(source, to, region)  # type: ignore[no-untyped-call]
 
-    def sync(self, elsewhere: Session | Fork | None = None, *, scheduler: Any = None) -> None:
+    def compute(self, session: Session | Fork | ManifestStore, scheduler: Any) -> None:
         """Compute and write the dask arrays, and record zone maps of all arrays.
 
-        If dask computes in other processes, `elsewhere` is the session that they write to.
+        Other processes write to forks of the session; a store has none.
         """
-        if elsewhere is None:
-            self._writer.sync(chunkmanager_store_kwargs={"scheduler": scheduler})
+        if isinstance(session, ManifestStore) or not _computed_elsewhere(self.sources, scheduler):
+            how = {"scheduler": scheduler}
+            self.sync(chunkmanager_store_kwargs=how)  # type: ignore[no-untyped-call]
         else:
-            let_others_open(elsewhere)
+            _check_reachable(self._workspace.storage, scheduler)
+            let_others_open(session)
             # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
-            origin = freeze_store(elsewhere.fork().store)
-            written = _write_blocks(origin, self._writer, scheduler, statistics=self._statistics)
-            merge_own(elsewhere, [_fork_with(origin, copy_id, own) for copy_id, own in written])
+            origin = freeze_store(session.fork().store)
+            written = _write_blocks(origin, self, scheduler, statistics=self._statistics)
+            merge_own(session, [_fork_with(origin, copy_id, own) for copy_id, own in written])
         for array in self._all:
             array.record()
 
@@ -214,19 +214,18 @@ class DatasetWriter:
 # --- where dask computes -------------------------------------------------------------------------
 
 
-def computed_elsewhere(ds: xr.Dataset, scheduler: Any = None) -> bool:
-    """Whether its dask arrays may be computed by other processes."""
-    graph: Any = ds.__dask_graph__
-    if graph() is None:  # dask's own test of a dataset takes twenty times as long
+def _computed_elsewhere(sources: Sequence[Any], scheduler: Any) -> bool:
+    """Whether these dask arrays may be computed by other processes."""
+    if not sources:
         return False
     from dask import local, threaded
     from dask.base import get_scheduler
 
-    get: Any = get_scheduler(scheduler=scheduler, collections=[ds])  # type: ignore[no-untyped-call]
+    get: Any = get_scheduler(scheduler=scheduler, collections=sources)  # type: ignore[no-untyped-call]
     return get not in (threaded.get, local.get_sync)
 
 
-def check_reachable(storage: Storage, scheduler: Any) -> None:
+def _check_reachable(storage: Storage, scheduler: Any) -> None:
     """Refuse to compute elsewhere on a storage of this process only: it would never finish."""
     from dask.base import compute
     from dask.delayed import delayed
@@ -243,7 +242,7 @@ def check_reachable(storage: Storage, scheduler: Any) -> None:
 
 
 def _write_blocks(
-    origin: ForkState, writer: Any, scheduler: Any, *, statistics: bool
+    origin: ForkState, writer: ArrayWriter, scheduler: Any, *, statistics: bool
 ) -> Sequence[_Written]:
     """Write each dask block to a fork of its own, where dask computes it."""
     from dask.base import compute, persist
@@ -312,12 +311,8 @@ def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> ForkState:
     after.unsynced, after.durable, after.reads = own.unsynced, own.durable, own.reads
     after.zones = {node: zones for node, zones in own.zones.items() if node in changed}
     for node_id in changed:
-        tables = own.tables.get(node_id, ())
-        if node_id in kept:
-            for rows in tables:
-                after.put_table(node_id, rows)
-        elif tables:
-            after.tables[node_id] = (*after.tables.get(node_id, ()), *tables)
+        for rows in own.tables.get(node_id, ()):
+            after.put_table(node_id, rows)
         if node_id in own.chunks:
             after.chunks[node_id] = {**after.chunks.get(node_id, {}), **own.chunks[node_id]}
     return replace(origin, copy_id=copy_id, before=before, after=after)

@@ -17,7 +17,7 @@ One shortcut is safe: the same type given and stored, with no attribute that cha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,7 +34,19 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.runtime import quiet
 
-__all__ = ["DECODED_BY", "PACKED_BY", "TIMED_BY", "Fit", "Misfit", "MisfitError", "is_time"]
+__all__ = [
+    "DECODED_BY",
+    "PACKED_BY",
+    "Fit",
+    "Misfit",
+    "MisfitError",
+    "explained",
+    "fit_of",
+    "is_time",
+    "meaning_of_bounds",
+    "of_first_label",
+    "units_of_first",
+]
 
 PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 TIMED_BY: Final = ("units", "calendar")
@@ -93,18 +105,15 @@ class Fit:
     stored : dtype, optional
         Type of the existing array; None if there is none.
     attributes : mapping, optional
-        What a reader decodes the existing array by.
-    more : mapping, optional
-        What a reader decodes a new array by, besides its attributes: the fill value of Zarr v2, and
-        the units of the times whose bounds it has.
+        What a reader decodes the existing array by; a new one, besides its attributes: by the fill
+        value of Zarr v2, and the units of the times whose bounds it has.
     """
 
     name: str
     given: Mapping[str, Any]
     encoding: Mapping[str, Any]
     stored: np.dtype[Any] | None = None
-    attributes: Mapping[str, Any] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def checked(self, variable: xr.Variable, encoded: xr.Variable) -> xr.Variable:
         """The encoded variable; its values are checked here, or where dask computes them.
@@ -164,16 +173,16 @@ class Fit:
             If some would be read back differently.
         """
         own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
-        with np.errstate(all="ignore"), _told(self.name):
+        with np.errstate(all="ignore"), quiet(), _told(self.name):  # what they warn of is checked
             encoded = encode_cf_variable(own, name=self.name)
-        codes = self.checked(own, encoded).values
+            codes = self.checked(own, encoded).values
         return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
 
     @cached_property
     def range_text(self) -> str:
         """Describe the values that fit."""
-        how = self.encoding if self.attributes is None else self.attributes
-        kind = self.encoding.get("dtype") if self.stored is None else self.stored
+        how = self.encoding if self.stored is None else self.attributes
+        kind = self.stored or self.encoding.get("dtype")
         if "units" in how:
             return f"times in {how['units']!r}"
         if kind is None:
@@ -240,8 +249,8 @@ class _Comparison:
     @staticmethod
     def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Comparison | None:
         """The check of values of that type; None if each is surely read back as it is."""
-        found = {**fit.more, **encoded.attrs} if fit.attributes is None else fit.attributes
-        found = {key: _plain(value) for key, value in found.items()}
+        also = encoded.attrs if fit.stored is None else {}
+        found = {key: _plain(value) for key, value in {**fit.attributes, **also}.items()}
         # What says how to decode numbers that were given encoded is no part of what was given.
         own = fit.given if given.kind in "biufcS" else {}
         attributes = {key: value for key, value in found.items() if key not in own}
@@ -452,14 +461,10 @@ def _objects_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDAr
     """Which texts and other objects differ; for a missing one xarray stores an empty text."""
     both = zip(given.ravel().tolist(), read.ravel().tolist(), strict=True)
     differ = [
-        not (pd.isnull(other) or other == "") if _is_missing(one) else one != other
+        not (pd.isnull(other) or other == "") if one is None or one != one else one != other
         for one, other in both
     ]
     return np.array(differ, bool).reshape(given.shape)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def is_time(variable: xr.Variable) -> bool:
@@ -510,3 +515,171 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return repr(value)  # 'nan' is a text
     return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+# --- what does not fit ---------------------------------------------------------------------------
+
+
+@contextmanager
+def explained(
+    ds: xr.Dataset, fits: Mapping[str, Fit], rows: Mapping[Hashable, Sequence[int]] | None = None
+) -> Iterator[None]:
+    """Say which values of the dataset do not fit, or that xarray cannot write it.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The dataset as it was given.
+    fits : mapping
+        How each variable is stored, by name.
+    rows : mapping, optional
+        By dimension, the positions in `ds` of what is written; by default, all of it is.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a `MisfitError` is raised in the block, or what xarray raises in place of a `ValueError`.
+    """
+    try:
+        yield
+    except MisfitError as error:
+        fit = fits[error.name]
+        told = "; ".join(
+            f"{found.given} {_place(ds, fit.name, found.index, rows or {})}would be read back as "
+            f"{found.read}"
+            for found in error.misfits
+        )
+        where, way = "the array that is there", "write the array anew, with room for both"
+        if fit.stored is None:
+            where = "their encoding"
+            way = (
+                f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
+                f"data, by ds[{fit.name!r}].encoding.clear()"
+            )
+        raise InvalidArgumentError(
+            f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: "
+            f"{told}. Nothing is committed. Correct the values, or {way}; check=False writes them "
+            "as they are"
+        ) from None
+    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
+        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
+            raise
+        raise InvalidArgumentError(
+            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
+        ) from error
+    except ValueError as error:
+        if "unexpected encoding parameters" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
+            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
+            "and calendar where the values are of a kind for it"
+        ) from error
+
+
+def _place(
+    ds: xr.Dataset, name: str, index: Sequence[int], rows: Mapping[Hashable, Sequence[int]]
+) -> str:
+    """Labels and positions of a value."""
+    each = zip(ds.variables[name].dims, index, strict=True)
+    places = {dim: rows[dim][at] if dim in rows else at for dim, at in each}
+    labels = [
+        f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
+        for dim, at in places.items()
+    ]
+    positions = ", ".join(map(str, places.values()))
+    return f"at {', '.join(labels)} (position {positions}) " if labels else ""
+
+
+# --- how variables are stored -------------------------------------------------------------------
+
+
+def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> Fit:
+    """Return how values are stored in an existing array.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    stored : dtype
+        Its type.
+    attributes : mapping
+        Its attributes.
+    """
+    none = xr.Variable((name,), np.empty(0, stored), dict(attributes))
+    with quiet():  # xarray itself warns when it writes
+        decoded = decode_cf_variable(name, none, decode_times=False)
+    how = {**attributes, **decoded.encoding, "dtype": stored}
+    return Fit(name, {}, how, stored, attributes)
+
+
+def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return units and calendar that a bounds array takes over from its times.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    there : iterable of mapping
+        The attributes of the arrays in its group.
+    """
+    for attributes in there:
+        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
+            return {key: attributes[key] for key in TIMED_BY if key in attributes}
+    return {}
+
+
+def of_first_label(
+    ds: xr.Dataset, dim: Hashable, encoding: Mapping[Hashable, Mapping[str, Any]]
+) -> tuple[xr.Dataset, Mapping[Hashable, Mapping[str, Any]]]:
+    """The dataset and encodings that make room for times after the first; see `units_of_first`.
+
+    Units that the encodings name stay.
+    """
+    for name, variable in ds.variables.items():
+        how = encoding.get(name, variable.encoding)
+        asked = name in encoding and "units" in how
+        in_memory = variable.dtype.kind == "M" and variable.chunks is None
+        if asked or not in_memory or dim not in variable.dims or ds.sizes[dim] != 1:
+            continue
+        dtype = np.dtype(how.get("dtype") or np.int64)
+        units = units_of_first(variable.values, how.get("units"), dtype)
+        if units is not None:
+            timed = variable.copy(deep=False)
+            timed.encoding = {**how, "units": units}
+            ds = ds.assign({name: timed})
+            if name in encoding:
+                encoding = {**encoding, name: timed.encoding}
+    return ds, encoding
+
+
+def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[Any]) -> str | None:
+    """Units in which an array of a first time has room for more; None if its own have.
+
+    Of one time, xarray makes days since that time, and an hour later is no whole day. Of its bounds
+    it makes units as coarse as these are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.xarray.fit import units_of_first
+    >>> times = np.array(["2026-01-01T05"], "M8[ns]")
+    >>> units_of_first(times, "days since 2026-01-01 05:00:00", np.dtype("i8"))
+    'seconds since 2026-01-01 05:00:00'
+    >>> units_of_first(times, "hours since 1900-01-01", np.dtype("i8"))
+    """
+    if times.dtype.kind != "M" or dtype.kind not in "iu" or dtype.itemsize < 4:
+        return None
+    seconds = times.astype("M8[s]")
+    if not times.size or np.isnat(times).any() or (seconds != times).any():
+        return None
+    if units is None:
+        return f"seconds since {str(seconds.min()).replace('T', ' ')}"
+    if len({*times.ravel()}) != 1:
+        return None
+    since = units.partition(" since ")[2]
+    try:
+        is_first = np.datetime64(pd.Timestamp(since).to_datetime64()) == seconds.flat[0]
+    except (ValueError, OverflowError):  # a date of another calendar
+        return None
+    return f"seconds since {since}" if is_first else None

@@ -4,8 +4,8 @@
    layouts and labels.
 2. The driver compares the layouts, sorts the files by their labels and gives each its rows. It
    grows the arrays, and writes the axis variables and the records of the files to the session.
-3. Tasks write the rows of their files. In other processes, each writes to a fork of the session. No
-   chunk has rows of two tasks.
+3. Tasks write the rows of their files, as copies of what is stored or as references. In other
+   processes, each writes to a fork of the session. No chunk has rows of two tasks.
 4. The driver merges the forks and commits.
 
 Records, labels and data are in one commit. So two concurrent ingestions conflict, and the later one
@@ -16,17 +16,23 @@ how many there are. The last line of a file counts.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property, partial
 from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import xarray as xr
 import zarr
+from xarray.coding.times import infer_datetime_units
+from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import (
@@ -35,27 +41,41 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     UnsupportedStorageError,
 )
-from zarr_manifests.keys import join
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
 from zarr_manifests.planning.file_rows import (
     FileFacts,
     FileLayout,
     FileRows,
+    blocks,
     difference,
     place,
+    runs,
     write_groups,
 )
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import FailedFile, IngestedFile, IngestReport
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.session import Fork, Session
+from zarr_manifests.session import Fork, Session, initialized_chunks
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.texts import count_text, listed
 from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
-from zarr_manifests.xarray.ingest_rows import GroupRows, create_arrays, write_rows
-from zarr_manifests.xarray.source_files import FailedFilesError, SourceFiles, source_url
+from zarr_manifests.xarray.array_target import ArrayTarget
+from zarr_manifests.xarray.backend import bundle
+from zarr_manifests.xarray.fit import MisfitError, fit_of, units_of_first
+from zarr_manifests.xarray.source_files import (
+    FailedFilesError,
+    SourceFiles,
+    axis_names,
+    layout_of,
+    source_url,
+    stored_dataset,
+    told_of,
+)
+from zarr_manifests.xarray.writers import to_session
 
 __all__ = ["TaskRunner", "ingest"]
 
@@ -73,6 +93,10 @@ _VIRTUAL_FILES: Final = 512
 """The most files that a task refers to."""
 _RECORDS: Final = "_ingest"
 _RECORDS_CHUNK: Final = 256 * 1024
+_CHUNK_BYTES: Final = 64 * 1024**2
+_AXIS_CHUNK: Final = 8192
+_WINDOW_BYTES: Final = 64 * 1024**2
+"""Values that are read before they are written, if one chunk is not larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +276,7 @@ def _urls(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     urls = list(map(source_url, files))
     twice = sorted(each for each, times in Counter(urls).items() if times > 1)
     if twice:
-        raise InvalidArgumentError(f"{_listed(twice)} in the list more than once")
+        raise InvalidArgumentError(f"{_they_are(twice)} in the list more than once")
     return urls
 
 
@@ -271,10 +295,8 @@ def _containers(
     return places
 
 
-def _listed(urls: Sequence[str]) -> str:
-    """The first of the URLs, and a verb."""
-    more = f" and {len(urls) - _LISTED} more" if len(urls) > _LISTED else ""
-    return ", ".join(urls[:_LISTED]) + more + (" is" if len(urls) == 1 else " are")
+def _they_are(urls: Sequence[str]) -> str:
+    return listed(urls) + (" is" if len(urls) == 1 else " are")
 
 
 # --- what tasks do ---------------------------------------------------------------------------
@@ -342,8 +364,8 @@ class _Ingestion:
         self.unchanged = len(urls) - len(self.waiting) - len(self.failed)
         if self.changed and not self.replaces:
             raise InvalidArgumentError(
-                f"{_listed(sorted(self.changed))} not what was ingested: size, time, variables or "
-                "options differ. Give on_changed='replace' to write the rows again"
+                f"{_they_are(sorted(self.changed))} not what was ingested: size, time, variables "
+                "or options differ. Give on_changed='replace' to write the rows again"
             )
         if self.waiting and repository is not None:
             self._write_all(repository)
@@ -376,11 +398,10 @@ class _Ingestion:
         told = [*self.failed.values()]
         more = f"\n  and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
         lines = "".join(f"\n  {file}" for file in told[:_LISTED])
-        noun = "1 file" if len(told) == 1 else f"{len(told):,} files"
         besides = "more " if self.added or self.replaced else ""
         raise InvalidArgumentError(
-            f"{noun} cannot be ingested; nothing {besides}was committed. Give on_error='report' to "
-            f"leave such files out{lines}{more}"
+            f"{count_text(len(told), 'file')} cannot be ingested; nothing {besides}was committed. "
+            f"Give on_error='report' to leave such files out{lines}{more}"
         )
 
     def _write_all(self, repository: Repository) -> None:
@@ -408,19 +429,20 @@ class _Ingestion:
             If files cannot be ingested; the session is of no use then.
         """
         known = _read_records(session.store, self.group)
-        rows = GroupRows(session.store, self.group, self.source)
+        rows = _GroupRows(session.store, self.group, self.source)
         placed = self._place(known, rows)
         batch = placed[: self.files_per_commit]
         if not batch:
             return
         if not rows.arrays:
-            create = partial(create_arrays, encoding=self.encoding)
+            create = partial(_create_arrays, encoding=self.encoding)
             for _ in self._written(session, create, [batch[0].file.url]):
                 pass
-            rows = GroupRows(session.store, self.group, self.source)
+            rows = _GroupRows(session.store, self.group, self.source)
             rows.choose_units(placed)
         rows.grow(max(each.stop for each in batch))
-        rows.write_axis(batch)
+        for run in runs(batch) if batch[0].file.axis else ():
+            rows.write_axis(session, run)
         _add_records(session.store, self.group, batch, self.source.text)
         self._write_rows(session, batch, rows)
         made = session.commit(self.message or f"ingest {len(batch):,} files")
@@ -429,7 +451,7 @@ class _Ingestion:
             ingested = IngestedFile(file.url, each.start, file.rows, file.nbytes, made)
             (self.replaced if file.url in self.changed else self.added).append(ingested)
 
-    def _place(self, known: Mapping[str, _Record], rows: GroupRows) -> list[FileRows]:
+    def _place(self, known: Mapping[str, _Record], rows: _GroupRows) -> list[FileRows]:
         """Give each file its rows, if others have not ingested it in the meantime."""
         refused = []
         for url, file in [*self.waiting.items()]:
@@ -459,7 +481,7 @@ class _Ingestion:
             raise FailedFilesError(*(FailedFile(file.url, reason) for file, reason in unfit))
         return placed
 
-    def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: GroupRows) -> None:
+    def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: _GroupRows) -> None:
         """Have tasks write the files, and merge what they wrote."""
         if self.source.containers is not None:
             groups: Sequence[Sequence[FileRows]] = self._parted(batch, _VIRTUAL_FILES)
@@ -469,7 +491,7 @@ class _Ingestion:
             groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
         files = {file.url for file in (*self.added, *self.replaced)}
         expect("writing files", len(files) + len(self.waiting))
-        for group, _ in zip(groups, self._written(session, write_rows, groups), strict=True):
+        for group, _ in zip(groups, self._written(session, _write_rows, groups), strict=True):
             files |= {each.file.url for each in group}
             tell("writing files", len(files))
 
@@ -504,6 +526,307 @@ class _Ingestion:
         """Items for tasks, of which none has more than so many."""
         size = min(max(-(-len(items) // (_TASKS * self.runner.parallelism)), 1), most)
         return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+# --- rows of a group's arrays ------------------------------------------------------------------
+
+
+class _GroupRows:
+    """The arrays of a group, as far as files become rows of them.
+
+    Parameters
+    ----------
+    store : ManifestStore
+        The store of a session, or of a fork.
+    group : str
+        Path of the group.
+    source : SourceFiles
+        What the files are.
+
+    Attributes
+    ----------
+    arrays : dict of str to Array
+        All arrays; empty if the group has none yet.
+    length : int
+        How many rows there are.
+    chunks : dict of str to int
+        Lengths of chunks along the dimension, of the arrays that tasks write to.
+    unit : int
+        All these chunks end at multiples of so many rows.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are arrays, and none of them has the dimension.
+    """
+
+    def __init__(self, store: ManifestStore, group: str, source: SourceFiles) -> None:
+        self._store, self._group, self._source, self._dim = store, group, source, source.dim
+        self.arrays: dict[str, zarr.Array[Any]] = {}
+        if workspace_of(store).contents.node(group) is not None:
+            self.arrays = dict(zarr.open_group(store, path=group, mode="r+").arrays())
+        self._ds = stored_dataset(store, group) if self.arrays else xr.Dataset()
+        if self.arrays and self._dim not in self._ds.dims:
+            raise InvalidArgumentError(
+                f"no array in the group '/{group}' has the dimension {self._dim!r}"
+            )
+        self.length = self._ds.sizes.get(self._dim, 0)
+        dims = {name: self._ds.variables[name].dims for name in self.arrays}
+        self._axes = {n: found.index(self._dim) for n, found in dims.items() if self._dim in found}
+        self.chunks = {
+            name: (self.arrays[name].shards or self.arrays[name].chunks)[self._axes[name]]
+            for name in self._axes.keys() - {*axis_names(self._ds, self._dim)}
+        }
+        self.unit = math.lcm(*self.chunks.values())
+
+    @cached_property
+    def held(self) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
+        """What files have to agree with, and the values of axis variables."""
+        refers = self._source.containers is not None
+        return layout_of(self._ds, self._dim, self._store if refers else None, self._group)
+
+    def grow(self, length: int) -> None:
+        """Make the arrays that long, if they are shorter; what is new has no values yet."""
+        for name, axis in self._axes.items():
+            shape = list(self.arrays[name].shape)
+            if shape[axis] < length:
+                shape[axis] = length
+                self.arrays[name].resize(tuple(shape))
+
+    # --- axis variables ----------------------------------------------------------------------
+
+    def choose_units(self, placed: Sequence[FileRows]) -> None:
+        """Have new arrays of times count in units in which those of all files are whole numbers.
+
+        The first file's units stay if they do: days since a midnight are none for hourly files, and
+        days since the only time there is make no room for more.
+        """
+        axes = [each.file.axis for each in placed]
+        for name in axes[0].keys() & self.arrays.keys():
+            array, told = self.arrays[name], self._ds.variables[name].attrs
+            if " since " not in str(told.get("units")) or array.dtype.kind not in "iu":
+                continue
+            names = {name, told.get("bounds", name)}
+            values = np.concatenate([axis[n].ravel() for axis in axes for n in names & axis.keys()])
+            try:
+                fit_of(name, array.dtype, told).encoded(values)
+                units = units_of_first(values, str(told["units"]), array.dtype)
+            except (InvalidArgumentError, MisfitError):
+                units = infer_datetime_units(values)
+            array.attrs["units"] = units or told["units"]
+
+    def write_axis(self, session: Session, run: Sequence[FileRows]) -> None:
+        """Write the values of axis variables of files whose rows follow on each other.
+
+        Raises
+        ------
+        FailedFilesError
+            If values of a file would be read back differently.
+        """
+        dims = {name: self._ds.variables[name].dims for name in run[0].file.axis}
+        axis = {n: (own, np.concatenate([e.file.axis[n] for e in run])) for n, own in dims.items()}
+        ds = xr.Dataset(coords=xr.Coordinates(axis, indexes={}))
+        region = {self._dim: slice(run[0].start, run[-1].stop)}
+        try:
+            to_session(ds, session, group=self._group, region=region)
+        except InvalidArgumentError as error:
+            for each in run if len(run) > 1 else ():  # raises for the first that does not fit
+                self.write_axis(session, [each])
+            told = str(error).partition(". Nothing is committed")[0]
+            raise FailedFilesError(FailedFile(run[0].file.url, told)) from None
+
+    # --- what tasks write --------------------------------------------------------------------
+
+    def write(self, rows: Sequence[FileRows]) -> None:
+        """Write rows of files, except those of axis variables.
+
+        Raises
+        ------
+        FailedFilesError
+            If a file cannot be read, has changed since it was looked at, or cannot be referred to.
+        """
+        if self._source.containers is not None:
+            for each in rows:
+                with self._source.reading(each.file) as (_, session):
+                    assert session is not None
+                    for name in self.chunks:
+                        place = join(self._group, name)
+                        _refer(self._store, place, session, name, self._axes[name], each.start)
+            return
+        workspace = workspace_of(self._store)
+        targets = {
+            name: ArrayTarget(self.arrays[name], workspace, statistics=True) for name in self.chunks
+        }
+        row_bytes = sum(self.arrays[name].nbytes for name in targets) // self.length
+        count = max(_WINDOW_BYTES // max(row_bytes, 1) // self.unit, 1) * self.unit
+        for block in blocks(rows, count):
+            for run in runs(block):
+                self._write_run(run, targets)
+        for target in targets.values():
+            target.record()
+
+    def _write_run(self, run: Sequence[FileRows], targets: Mapping[str, ArrayTarget]) -> None:
+        """Write rows that follow on each other; a file is opened once for all boxes that fit."""
+        start, stop = run[0].start, run[-1].stop
+        for boxes in self._boxes(stop - start):
+            values = [
+                np.empty([side.stop - side.start for side in box], self.arrays[name].dtype)
+                for name, box in boxes
+            ]
+            for each in run:
+                here = slice(each.start - start, each.stop - start)
+                there = slice(each.first, each.first + each.stop - each.start)
+                with self._source.reading(each.file) as (ds, _):
+                    for (name, box), block in zip(boxes, values, strict=True):
+                        axis = self._axes[name]
+                        found = ds.variables[name][_with(box, axis, there)].values
+                        block[_with((slice(None),) * block.ndim, axis, here)] = found
+            for (name, box), block in zip(boxes, values, strict=True):
+                targets[name][_with(box, self._axes[name], slice(start, stop))] = block
+
+    def _boxes(self, rows: int) -> Iterator[list[tuple[str, tuple[slice, ...]]]]:
+        """All cells of so many rows, in boxes of whole chunks, as many at a time as fit the memory.
+
+        Boxes are those of one array after those of another.
+        """
+        found: list[tuple[str, tuple[slice, ...]]] = []
+        held = 0
+        for name in self.chunks:
+            array = self.arrays[name]
+            shape, chunks = list(array.shape), list(array.shards or array.chunks)
+            shape[self._axes[name]] = chunks[self._axes[name]] = rows
+            itemsize = max(array.dtype.itemsize, 1)
+            steps = bundle(shape, chunks, itemsize, _WINDOW_BYTES)
+            starts = [range(0, size, step) for size, step in zip(shape, steps, strict=True)]
+            nbytes = math.prod(map(min, steps, shape)) * itemsize
+            for corner in itertools.product(*starts):
+                if found and held + nbytes > _WINDOW_BYTES:
+                    yield found
+                    found, held = [], 0
+                sides = zip(corner, steps, shape, strict=True)
+                found.append((name, tuple(slice(at, min(at + step, n)) for at, step, n in sides)))
+                held += nbytes
+        if found:
+            yield found
+
+
+def _with(box: tuple[slice, ...], axis: int, rows: slice) -> tuple[slice, ...]:
+    return (*box[:axis], rows, *box[axis + 1 :])
+
+
+def _write_rows(
+    target: Session | Fork, group: str, source: SourceFiles, rows: Sequence[FileRows]
+) -> None:
+    _GroupRows(target.store, group, source).write(rows)
+
+
+# --- new arrays ------------------------------------------------------------------------------
+
+
+def _create_arrays(
+    target: Session | Fork,
+    group: str,
+    source: SourceFiles,
+    url: str,
+    encoding: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Make arrays like those in a file, without rows, and write what does not grow.
+
+    Raises
+    ------
+    FailedFilesError
+        If the file cannot be read.
+    """
+    dim = source.dim
+    with ExitStack() as stack:
+        with told_of(url):  # what fails below is no fault of the file
+            ds, session = stack.enter_context(source.opened(url))
+            axis = axis_names(ds, dim)
+            new = ds if session is None else ds[axis]
+            new = new.isel({dim: slice(0, 0)}, missing_dims="ignore").drop_encoding().load()
+        if session is not None:
+            held = zarr.open_array(session.store, path=str(next(iter(ds.variables))), mode="r")
+            zarr.open_group(target.store, path=group, zarr_format=held.metadata.zarr_format)
+        own: dict[Any, dict[str, Any]] = {}
+        for key, variable in new.variables.items():
+            own[key] = dict(encoding.get(str(key), {}))
+            if variable.dtype.kind in "iufc":
+                own[key]["dtype"] = variable.dtype.newbyteorder("=")
+            if dim in variable.dims:
+                own[key].setdefault("chunks", _chunks(ds.variables[key], dim, long=key in axis))
+            if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
+                own[key]["_FillValue"] = None  # else xarray adds one
+        to_session(new, target, group=group, mode="a", encoding=own, check=False)
+        if session is not None:
+            for name in map(str, ds.variables.keys() - {*axis}):
+                like = zarr.open_array(session.store, path=name, mode="r")
+                _create_like(target.store, join(group, name), like, ds.variables[name], dim)
+                if dim not in ds.variables[name].dims:
+                    _refer(target.store, join(group, name), session, name, 0, 0)
+
+
+def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
+    """Chunks of an array that grows: those of the file, or all that it has, within bounds."""
+    wanted = variable.encoding.get("preferred_chunks") or {}
+    chunks = [max(min(int(wanted.get(d, n)), n), 1) for d, n in variable.sizes.items()]
+    if long:  # a few bytes a row
+        chunks[variable.dims.index(dim)] = _AXIS_CHUNK
+    while math.prod(chunks) * variable.dtype.itemsize > _CHUNK_BYTES and max(chunks) > 1:
+        axis = chunks.index(max(chunks))
+        chunks[axis] = -(-chunks[axis] // 2)
+    return tuple(chunks)
+
+
+# --- references ------------------------------------------------------------------------------
+
+
+def _create_like(
+    store: ManifestStore, path: str, like: zarr.Array[Any], variable: xr.Variable, dim: str
+) -> None:
+    """Make an array as encoded as one in a file, without rows; it may get one more axis."""
+    buffers = like.metadata.to_buffer_dict(default_buffer_prototype())
+    documents = {key: json.loads(buffer.to_bytes()) for key, buffer in buffers.items()}
+    dims = list(map(str, variable.dims))
+    chunks = [1] * (variable.ndim - like.ndim) + list(like.shards or like.chunks)
+    shape = [0 if name == dim else size for name, size in variable.sizes.items()]
+    if like.metadata.zarr_format == 2:
+        documents[V2_ARRAY] |= {"shape": shape, "chunks": chunks}
+        documents[V2_ATTRIBUTES]["_ARRAY_DIMENSIONS"] = dims
+    else:
+        documents[V3_DOCUMENT] |= {"shape": shape, "dimension_names": dims}
+        documents[V3_DOCUMENT]["chunk_grid"]["configuration"]["chunk_shape"] = chunks
+    for key, document in documents.items():
+        workspace_of(store).set(join(path, key), json.dumps(document).encode())
+
+
+def _refer(
+    store: ManifestStore, path: str, session: Session, name: str, axis: int, start: int
+) -> None:
+    """Refer to the chunks of a file's array from `start` on; chunks without a file are copied."""
+    array = zarr.open_array(store, path=path, mode="r+")
+    shift = np.zeros(array.ndim, np.int64)
+    if array.ndim:
+        chunk = (array.shards or array.chunks)[axis]
+        shift[axis], within = divmod(start, chunk)
+        if within:
+            raise InvalidArgumentError(
+                f"its rows would begin at {start}, within a chunk of {name!r}, which has {chunk} "
+                "rows: a chunk cannot be in two files. Copy it instead"
+            )
+
+    def moved(index: Any) -> npt.NDArray[np.int64]:
+        index = np.asarray(index, np.int64)
+        return np.pad(index, ((0, 0), (array.ndim - index.shape[1], 0))) + shift
+
+    refs = session.store.get_virtual_refs(name)
+    placed = replace(refs, index=moved(refs.index))
+    store.set_virtual_refs(path, **{each.name: getattr(placed, each.name) for each in fields(refs)})
+    virtual = {tuple(at) for at in refs.index.tolist()}
+    others = [at for at in initialized_chunks(session, name).tolist() if tuple(at) not in virtual]
+    if others:
+        for at, data in session.read_chunks(name, coords=np.array(others, np.int64)):
+            key = array.metadata.encode_chunk_key(tuple(moved([at])[0].tolist()))
+            workspace_of(store).set(join(path, key), data)
 
 
 # --- records of files ------------------------------------------------------------------------

@@ -34,11 +34,9 @@ from zarr_manifests.reports import FailedFile
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.url import refuse_slipped
 from zarr_manifests.store import ManifestStore
-from zarr_manifests.virtual.containers import WEB, VirtualContainer
-from zarr_manifests.xarray.fit import DECODED_BY, is_time
-from zarr_manifests.xarray.stored_group import meaning_of_bounds
+from zarr_manifests.virtual.containers import WEB, VirtualContainer, location_of
+from zarr_manifests.xarray.fit import DECODED_BY, is_time, meaning_of_bounds
 
 __all__ = [
     "FailedFilesError",
@@ -92,7 +90,7 @@ def source_url(given: str | os.PathLike[str]) -> str:
     ------
     InvalidArgumentError
         If a user, a password or a query is in it, which may be a secret, and would be written to
-        the repository. If it is not text that UTF-8 can encode.
+        the repository; or if it is malformed.
 
     Examples
     --------
@@ -100,21 +98,9 @@ def source_url(given: str | os.PathLike[str]) -> str:
     'file:///data/day%201.nc'
     """
     text = os.fspath(given)
-    refuse_slipped(text)
-    try:
-        if isinstance(given, str) and _URL.match(text):
-            _refuse_secrets(text)
-            text.encode()
-            if not text.startswith("file://"):
-                return text
-            text = urllib.parse.unquote(text.removeprefix("file://"))
-        return Path(text).absolute().as_uri()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{text!r} is no path: UTF-8 cannot encode it") from error
-
-
-def _refuse_secrets(url: str) -> None:
-    for scheme, host, rest in _CHAINED.findall(url):
+    if not isinstance(given, str) or not _URL.match(text) or text.startswith("file://"):
+        return location_of(given)
+    for scheme, host, rest in _CHAINED.findall(text):
         of_web = scheme.lower() in WEB
         part = "a user or password" if "@" in host else "a query" if of_web and "?" in rest else ""
         if part:
@@ -122,6 +108,7 @@ def _refuse_secrets(url: str) -> None:
                 f"a {scheme}:// location with {part} in it is refused: that may be a secret, and "
                 "where files came from is written to the repository"
             )
+    return text
 
 
 def _path(url: str) -> str | None:
@@ -443,10 +430,8 @@ def _references(path: str, kind: str) -> dict[str, Any]:
             from kerchunk.netCDF3 import NetCDF3ToZarr
 
             scanner = NetCDF3ToZarr(path, inline_threshold=0)
-            try:
+            with closing(scanner.fp):
                 return dict(scanner.translate())
-            finally:
-                scanner.fp.close()
         from kerchunk.hdf import SingleHdf5ToZarr
 
         with Path(path).open("rb") as file:

@@ -16,7 +16,7 @@ reads of the session, so its commit can still be rebased onto others'.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -47,13 +47,13 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
-from zarr_manifests.xarray.fit import PACKED_BY, TIMED_BY
+from zarr_manifests.texts import listed
+from zarr_manifests.xarray.fit import PACKED_BY, meaning_of_bounds
 
-__all__ = ["StoredGroup", "check_agreement", "check_lengths", "is_virtual", "meaning_of_bounds"]
+__all__ = ["StoredGroup", "check_agreement", "check_lengths", "is_virtual"]
 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
-_LISTED: Final = 5
 _SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
 """Calendars that agree since 1582."""
 
@@ -135,15 +135,19 @@ class StoredGroup:
         """The attributes of each of its arrays."""
         return {name: fields_of(node).get("attributes") or {} for name, node in self.nodes.items()}
 
+    def meaning(self, name: str) -> dict[str, Any]:
+        """The attributes of one of its arrays, with those that bounds take over."""
+        return {**meaning_of_bounds(name, self.attributes.values()), **self.attributes[name]}
+
     def decoded_by(self, name: str) -> dict[str, Any]:
         """The attributes of one of its arrays as xarray sees them when it decodes the values."""
-        array, found = self.array(name), dict(self.attributes[name])
+        array, found = self.array(name), self.meaning(name)
         found.pop("_ARRAY_DIMENSIONS", None)
         if self.zarr_format == 2 and array.fill_value is not None:
             found["_FillValue"] = array.fill_value
         elif self.zarr_format == 3 and "_FillValue" in found:
             found["_FillValue"] = FillValueCoder.decode(found["_FillValue"], array.dtype)
-        return {**meaning_of_bounds(name, self.attributes.values()), **found}
+        return found
 
     def like(self, name: str) -> xr.Variable:
         """One of its arrays as xarray decodes it, with the encoding for more of its values.
@@ -253,22 +257,6 @@ def _keep(document: bytes, metadata: Any) -> None:
     _PARSED[document] = metadata
 
 
-def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return units and calendar that a bounds array takes over from its times.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array.
-    there : iterable of mapping
-        The attributes of the arrays in its group.
-    """
-    for attributes in there:
-        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
-            return {key: attributes[key] for key in TIMED_BY if key in attributes}
-    return {}
-
-
 def is_virtual(variable: xr.Variable) -> bool:
     """Whether the values of a variable are references of VirtualiZarr."""
     kind = type(variable._data)
@@ -301,7 +289,7 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
     for key, variable in ds.variables.items():
         name = str(key)
         if name in group.nodes:
-            _check_meaning(name, variable.attrs, group)
+            _check_meaning(name, variable.attrs, group.meaning(name))
             in_memory = variable.chunks is None and not is_virtual(variable)
             if append_dim not in (None, name) and variable.dims == (name,) and in_memory:
                 _check_index(name, variable, group)
@@ -316,34 +304,32 @@ def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | Non
         If one would, that is appended along or that a new array has.
     """
     given = {str(name): variable.sizes for name, variable in ds.variables.items()}
-    lengths: dict[str | None, dict[str, list[str]]] = {}
     along = None if append_dim is None else str(append_dim)
+    lengths: dict[str | None, dict[str, list[str]]] = {}
     for name in sorted({*group.nodes, *given}):
         # No rows stand for some: what comes later is written to the same arrays.
-        own: dict[str | None, int]
-        own = {str(dim): size or dim == append_dim for dim, size in given.get(name, {}).items()}
-        after = own
+        after: dict[str | None, int]
+        after = {str(dim): size or dim == append_dim for dim, size in given.get(name, {}).items()}
         if name in group.nodes:
-            after = group.sizes(name)
-            if along in after:
-                after[along] += own.get(along, 0)
-        for dim, size in after.items():
-            lengths.setdefault(dim, {}).setdefault(f"{size} long", []).append(name)
-        if not after:
-            lengths.setdefault(name, {}).setdefault("a scalar", []).append(name)
+            more, after = after.get(along, 0), group.sizes(name)
+            after |= {along: after[along] + more} if along in after else {}
+        told = {dim: f"{size} long" for dim, size in after.items()} or {name: "a scalar"}
+        for dim, what in told.items():
+            lengths.setdefault(dim, {}).setdefault(what, []).append(name)
     for dim, arrays in lengths.items():
         new = {name for names in arrays.values() for name in names} - group.nodes.keys()
         if len(arrays) > 1 and (dim == along or new):
-            told = ", ".join(f"{what} in {_names(names)}" for what, names in arrays.items())
+            both = ", ".join(
+                f"{what} in {listed(map(repr, names))}" for what, names in arrays.items()
+            )
             raise InvalidArgumentError(
-                f"{dim!r} would be {told}, and the group could not be opened as a dataset any "
+                f"{dim!r} would be {both}, and the group could not be opened as a dataset any "
                 f"more: append all variables along {dim!r} together, write new ones at full length "
                 "first, or rename the dimension or what is not of it"
             )
 
 
-def _check_meaning(name: str, given: Mapping[str, Any], group: StoredGroup) -> None:
-    kept = {**meaning_of_bounds(name, group.attributes.values()), **group.attributes[name]}
+def _check_meaning(name: str, given: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
     if "units" in given and "units" in kept:
         (one, own), (other, there) = _meaning(given), _meaning(kept)
         if one != other:
@@ -393,9 +379,3 @@ def _check_index(name: str, variable: xr.Variable, group: StoredGroup) -> None:
             f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
             f"reindex), or drop {name!r} if only its values are wrong"
         )
-
-
-def _names(names: Iterable[str]) -> str:
-    found = sorted(names)
-    rest = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return ", ".join(map(repr, found[:_LISTED])) + rest

@@ -42,11 +42,10 @@ from zarr_manifests.storage.protocol import Version
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 from zarr_manifests.xarray.backend import Location
-from zarr_manifests.xarray.encoding import located
 from zarr_manifests.xarray.fit import DECODED_BY
-from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, parts_of
-from zarr_manifests.xarray.stored_group import is_virtual
-from zarr_manifests.xarray.writers import prepare, put
+from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, located, parts_of
+from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
+from zarr_manifests.xarray.writers import cells_of, prepare, put
 
 __all__ = ["VirtualAccessor", "write_virtual"]
 
@@ -148,7 +147,7 @@ def write_virtual(
             workspace_of(store).delete_below(directory(top))
         how: Any = {"store": store, "validate": validate, "checksums": checksums}
         writes = [_Write(target=target, part=part, **how) for part in parts]
-        for change in [change for write in writes for change in write.planned(check=check)]:
+        for change in [change for write in writes for change in write.planned()]:
             change()
 
     if isinstance(location, ManifestStore):
@@ -171,7 +170,6 @@ class _Write:
     part: DatasetPart
     validate: Validation
     checksums: bool
-    region: dict[str, slice] | None = None
     versions: dict[str, Version] = field(default_factory=dict)
 
     @property
@@ -184,7 +182,7 @@ class _Write:
         """What looks at files."""
         return VirtualReader(self.workspace.context.containers)
 
-    def planned(self, *, check: bool) -> list[Callable[[], None]]:
+    def planned(self) -> list[Callable[[], None]]:
         """Check the dataset against what is there; what writes it, in order."""
         part, node = self.part, self.workspace.contents.node(self.part.group)
         if node is not None and node.array is not None:
@@ -195,67 +193,64 @@ class _Write:
             for name in ds.variables.keys() - virtual.keys():
                 ds.variables[name].load()  # other processes could not hand back what they write
         mode = "a" if part.mode == "w" else part.mode  # what was there is gone
-        found = prepare(
-            replace(part, ds=ds, mode=mode, append=None, only_group=False), self.store, check=check
-        )
+        part = replace(part, ds=ds, mode=mode, append=None, only_group=False)
+        found = prepare(part, self.store)
         assert found is not None
-        if found.options["zarr_format"] == 2:
+        part, own = found.part, found.part.ds
+        if part.zarr_format == 2:
             raise InvalidArgumentError(
                 f"/{part.group} is of Zarr format 2, and references of VirtualiZarr are of format "
                 "3: write to another group, with group=..."
             )
-        own, options, place = found.part.ds, dict(found.options), None
         if part.region is not None:
-            self.region = located(ds, self.store, options, part.region)
-            place = {dim: at for dim, at in self.region.items() if dim in own.dims}
-        if part.append_dim not in own.dims:
-            options["append_dim"] = None
+            part = replace(part, region=located(replace(part, ds=ds), self.store))
         attributes = {} if node is None else dict(fields_of(node).get("attributes", {}))
         others = sorted(str(name) for name in ds.coords if name not in ds.dims)
         if others:
             attributes["coordinates"] = " ".join(others)
         own = own.reset_coords([name for name in own.coords if name not in own.dims])
         own.attrs = {**attributes, **ds.attrs}
-        found = replace(found, part=replace(found.part, ds=own, region=place), options=options)
-        how: Any = {"statistics": True, "scheduler": None, "relocate": False}
-        rest = [self._planned(str(name), var) for name, var in virtual.items()]
-        return [partial(put, found, self.target, **how), *rest]
+        region: Any = part.region
+        loaded = replace(
+            part,
+            ds=own,
+            region=region and {dim: at for dim, at in region.items() if dim in own.dims},
+            append_dim=part.append_dim if part.append_dim in own.dims else None,
+        )
+        put_own = partial(put, scheduler=None, relocate=False)
+        return [
+            partial(put_own, replace(found, part=loaded), self.target),
+            *(self._planned(str(name), var, part, found.there) for name, var in virtual.items()),
+        ]
 
-    def _planned(self, name: str, var: xr.Variable) -> Callable[[], None]:
+    def _planned(
+        self, name: str, var: xr.Variable, part: DatasetPart, there: StoredGroup
+    ) -> Callable[[], None]:
         """Check a virtual variable against what is there; what writes it."""
-        path, part = join(self.part.group, name), self.part
+        path, region = join(part.group, name), part.region
         node = self.workspace.contents.node(path)
-        if node is None and (self.region is not None or part.mode == "r+"):
+        if node is None and (region is not None or part.mode == "r+"):
             raise NotFoundError(f"there is no array /{path} to write to")
         if node is not None and node.array is None:
             raise InvalidArgumentError(f"/{path} is a group, and no array")
         document = _document(var)
-        if node is None or (self.region is None and part.append_dim not in var.dims):
+        if node is None or (region is None and part.append_dim not in var.dims):
             return partial(self._put, path, document, var)
-        assert node.array is not None
         old = json.loads(node.documents[V3_DOCUMENT])
         _check_fits(path, old, document)
-        first, shape = [], []
-        for dim, size, have, chunk in zip(
-            var.dims, var.shape, old["shape"], node.array.chunk_shape, strict=True
-        ):
-            grows = dim == part.append_dim
-            whole = have + size if grows else have
-            side = slice(have, None) if grows else (self.region or {}).get(str(dim), slice(None))
-            at, end, step = side.indices(whole)
-            if step != 1 or end - at != size:
+        own: Any = region or {}
+        cells, shape = cells_of(name, var, part, there, own)
+        chunks = there.meta(name).chunk_shape
+        for dim, side, chunk, end in zip(var.dims, cells, chunks, shape, strict=True):
+            if side.start % chunk or (side.stop % chunk and side.stop != end):
                 raise InvalidArgumentError(
-                    f"/{path} has {have} along {str(dim)!r}, of which {end - at} are to be "
-                    f"written, and the dataset has {size}"
+                    f"/{path} cannot be written from {side.start} to {side.stop} of {str(dim)!r}: "
+                    f"its chunks have {chunk} there, and one would be filled partly by each of two "
+                    "files"
                 )
-            if at % chunk or (end % chunk and end != whole):
-                raise InvalidArgumentError(
-                    f"/{path} cannot be written from {at} to {end} of {str(dim)!r}: its chunks "
-                    f"have {chunk} there, and one would be filled partly by each of two files"
-                )
-            first.append(at // chunk)
-            shape.append(whole)
-        return partial(self._put, path, {**old, "shape": shape}, var, tuple(first))
+        first = tuple(side.start // chunk for side, chunk in zip(cells, chunks, strict=True))
+        document = {**old, "shape": shape}
+        return partial(self._put, path, document, var, first, unset=region is not None)
 
     def _put(
         self,
@@ -263,48 +258,44 @@ class _Write:
         document: Mapping[str, Any],
         var: xr.Variable,
         first: tuple[int, ...] | None = None,
+        *,
+        unset: bool = False,
     ) -> None:
-        """Put an array, or more of it, whose first chunk lies at `first`."""
-        workspace = self.workspace
+        """Put an array, or more of it, whose first chunk lies at `first`.
+
+        With `unset`, chunks that the variable does not have have the fill value from now on.
+        """
+        workspace, manifest = self.workspace, _references(var).manifest
         if first is None:
             workspace.edits.drop(path)
         workspace.set(join(path, V3_DOCUMENT), json.dumps(document).encode())
         array = workspace.contents.array_at(path).array
         assert array is not None
-        manifest: Any = _references(var).manifest
-        paths = manifest._paths.ravel()
-        here, start = (
-            Box((0,) * var.ndim, manifest._paths.shape),
-            np.array(first or (0,) * var.ndim),
+        none = (0,) * var.ndim
+        here, start, paths = (
+            Box(none, manifest._paths.shape),
+            np.array(first or none),
+            manifest._paths,
         )
-        present = paths != ""
+        present = paths.ravel() != ""
         for coords in manifest._inlined:
             present[here.ravel_one(coords)] = False
-        if self.region is not None and not present.all():  # fill value is due there
+        if unset and not present.all():
             absent = here.unravel(np.flatnonzero(~present)) + start
             if var.ndim:
                 workspace.put_table(path, array.grid, unset_at(absent))
             else:
                 workspace.delete(join(path, array.chunk_keys.encode(())))
         rows = np.flatnonzero(present)
-        source, used = pd.factorize(paths[rows].astype(object))
-        locations, parts = (
-            used.tolist(),
-            (
-                manifest._offsets.ravel()[rows].astype(np.int64),
-                manifest._lengths.ravel()[rows].astype(np.int64),
-            ),
-        )
         if len(rows):
-            self.store.set_virtual_refs(
-                path,
-                here.unravel(rows) + start,
-                locations,
-                source,
-                *parts,
-                **self._noted(locations),
-                checksums=self._sums(locations, source, *parts) if self.checksums else None,
-            )
+            source, used = pd.factorize(paths.ravel()[rows].astype(object))
+            columns = manifest._offsets, manifest._lengths
+            offset, length = (column.ravel()[rows].astype(np.int64) for column in columns)
+            locations, index = used.tolist(), here.unravel(rows) + start
+            noted = self._noted(locations)
+            if self.checksums:
+                noted["checksums"] = self._sums(locations, source, offset, length)
+            self.store.set_virtual_refs(path, index, locations, source, offset, length, **noted)
         for coords, data in manifest._inlined.items():
             at = tuple((start + coords).tolist())
             workspace.set(join(path, array.chunk_keys.encode(at)), bytes(data))

@@ -2,21 +2,30 @@
 
 `parts_of` parses the arguments. For each dataset, `prepare` looks at what is in the group,
 uncommitted changes included, refuses what does not go with it, and plans an append; `put` encodes,
-checks and writes the values; then `write` commits.
+checks and writes the values, as `Dataset.to_zarr` does; then `write` commits.
 
 Invariants: reads made to prepare do not count as reads of the session, so that its commit can be
-rebased onto others'; the labels of an append are compared again with the tip it lands on.
+rebased onto others'; the labels of an append are compared again with the tip it lands on; all
+values in memory are checked before a chunk is written, and dask values once, when and where they
+are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
+import numpy as np
 import xarray as xr
+import zarr
+from xarray.backends import ZarrStore
+from xarray.backends.chunks import validate_grid_chunks_alignment
+from xarray.backends.zarr import encode_zarr_attr_value, encode_zarr_variable
+from xarray.conventions import encode_dataset_coordinates
+from zarr.core.group import ConsolidatedMetadata
 
 from zarr_manifests.config import Config
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
@@ -25,11 +34,10 @@ from zarr_manifests.errors import (
     ConflictError,
     ConflictKind,
     InvalidArgumentError,
-    ManifestsError,
     NotFoundError,
 )
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
-from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting
+from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting, aligned_blocks
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repositories import write_into
 from zarr_manifests.repository import Repository
@@ -37,17 +45,19 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
-from zarr_manifests.xarray.appending import changes_nothing, drop_unchanged
-from zarr_manifests.xarray.array_target import check_reachable, computed_elsewhere
+from zarr_manifests.texts import listed
+from zarr_manifests.xarray.array_target import DatasetWriter
 from zarr_manifests.xarray.backend import Location
-from zarr_manifests.xarray.encoding import begin_write, explained, fits_of, of_first_label
-from zarr_manifests.xarray.fit import Fit, is_time
+from zarr_manifests.xarray.fit import Fit, explained, is_time, meaning_of_bounds, of_first_label
 from zarr_manifests.xarray.parts import (
     DatasetPart,
     Encodings,
     Given,
     Region,
     WriteMode,
+    changes_nothing,
+    drop_unchanged,
+    located,
     parts_of,
 )
 from zarr_manifests.xarray.stored_group import (
@@ -57,10 +67,8 @@ from zarr_manifests.xarray.stored_group import (
     is_virtual,
 )
 
-__all__ = ["PreparedPart", "prepare", "put", "to_session", "write", "zarr_format_at"]
+__all__ = ["PreparedPart", "cells_of", "prepare", "put", "to_session", "write"]
 
-_NAMED: Final = 5
-_LISTED: Final = 20
 _APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
 """What others have done who appended first, or made the arrays."""
 
@@ -200,7 +208,8 @@ def write(
     >>> read["gfs/t"].values
     array([2., 3.])
     """
-    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort, check)
+    how: Any = group, mode, append_dim, region, encoding, on_existing, sort, check, statistics
+    parts = parts_of(ds, *how)
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
     message = _said_of(parts) if message is None else checked_message(message)
@@ -218,13 +227,13 @@ def write(
             commits_of(session).begin(step)
             if appends:
                 commits_of(session).relocate_appends(append_dim)
-            due = _prepared(parts, session, check=check)
+            due = _prepared(parts, session)
             if conflict is not None:
-                most = workspace_of(session.store).context.config.commits.attempts
-                if attempts > most or not _goes_on(conflict, tried, due):
+                most = repository.config.commits.attempts
+                if attempts > most or not _goes_on(conflict, on_existing, tried, due):
                     raise conflict
             for each in due:
-                put(each, session, statistics=statistics, scheduler=scheduler, relocate=appends)
+                put(each, session, scheduler=scheduler, relocate=appends)
             try:
                 return _commit(session, message, metadata, step)
             except ConflictError as error:
@@ -302,7 +311,8 @@ def to_session(
             "to_session writes to a session, such as repo.writable_session(), or to a fork, not to "
             f"a {type(session).__name__}; zarr_manifests.write takes a repository"
         )
-    parts = parts_of(ds, group, mode, append_dim, region, encoding, on_existing, sort, check)
+    how: Any = group, mode, append_dim, region, encoding, on_existing, sort, check, statistics
+    parts = parts_of(ds, *how)
     if isinstance(session, Fork):
         if append_dim is not None:
             raise InvalidArgumentError(
@@ -313,8 +323,8 @@ def to_session(
         commits = commits_of(session)
         commits.writer.check_open()
         relocate = commits.relocates(append_dim)
-    for each in _prepared(parts, session, check=check):
-        put(each, session, statistics=statistics, scheduler=scheduler, relocate=relocate)
+    for each in _prepared(parts, session):
+        put(each, session, scheduler=scheduler, relocate=relocate)
 
 
 def _said_of(parts: Sequence[DatasetPart]) -> str:
@@ -326,31 +336,29 @@ def _said_of(parts: Sequence[DatasetPart]) -> str:
     if first.region is not None:
         return f"write a part of {where}"
     names = [str(name) for part in parts for name in part.ds.data_vars]
-    some = f"{', '.join(names[:_NAMED])}{', ...' * (len(names) > _NAMED)}"
-    return f"write {some or 'attributes'} to {where}"
+    return f"write {listed(names) if names else 'attributes'} to {where}"
 
 
-def _prepared(
-    parts: Sequence[DatasetPart], session: Session | Fork, *, check: bool
-) -> list[PreparedPart]:
-    store = session.store
-    return [found for part in parts if (found := prepare(part, store, check=check)) is not None]
+def _prepared(parts: Sequence[DatasetPart], session: Session | Fork) -> list[PreparedPart]:
+    return [found for part in parts if (found := prepare(part, session.store)) is not None]
 
 
 def _goes_on(
-    conflict: ConflictError, tried: Sequence[PreparedPart], due: Sequence[PreparedPart]
+    conflict: ConflictError, on_existing: OnExisting, *plans: Sequence[PreparedPart]
 ) -> bool:
-    """Whether an append that met a conflict is made again."""
+    """Whether an append that met a conflict is made again, given what was and what is planned.
+
+    Skipped and replaced rows keep their places whatever came first; other rows are appended behind
+    what others have appended.
+    """
     if conflict.conflicts and {one.kind for one in conflict.conflicts} <= _APPENDED:
         return True
-    before = {each.part.group: each.planned for each in tried}
-    return any(
-        each.part.append.goes_on(was, each.planned)
-        for each in due
-        if each.part.append is not None
-        and each.planned is not None
-        and (was := before.get(each.part.group)) is not None
+    before, now = (
+        {each.part.group: each.planned.start for each in parts if each.planned is not None}
+        for parts in plans
     )
+    groups = before.keys() & now.keys()
+    return any(on_existing != "error" or before[each] != now[each] for each in groups)
 
 
 def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Txn | None) -> str:
@@ -375,9 +383,7 @@ class PreparedPart:
     Parameters
     ----------
     part : DatasetPart
-        The dataset.
-    options : mapping
-        Arguments for xarray's Zarr backend.
+        The dataset, with the mode and the dimension to append along that are left to it.
     fits : mapping
         How each variable to check is stored, by name.
     there : StoredGroup
@@ -387,13 +393,12 @@ class PreparedPart:
     """
 
     part: DatasetPart
-    options: Mapping[str, Any]
     fits: Mapping[str, Fit]
     there: StoredGroup
     planned: AppendPlan | None
 
 
-def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> PreparedPart | None:
+def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
     """Look at what the group has, and refuse what does not go with it; None if nothing is due.
 
     Virtual variables are left out of the result: `virtual_datasets` writes them.
@@ -403,29 +408,59 @@ def prepare(part: DatasetPart, store: ManifestStore, *, check: bool) -> Prepared
     AlreadyExistsError, NotFoundError, InvalidArgumentError
         As for `write`.
     """
-    contents, ds = contents_of(store), part.ds
-    if part.only_group and contents.node(part.group) is not None:
+    if part.only_group and contents_of(store).node(part.group) is not None:
         return None
-    there = StoredGroup.of(store, part.group)
-    options = _zarr_options(part, there, store)
+    there, ds, dim = StoredGroup.of(store, part.group), part.ds, part.append_dim
+    part = _decided(part, there, store)
     _check_names(ds)
-    if options["mode"] != "w":
+    if part.mode != "w":
         ds = _turned(ds, there)
-    if check and options["mode"] != "w":
-        check_agreement(ds, there, options["append_dim"])
+        if part.check:
+            check_agreement(ds, there, part.append_dim)
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
-    ds = ds.drop_vars(virtual) if virtual else ds
-    encoding = part.encoding
-    if part.append_dim is not None and str(part.append_dim) not in there.nodes:
-        ds, encoding = of_first_label(ds, part.append_dim, encoding)
+    ds, encoding = ds.drop_vars(virtual) if virtual else ds, part.encoding
+    if dim is not None and str(dim) not in there.nodes:
+        ds, encoding = of_first_label(ds, dim, encoding)
     part = replace(part, ds=ds, encoding=encoding)
-    fits = fits_of(ds, there, options, part.encoding) if check else {}
+    fits = _fits_of(part, there) if part.check else {}
     with explained(ds, fits):
-        _check_labels(ds, there, fits)
+        for name, variable in ds.variables.items():
+            fit, compared = fits.get(str(name)), name == dim or part.region is not None
+            if compared and variable.dims == (name,) and fit is not None and fit.stored is not None:
+                _encoded(str(name), variable, there, fits)  # labels are checked, then compared
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
-        check_lengths(ds, there, options["append_dim"])  # whatever is checked: it has no place
-    return PreparedPart(part, options, fits, there, planned)
+        check_lengths(ds, there, part.append_dim)  # whatever is checked: it has no place
+    return PreparedPart(part, fits, there, planned)
+
+
+def _decided(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> DatasetPart:
+    """The part with a mode, and a dimension to append along only if there is something."""
+    mode, append_dim, region, arrays = part.mode, part.append_dim, part.region, sorted(there.nodes)
+    where = f"group '/{part.group}' of {contents_of(store).context.storage.url}"
+    if region is not None and not arrays:
+        raise NotFoundError(
+            f"{where} has no arrays that a region could be part of; write without region first"
+        )
+    if arrays and mode in (None, "w-") and append_dim is None and region is None:
+        raise AlreadyExistsError(
+            f"{where} has data already ({listed(arrays, 20)}): give append_dim to append, "
+            "region to write to a part, mode='a' to add or write over variables, or mode='w' to "
+            "replace the group"
+        )
+    if not arrays and append_dim is not None:
+        mode, append_dim = "a", None
+    mode = mode or ("r+" if region is not None and append_dim is None else "a")
+    zarr_format = _zarr_format_at(store, part.top if mode == "w" else part.group, mode == "w")
+    return replace(part, mode=mode, append_dim=append_dim, zarr_format=zarr_format)
+
+
+def _zarr_format_at(store: ManifestStore, path: str, replaced: bool) -> int:
+    """The format of the group or its nearest parent; nodes of different formats do not mix."""
+    contents = contents_of(store)
+    nearest = None if replaced else contents.node(path)
+    nearest = nearest or (next(contents.above(path), None) if path else None)
+    return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
 
 
 def _check_names(ds: xr.Dataset) -> None:
@@ -436,21 +471,6 @@ def _check_names(ds: xr.Dataset) -> None:
                 f"{name!r} cannot be the name of an array: rename the variable, or write it to a "
                 "group, with group=..."
             )
-
-
-def _check_labels(ds: xr.Dataset, there: StoredGroup, fits: Mapping[str, Fit]) -> None:
-    """Check labels and times in memory that go to existing arrays, before labels are compared."""
-    for name, variable in ds.variables.items():
-        fit = fits.get(str(name))
-        if fit is None or fit.stored is None or variable.chunks is not None or not variable.size:
-            continue
-        if variable.dims == (name,) or is_time(variable):
-            with quiet():  # what they warn of is checked
-                encoded = there.encoded(str(name), variable)
-            fit.checked(variable, encoded)
-            if variable.dims != (name,):
-                others = partial(there.values, str(name))
-                fit.check_beside(variable.values, encoded.values, others)
 
 
 def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
@@ -468,11 +488,49 @@ def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
     return ds.assign(turned) if turned else ds
 
 
+def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
+    """How each variable is stored, by name, without those that a write leaves as they are."""
+    known = there.attributes if there.exists and part.mode != "w" else {}
+    fits = {}
+    bounding = [
+        {**variable.attrs, "units": "days since 1970-01-01"}
+        for variable in part.ds.variables.values()
+        if "bounds" in variable.attrs and is_time(variable)
+    ]
+    for key, variable in part.ds.variables.items():
+        name, own = str(key), dict(variable.attrs)
+        if name in known:
+            if _is_written(part, variable):
+                stored, attributes = there.array(name).dtype, there.decoded_by(name)
+                fits[name] = Fit(name, own, there.like(name).encoding, stored, attributes)
+            continue
+        bounds = own.get("bounds")
+        if bounds in known and is_time(variable) and "units" not in known[bounds]:
+            raise InvalidArgumentError(
+                f"{name!r} has times and says that {bounds!r} has their bounds: a reader would "
+                "make times of the numbers that are there. Write the bounds anew together with "
+                "the times, with mode='w', or leave the attribute out"
+            )
+        how = part.encoding.get(key, variable.encoding)
+        more = meaning_of_bounds(name, [*bounding, *known.values()])
+        if part.zarr_format == 2 and how.get("fill_value") is not None:
+            more["_FillValue"] = how["fill_value"]
+        fits[name] = Fit(name, own, how, None, more)
+    return fits
+
+
+def _is_written(part: DatasetPart, variable: xr.Variable) -> bool:
+    """Whether a variable goes to the array that is there; of mode `a-`, only what grows does."""
+    return part.mode != "a-" or part.append_dim is None or part.append_dim in variable.dims
+
+
+# --- into the session ------------------------------------------------------------------------
+
+
 def put(
     prepared: PreparedPart,
     session: Session | Fork | ManifestStore,
     *,
-    statistics: bool,
     scheduler: Any,
     relocate: bool,
 ) -> None:
@@ -482,84 +540,184 @@ def put(
     """
     part, fits, planned, there = prepared.part, prepared.fits, prepared.planned, prepared.there
     store = session if isinstance(session, ManifestStore) else session.store
-    workspace, new = workspace_of(store), part.encoding
-    pieces: Iterable[tuple[xr.Dataset, Any, Mapping[Hashable, Sequence[int]]]]
+    workspace = workspace_of(store)
+    pieces: Iterable[tuple[xr.Dataset, Region | None, Mapping[Hashable, Sequence[int]]]]
     pieces = [(part.ds, part.region, {})]
     if part.append is not None and planned is not None:
-        new = {name: how for name, how in new.items() if str(name) not in there.nodes}
         check = part.append.tip_check(workspace.contents, planned, relocate=relocate)
         workspace.tip_checks.append(check)
         pieces = part.append.parts(part.ds, planned)
+        new = {name: how for name, how in part.encoding.items() if str(name) not in there.nodes}
+        part = replace(part, encoding=new)
     for ds, region, rows in pieces:
-        options = prepared.options
+        piece = replace(part, ds=ds, region=region)
         if region is not None and planned is not None:  # rows that are written over existing ones
-            options = {**options, "mode": "a", "append_dim": None}
-        with explained(part.ds, fits, rows), _told(ds):
-            elsewhere = None
-            if not isinstance(session, ManifestStore) and computed_elsewhere(ds, scheduler):
-                check_reachable(workspace.storage, scheduler)
-                elsewhere = session
-            writer = begin_write(
-                ds, store, options, region, new, fits, there, statistics=statistics
-            )
-            writer.sync(elsewhere, scheduler=scheduler)
+            piece = replace(piece, mode="a", append_dim=None)
+        with explained(part.ds, fits, rows):
+            _begun(piece, store, fits, there).compute(session, scheduler)
     if planned is not None and planned.replaced:
         drop_unchanged(workspace, workspace.contents.members(part.group).values())
 
 
-def _zarr_options(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> dict[str, Any]:
-    """What `begin_write` takes, depending on what exists already."""
-    mode, append_dim, region, arrays = part.mode, part.append_dim, part.region, sorted(there.nodes)
-    where = f"group '/{part.group}' of {contents_of(store).context.storage.url}"
-    if region is not None and not arrays:
-        raise NotFoundError(
-            f"{where} has no arrays that a region could be part of; write without region first"
-        )
-    if arrays and mode in (None, "w-") and append_dim is None and region is None:
-        raise AlreadyExistsError(
-            f"{where} has data already ({', '.join(arrays[:_LISTED])}): give append_dim to append, "
-            "region to write to a part, mode='a' to add or write over variables, or mode='w' to "
-            "replace the group"
-        )
-    if not arrays and append_dim is not None:
-        mode, append_dim = "a", None
-    replaced = mode == "w"
-    return {
-        "group": part.group or None,
-        "mode": mode or ("r+" if region is not None and append_dim is None else "a"),
-        "append_dim": append_dim,
-        "zarr_format": zarr_format_at(
-            store, part.top if replaced else part.group, replaced=replaced
-        ),
+def _begun(
+    part: DatasetPart, store: ManifestStore, fits: Mapping[str, Fit], there: StoredGroup
+) -> DatasetWriter:
+    """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the result."""
+    mode: Any = part.mode
+    if not there.exists or mode not in ("a", "a-", "r+"):
+        how: Any = "a" if mode == "a-" else mode
+        form: Any = part.zarr_format
+        zarr.open_group(store, path=part.group, mode=how, zarr_format=form)
+        there = StoredGroup.of(store, part.group)
+    ds = part.ds.copy()
+    for variable in ds.variables.values():
+        if variable.size == 0:  # Zarr accepts no chunks of length 0
+            variable.load()
+    place: Mapping[str, slice] = {}
+    if part.region is not None:
+        place = located(part, store)
+        ds = ds.drop_vars(ds.indexes)
+    _check_arrays(ds, part, there)
+    encode: Any = encode_dataset_coordinates
+    variables, attributes = encode(ds)
+    for key, given in part.encoding.items():
+        variables[key].encoding = dict(given)
+    # All is checked before any of it is written.
+    encoded = {name: _encoded(str(name), v, there, fits) for name, v in variables.items()}
+    old = {
+        str(name): _fitted(str(name), variable, part, there, place)
+        for name, variable in encoded.items()
+        if str(name) in there.nodes and _is_written(part, variable)
     }
+    new = {name: v for name, v in encoded.items() if str(name) not in there.nodes}
+    workspace, group = workspace_of(store), there.open_in(store)
+    writer = DatasetWriter(workspace, statistics=part.statistics)
+    if mode != "r+":
+        _set_attributes(group, attributes)
+    if new:
+        # What else is in the group is nothing to these: xarray would open all of it.
+        alone: Any = replace(group.metadata, consolidated_metadata=ConsolidatedMetadata({}))
+        only = zarr.Group(zarr.AsyncGroup(metadata=alone, store_path=group.store_path))
+        to: Any = ZarrStore
+        to = to(only, "a", use_zarr_fill_value_as_mask=there.zarr_format == 2)
+        to.set_variables(new, {*part.encoding}, writer)
+    for name, (data, cells, shape) in old.items():
+        writer.add(data, there.open_array_in(store, name, shape), cells)
+    return writer
 
 
-def zarr_format_at(store: ManifestStore, path: str, *, replaced: bool) -> int:
-    """The format of the group or its nearest parent; nodes of different formats do not mix."""
-    if replaced and not path:
-        return 3
-    contents = contents_of(store)
-    nearest = None if replaced else contents.node(path)
-    nearest = nearest or next(contents.above(path), None)
-    return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
-
-
-@contextmanager
-def _told(ds: xr.Dataset) -> Iterator[None]:
-    """Say that xarray cannot write the dataset, unless it says so itself."""
-    try:
-        yield
-    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
-        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
-            raise
+def _check_arrays(ds: xr.Dataset, part: DatasetPart, there: StoredGroup) -> None:
+    """Refuse variables and encodings that do not go with the arrays that are there."""
+    along, dims = part.append_dim, {dim for name in there.nodes for dim in there.sizes(name)}
+    for name in part.encoding:
+        if str(name) in there.nodes:
+            raise InvalidArgumentError(
+                f"{name!r} exists already and keeps its encoding: leave it out of encoding"
+            )
+    for name in ds.variables:
+        if part.mode == "r+" and str(name) not in there.nodes:
+            raise InvalidArgumentError(
+                f"{name!r} does not exist yet, and mode='r+', as with region, makes no arrays: "
+                "write it with mode='a', or drop it"
+            )
+    if along is not None and along not in dims:
         raise InvalidArgumentError(
-            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
-        ) from error
-    except ValueError as error:
-        if "unexpected encoding parameters" not in str(error):
-            raise
+            f"append_dim {along!r} is not a dimension of the group; there are: "
+            f"{listed(sorted(map(str, dims)), 20)}"
+        )
+
+
+def _encoded(
+    name: str, variable: xr.Variable, there: StoredGroup, fits: Mapping[str, Fit]
+) -> xr.Variable:
+    """The variable as it is stored; raises `MisfitError` if values in memory do not fit."""
+    fit, how = fits.get(name), variable.encoding
+    if name in there.nodes:
+        like = there.like(name)
+        how = dict(like.encoding)
+        texts = variable.dtype.kind in "SUT" and like.dtype != object
+        if texts and variable.dtype != like.dtype:
+            raise InvalidArgumentError(
+                f"{name!r} has texts of type {variable.dtype}, and the existing array has "
+                f"{like.dtype}: cast them, by astype"
+            )
+    if variable.dtype.kind in "iu" and how.get("add_offset") is not None:
+        variable = variable.astype(np.float64)  # xarray adds no offset to whole numbers
+    given: Any = variable.copy(deep=False)
+    given.encoding = how
+    if fit is None:
+        found: xr.Variable = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
+        return found
+    if given.chunks is None:
+        given.load()  # once, if it is of a file
+    with np.errstate(all="ignore"), quiet():  # what they warn of is checked
+        own = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
+    checked = fit.checked(given, own)
+    if fit.stored is not None and given.chunks is None:
+        fit.check_beside(given.values, own.values, partial(there.values, name))
+    return checked
+
+
+def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
+    """Replace the group's attributes, if they differ as JSON: 1 and 1.0 do."""
+    encode: Any = encode_zarr_attr_value
+    given = {key: encode(value) for key, value in attributes.items()}
+    both = (
+        json.dumps(each, sort_keys=True, default=repr) for each in (group.attrs.asdict(), given)
+    )
+    if len({*both}) > 1:
+        group.attrs.put(given)
+
+
+def cells_of(
+    name: str,
+    variable: xr.Variable,
+    part: DatasetPart,
+    there: StoredGroup,
+    region: Mapping[str, slice],
+) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """The cells of an existing array that a variable goes to, and the shape it then has."""
+    dims, shape, cells = (*there.sizes(name),), list(there.meta(name).shape), []
+    if variable.dims != dims:
         raise InvalidArgumentError(
-            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
-            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
-            "and calendar where the values are of a kind for it"
-        ) from error
+            f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "
+            "rename them, or write the array anew"
+        )
+    for axis, (dim, size) in enumerate(variable.sizes.items()):
+        start, stop, _ = region.get(str(dim), slice(None)).indices(shape[axis])
+        if dim == part.append_dim:
+            start, stop = shape[axis], shape[axis] + size
+            shape[axis] = stop
+        if stop - start != size:
+            raise InvalidArgumentError(
+                f"{name!r} has {size} values along {dim!r}, and there is room for "
+                f"{max(stop - start, 0)}: give append_dim={dim!r} to append, or region to "
+                "write to a part"
+            )
+        cells.append(slice(start, stop))
+    return tuple(cells), tuple(shape)
+
+
+def _fitted(
+    name: str,
+    variable: xr.Variable,
+    part: DatasetPart,
+    there: StoredGroup,
+    region: Mapping[str, slice],
+) -> tuple[Any, tuple[slice, ...], tuple[int, ...]]:
+    """The data for an existing array, and `cells_of` it; no two dask blocks write to a chunk."""
+    cells, shape = cells_of(name, variable, part, there, region)
+    if variable.chunks is not None:
+        chunk_shape = there.meta(name).chunk_shape
+        each = zip(variable.chunks, [side.start for side in cells], chunk_shape, strict=True)
+        blocks = [aligned_blocks(*axis) for axis in each]
+        variable = variable.chunk(dict(zip(variable.dims, blocks, strict=True)))
+        validate_grid_chunks_alignment(
+            nd_v_chunks=variable.chunks,
+            enc_chunks=chunk_shape,
+            region=cells,
+            allow_partial_chunks=part.mode != "r+",
+            name=name,
+            backend_shape=shape,
+        )
+    return variable.data, cells, shape

@@ -78,7 +78,7 @@ def test_a_commit_every_so_many_files(files, tmp_path):
 
 def test_chunks_with_rows_of_many_files_are_written_in_boxes(files, tmp_path, monkeypatch):
     """However little memory there is."""
-    monkeypatch.setattr("zarr_manifests.xarray.ingest_rows._WINDOW_BYTES", 100)
+    monkeypatch.setattr("zarr_manifests.xarray.ingest_files._WINDOW_BYTES", 100)
     place, how = tmp_path / "r", {"encoding": {"t": {"chunks": (3, 2, 3)}}}
     zm.ingest(files[:2], place, append_dim="time", **how)
     zm.ingest(files, place, append_dim="time")

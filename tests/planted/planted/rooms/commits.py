@@ -91,7 +91,7 @@ FAULTS = [
     ),
     Fault(
         "values-changed-before-an-append-are-lost",
-        "appends.py",
+        "commits.py",
         "if not _equal(now[: move.start - first], before):",
         "if len(now) < move.start - first:",
     ),

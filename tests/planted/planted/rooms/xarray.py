@@ -95,14 +95,14 @@ FAULTS = [
     ),
     Fault(
         "labels-are-not-compared-on-the-tip",
-        "xarray/appending.py",
+        "xarray/parts.py",
         "if (now.appended, now.replaced) != (planned.appended, planned.replaced):",
         "if False:",
     ),
     Fault(
         "labels-of-a-session-that-changed-them-are-not-compared",
-        "xarray/appending.py",
-        "if not np.array_equal(self._labels(context, on), before):",
+        "xarray/parts.py",
+        "if not np.array_equal(there.labels(self.dim, self.labels)[0], before):",
         "if False:",
     ),
     Fault(
@@ -138,7 +138,7 @@ FAULTS = [
     ),
     Fault(
         "a-chunk-is-referred-to-in-two-files",
-        "xarray/ingest_rows.py",
+        "xarray/ingest_files.py",
         "        if within:\n",
         "        if False:\n",
     ),
@@ -152,7 +152,7 @@ FAULTS = [
     Fault(
         "tables-of-workers-are-left-out",
         "xarray/array_target.py",
-        "tables = own.tables.get(node_id, ())",
-        "tables = ()",
+        "for rows in own.tables.get(node_id, ()):",
+        "for rows in ():",
     ),
 ]
