@@ -10,7 +10,6 @@ again.
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,16 +36,20 @@ from zarr_manifests.errors import (
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import split
 from zarr_manifests.planning.conflict.transactions import Txn, txn_of
-from zarr_manifests.repositories import let_others_open, repository_of, write_into
+from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells, write_cells
-from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.plan import SparkFacts, spelled
+from zarr_manifests.spark.plan import (
+    Location,
+    SparkFacts,
+    check_shared,
+    shared_repository,
+    spelled,
+)
 from zarr_manifests.spark.tasks import PICKLE, RESULT, results, returned
 from zarr_manifests.spark.worker import PANDAS_WARNING
 from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
-from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of
 
@@ -109,7 +112,7 @@ class WriteReport:
 
 def write_dataframe(
     df: DataFrame,
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     target: str,
     *,
     dims: Sequence[str],
@@ -253,14 +256,14 @@ def write_dataframe(
         return _write_frame(df, repository, options, **how)
 
     if isinstance(url, Repository):
-        return into(repository_of(url, storage_options))
+        return into(shared_repository(url, storage_options))
     storage = storage_of(url, storage_options)
     check_shared(storage)
     return write_into(storage, None, into, make=mode == "create" and branch == "main")
 
 
 def foreach_batch(
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     target: str,
     *,
     dims: Sequence[str],
@@ -322,8 +325,7 @@ def foreach_batch(
     ...     rows.writeStream.foreachBatch(write).option("checkpointLocation", "winds-in").start()
     ... )
     """
-    repository = repository_of(url, storage_options)
-    check_shared(repository.storage)
+    repository = shared_repository(url, storage_options)
     asked = WriteOptions(target=target, dims=dims, missing=missing, **options)
 
     def write(rows: DataFrame, number: int) -> None:
@@ -453,7 +455,6 @@ def _own_errors() -> Iterator[None]:
 def _write_frame(
     df: DataFrame, repository: Repository, options: WriteOptions, **how: Any
 ) -> WriteReport:
-    check_shared(repository.storage)
     facts = SparkFacts.of(df.sparkSession)
     options = replace(options, time_zone=facts.time_zone)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
 
+from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
@@ -34,26 +35,25 @@ from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session, initialized_chunks
-from zarr_manifests.spark.checks import check_counts, check_shared, check_words
-from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.schema import Column, column_of
+from zarr_manifests.spark.job import Column, Job, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
 __all__ = [
-    "PlannedRead",
+    "Location",
     "ReadOptions",
     "SparkFacts",
-    "plan",
+    "check_options",
+    "check_shared",
     "plan_read",
     "restrict",
+    "shared_repository",
     "span_of",
     "spelled",
 ]
 
-_LAYOUTS: Final = ("long", "chunk")
-_NAN: Final = ("null", "keep", "drop")
-_ON_EMPTY: Final = ("empty", "error")
+type Location = str | os.PathLike[str] | Storage | Repository
+
 # As many tasks as a small cluster runs at once, where Spark does not tell.
 _CONNECT_PARALLELISM: Final = 32
 _MOST_CHUNKS: Final = 2**22
@@ -83,10 +83,66 @@ class ReadOptions:
     broadcast: bool = False
     target_rows: int = 2 * 1024**2
     max_tasks: int = 10_000
+    engine: str = "arrow"
 
     def __post_init__(self) -> None:
-        check_words(self, layout=_LAYOUTS, nan=_NAN, on_empty=_ON_EMPTY)
-        check_counts(self, "target_rows", "max_tasks")
+        check_options(
+            self,
+            ("target_rows", "max_tasks"),
+            layout=("long", "chunk"),
+            nan=("null", "keep", "drop"),
+            on_empty=("empty", "error"),
+            engine=("arrow", "pandas"),
+        )
+
+
+def check_options(options: object, counts: Sequence[str], **words: Sequence[str]) -> None:
+    """Refuse attributes that are no whole numbers from 1 on, or none of the words known for them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not; the error lists the words.
+    """
+    for name, known in words.items():
+        value = getattr(options, name)
+        if value not in known:
+            listed = ", ".join(map(repr, known))
+            raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
+    for name in counts:
+        value = getattr(options, name)
+        if type(value) is not int or value < 1:
+            raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
+
+
+def shared_repository(
+    url: Location, storage_options: Mapping[str, object] | None = None
+) -> Repository:
+    """Return a repository that Spark's workers can reach.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is in the memory of this process.
+    """
+    repository = repository_of(url, storage_options)
+    check_shared(repository.storage)
+    return repository
+
+
+def check_shared(storage: Storage) -> None:
+    """Refuse a storage that Spark's workers cannot reach.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is in the memory of this process.
+    """
+    if not storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{storage.url} is in the memory of this process, and Spark's tasks run in others; put "
+            "the repository on a local disk or a storage they can see"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +193,10 @@ def spelled(given: Iterable[str], names: Iterable[str], facts: SparkFacts) -> di
 
 
 def plan_read(
-    location: str | os.PathLike[str] | Storage | Repository,
+    location: Location,
     options: ReadOptions,
     facts: SparkFacts,
+    selections: list[ChunkSelection] | None = None,
 ) -> Job:
     """Plan a read.
 
@@ -152,6 +209,8 @@ def plan_read(
     facts : SparkFacts
         Where it will run. There are at least as many tasks as can run at once, if there are as
         many chunks.
+    selections : list, optional
+        Gets what statistics say of the arrays that `where` compares.
 
     Returns
     -------
@@ -163,39 +222,7 @@ def plan_read(
     NotARepositoryError, NotFoundError, InvalidArgumentError, UnsupportedStorageError
         As for `zarr_manifests.spark.read`.
     """
-    return plan(location, options, facts).job
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRead:
-    """A planned read, and what was found out on the way.
-
-    Parameters
-    ----------
-    job : Job
-        The read.
-    session : Session
-        The pinned snapshot.
-    source : Source
-        The group.
-    selections : tuple of ChunkSelection
-        What statistics say of the arrays that `where` compares.
-    """
-
-    job: Job
-    session: Session
-    source: Source
-    selections: tuple[ChunkSelection, ...] = ()
-
-
-def plan(
-    location: str | os.PathLike[str] | Storage | Repository,
-    options: ReadOptions,
-    facts: SparkFacts,
-) -> PlannedRead:
-    """Plan a read, as `plan_read` does, and tell how."""
-    repository = repository_of(location)
-    check_shared(repository.storage)
+    repository = shared_repository(location)
     session = repository.readonly_session(options.version)
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
@@ -229,10 +256,10 @@ def plan(
     boxes = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
     if boxes is not None:
         job = restrict(job, boxes, options, facts)
-    selections: list[ChunkSelection] = []
     if where is not None and job.tasks:
         for selection, boxes in _selections(session, source, job, where):
-            selections.append(selection)
+            if selections is not None:
+                selections.append(selection)
             if selection.selected < selection.chunks:
                 job = restrict(job, boxes, options, facts)
     if where is not None and not job.tasks and options.on_empty == "error":
@@ -242,7 +269,7 @@ def plan(
             if dim in where.columns
         ]
         raise InvalidArgumentError(f"no cell can match {where.sql}{''.join(spans)}")
-    return PlannedRead(job, session, source, tuple(selections))
+    return job
 
 
 def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFacts) -> Job:

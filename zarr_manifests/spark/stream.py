@@ -42,7 +42,7 @@ from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, StorageError
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
-from zarr_manifests.spark.changed_rows import plan_changes
+from zarr_manifests.spark.cell_rows import plan_changes
 from zarr_manifests.spark.job import Job, chunks_in
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches
@@ -324,14 +324,13 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The read of the cells that were added; None if there are none of the variables yet."""
         if not self._paths(end):
             return None
-        plan = plan_changes(self._repository, self._options, self._facts, start, end)
-        columns = plan.whole.schema
-        if not same_columns(columns, self._schema):
+        job = plan_changes(self._repository, self._options, self._facts, start, end)["added"]
+        if not same_columns(job.schema, self._schema):
             raise InvalidArgumentError(
                 f"the stream has the columns {self._schema.simpleString()}, and at snapshot {end} "
-                f"they are {columns.simpleString()}; start the stream with another checkpoint"
+                f"they are {job.schema.simpleString()}; start the stream with another checkpoint"
             )
-        return plan.job(plan.cells.added)
+        return job
 
     def _paths(self, *snapshots: str) -> list[str]:
         """Paths of the variables that one of these snapshots has."""

@@ -37,8 +37,7 @@ from zarr_manifests.spark.cell_values import (
     to_numpy,
 )
 from zarr_manifests.spark.cell_writer import WritePlan
-from zarr_manifests.spark.checks import check_counts, check_words
-from zarr_manifests.spark.plan import span_of
+from zarr_manifests.spark.plan import check_options, span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray import to_session
@@ -49,9 +48,6 @@ from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
 
 __all__ = ["Rows", "WriteOptions", "plan_write"]
 
-_MODES: Final = ("append", "overwrite-region", "create")
-_MISSING: Final = ("fill", "keep", "error")
-_DUPLICATES: Final = ("error", "last")
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}
 _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "M": {**_WHOLE, "units": "microseconds since 1970-01-01"},
@@ -89,8 +85,13 @@ class WriteOptions:
     time_zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        check_words(self, mode=_MODES, missing=_MISSING, duplicates=_DUPLICATES)
-        check_counts(self, "buffer_bytes", "max_tasks")
+        check_options(
+            self,
+            ("buffer_bytes", "max_tasks"),
+            mode=("append", "overwrite-region", "create"),
+            missing=("fill", "keep", "error"),
+            duplicates=("error", "last"),
+        )
         for name in ("region", "encoding", "tolerance"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
