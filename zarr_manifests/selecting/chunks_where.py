@@ -20,8 +20,7 @@ from zarr_manifests.planning.zones.skipping import Ranges, Verdict, may_match, p
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import Comparison, parse_where
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.selecting.pruning import Pruner, StoredChunks
-from zarr_manifests.selecting.where_columns import WhereArray
+from zarr_manifests.selecting.pruning import Pruner, StoredChunks, WhereArray
 from zarr_manifests.store import ManifestStore
 
 __all__ = ["chunks_where"]

@@ -24,6 +24,7 @@ import zarr
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.selecting.pruning import decoded
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 
@@ -292,38 +293,15 @@ class Source:
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
-        decoded = None if recipe is None else recipe.decode(values)
-        if decoded is not None:
-            return decoded
-        import xarray as xr
-
+        found = None if recipe is None else recipe.decode(values)
+        if found is not None:
+            return found
         if not values.size and self.is_time(name):
             return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
-        dims = [f"axis {number}" for number in range(max(values.ndim, 1))]
-        given = values.reshape(values.shape or (1,))
-        encoded = xr.Variable(dims, given, self.attributes(name), self.encoded(name).encoding)
-        times = xr.coders.CFDatetimeCoder(time_unit=_TIME_UNIT)
-        durations = xr.coders.CFTimedeltaCoder(
-            time_unit=_TIME_UNIT, decode_via_units=False, decode_via_dtype=True
-        )
-        try:
-            with warnings.catch_warnings():
-                # It warns that it uses cftime, as the type of the column shows.
-                warnings.filterwarnings("ignore", "Unable to decode time", xr.SerializationWarning)
-                found = xr.conventions.decode_cf_variable(
-                    name,
-                    encoded,
-                    stack_char_dim=False,  # a character is a cell here
-                    decode_times=times if self._decode_times else False,
-                    decode_timedelta=durations,
-                ).to_numpy()
-        except ValueError as error:
-            hint = ". With decode_times=False, times stay numbers" if self.is_time(name) else ""
-            raise InvalidArgumentError(
-                f"variable {name!r} in group {self.group} cannot be decoded: {error}{hint}"
-            ) from error
+        what, how = f"variable {name!r} in group {self.group}", self.encoded(name).encoding
+        found = decoded(what, values, self.attributes(name), how, decode_times=self._decode_times)
         plain = found.dtype.kind in "TUV" and found.dtype.names is None
-        return (found.astype(object) if plain else found).reshape(values.shape)
+        return found.astype(object) if plain else found
 
     def recipe(self, name: str) -> Recipe | None:
         """How tasks decode a variable without xarray; None if they need it. Reads no data."""
