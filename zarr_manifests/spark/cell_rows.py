@@ -488,7 +488,7 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
         ) from error
     dims = tuple(column.name for column in whole.dimensions)
     for column in whole.variables:
-        was = tuple(map(str, old.encoded(column.name).dims)) if old.has(column.name) else dims
+        was = old.dims.get(column.name, dims)
         if was != dims:
             raise InvalidArgumentError(
                 f"{column.name} has the dimensions {', '.join(dims)} now, and had "

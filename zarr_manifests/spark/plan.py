@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.skipping import (
     boxes_of,
     comparable,
@@ -34,7 +34,7 @@ from zarr_manifests.planning.zones.where import Comparison, Moment, Where, parse
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
-from zarr_manifests.session import Session, initialized_chunks
+from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Column, Job, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
@@ -231,7 +231,9 @@ def plan_read(
     where = None
     if options.where is not None:
         where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
-    axes = _axes(source, names, dims, where, options, facts)
+    sizes = {dim: n for name in names for dim, n in source.encoded(name).sizes.items()}
+    shape = tuple(int(sizes[dim]) for dim in dims)
+    axes = _axes(source, names, dict(zip(dims, shape, strict=True)), where, options, facts)
     rows = math.prod(axis.size for axis in axes)
     # A larger box takes no more memory.
     target = max(options.target_rows, rows // options.max_tasks)
@@ -243,7 +245,7 @@ def plan_read(
         group=source.group,
         dimensions=dimensions,
         variables=columns,
-        shape=tuple(_size(source, names, dim) for dim in dims),
+        shape=shape,
         scan=scan,
         tasks=min(len(scan), options.max_tasks),
         nan=options.nan,
@@ -253,15 +255,10 @@ def plan_read(
         time_zone=facts.time_zone,
     )
     _check_columns(job.columns, facts.case_sensitive)
-    boxes = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
-    if boxes is not None:
+    for boxes in _left_by_statistics(
+        session, source, job, [] if selections is None else selections
+    ):
         job = restrict(job, boxes, options, facts)
-    if where is not None and job.tasks:
-        for selection, boxes in _selections(session, source, job, where):
-            if selections is not None:
-                selections.append(selection)
-            if selection.selected < selection.chunks:
-                job = restrict(job, boxes, options, facts)
     if where is not None and not job.tasks and options.on_empty == "error":
         spans = [
             f"; of {dim!r}, {span_of(source.coordinate(dim), size)}"
@@ -318,7 +315,7 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
 
 def _shared_dimensions(source: Source, names: Sequence[str], broadcast: bool) -> tuple[str, ...]:
     """The dimensions of the variable with the most, which the others have too, or some of them."""
-    found = {name: tuple(map(str, source.encoded(name).dims)) for name in names}
+    found = {name: source.dims[name] for name in names}
     widest = max(found.values(), key=len)
     if all(dims == widest for dims in found.values()):
         return widest
@@ -364,37 +361,10 @@ def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
         seen[name] = column.name
 
 
-def _boxes_with_rows(
-    session: Session, source: Source, columns: Sequence[Column], scan: Scan
-) -> IndexArray | None:
-    """The boxes of a scan that can have rows if cells without values have none; None for all.
-
-    Cells of chunks that were never written have no value if the fill value stands for none.
-    """
-    if not columns or not all(
-        source.absent_is_missing(column.name) and source.encoded(column.name).ndim == len(scan.axes)
-        for column in columns
-    ):
-        return None
-    found = []
-    for column in columns:
-        path = f"{source.group.rstrip('/')}/{column.name}"
-        chunks = initialized_chunks(session, path)
-        found.append(scan.holding(source.stored_chunk_shape(column.name), chunks))
-    numbers = np.unique(np.concatenate(found)).tolist()
-    boxes = [(box.lo, box.hi) for box in map(scan.__getitem__, numbers)]
-    return np.array(boxes, np.int64).reshape(len(boxes), 2, len(scan.axes))
-
-
-def _size(source: Source, names: Sequence[str], dim: str) -> int:
-    having = (source.encoded(name) for name in names)
-    return int(next(each.sizes[dim] for each in having if dim in each.dims))
-
-
 def _axes(
     source: Source,
     names: Sequence[str],
-    dims: Sequence[str],
+    sizes: Mapping[str, int],
     where: Where | None,
     options: ReadOptions,
     facts: SparkFacts,
@@ -402,13 +372,12 @@ def _axes(
     """What to read along each dimension, in chunks that are whole for all the variables."""
     how: Any = {"zone": zone_of(facts.time_zone), "nan_is_null": options.nan != "keep"}
     axes = []
-    for dim in dims:
-        having = {name: source.encoded(name) for name in names if dim in source.encoded(name).dims}
-        size = _size(source, names, dim)
+    for dim, size in sizes.items():
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
         chunk = max(
-            source.reading_shape(name, in_shards=options.layout == "long")[each.dims.index(dim)]
-            for name, each in having.items()
+            source.reading_shape(name, in_shards=options.layout == "long")[own.index(dim)]
+            for name, own in ((name, source.dims[name]) for name in names)
+            if dim in own
         )
         mine = [each for each in where.comparisons if each.column == dim] if where else []
         if mine and size:
@@ -439,7 +408,7 @@ def _checked(where: Where, source: Source, columns: Sequence[Column], facts: Spa
             )
         if pa.types.is_timestamp(column.arrow) and each.op != "within":
             each = replace(each, values=tuple(map(_in_microseconds, each.values)))
-        if source.has(each.column):
+        if each.column in source.dims:
             text = pa.types.is_string(column.arrow)
             none = np.empty(0, object if text else source.decoded_dtype(each.column))
             matching_cells(each, none, zone=zone_of(facts.time_zone))
@@ -473,51 +442,70 @@ def span_of(coordinate: npt.NDArray[Any] | None, size: int) -> str:
 # --- boxes of chunks that statistics leave -------------------------------------------------------
 
 
-def _selections(
-    session: Session, source: Source, job: Job, where: Where
-) -> Iterator[tuple[ChunkSelection, IndexArray]]:
-    """What statistics leave: the selection, and its boxes of cells (int64[n, 2, ndim]).
+def _left_by_statistics(
+    session: Session, source: Source, job: Job, selections: list[ChunkSelection]
+) -> Iterator[IndexArray]:
+    """What statistics leave, each time as boxes of cells (int64[n, 2, ndim]).
 
     They are whole chunks of the job's scan. Variables with the same chunks are looked at together.
     """
-    names = {column.name for column in job.variables}
+    names = [column.name for column in job.variables]
     dims = [column.name for column in job.dimensions]
-    alike: dict[tuple[Any, ...], list[Comparison]] = {}
-    for comparison in where.comparisons:
-        if comparison.column in names:
-            variable = source.encoded(comparison.column)
-            chunk_shape = source.stored_chunk_shape(comparison.column)
-            alike.setdefault((variable.dims, variable.shape, chunk_shape), []).append(comparison)
-    for (own_dims, own_shape, chunk_shape), comparisons in alike.items():
-        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
-        along = [each for each in where.comparisons if each.column in small]
+    chunk_shape = np.array([axis.chunk for axis in job.scan.axes], np.int64)
+
+    def chosen(*comparisons: Comparison) -> tuple[ChunkSelection, IndexArray]:
+        name = comparisons[0].column
         selection = session.chunks_where(
-            f"{source.group.rstrip('/')}/{comparisons[0].column}",
-            Where((*comparisons, *along)),
+            f"{source.group.rstrip('/')}/{name}",
+            Where(comparisons),
             nan_matches=job.nan == "keep",
             time_zone=job.time_zone,
             decode_times=job.decode_times,
         )
         boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
         boxes[:, 1] = job.shape
-        for number, (dim, chunk) in enumerate(zip(own_dims, chunk_shape, strict=True)):
+        sides = zip(source.dims[name], source.stored_chunk_shape(name), strict=True)
+        for number, (dim, chunk) in enumerate(sides):
             boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
-        yield selection, _aligned(boxes, [axis.chunk for axis in job.scan.axes])
+        return selection, boxes
+
+    if job.tasks and job.nan == "drop" and all(len(source.dims[n]) == len(dims) for n in names):
+        found = [chosen(Comparison(name, "is_not_null")) for name in names]
+        if found and all(selection.selected < selection.chunks for selection, _ in found):
+            boxes = np.concatenate([each for _, each in found])
+            yield from _aligned(boxes, chunk_shape, apart=len(found) == 1)
+    alike: dict[tuple[Any, ...], list[Comparison]] = {}
+    for comparison in job.where.comparisons if job.where and job.tasks else ():
+        if comparison.column in names:
+            variable = source.encoded(comparison.column)
+            own = variable.dims, variable.shape, source.stored_chunk_shape(comparison.column)
+            alike.setdefault(own, []).append(comparison)
+    for (own_dims, own_shape, _), comparisons in alike.items():
+        assert job.where is not None
+        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
+        along = [each for each in job.where.comparisons if each.column in small]
+        selection, boxes = chosen(*comparisons, *along)
+        selections.append(selection)
+        if selection.selected < selection.chunks:
+            yield from _aligned(boxes, chunk_shape, apart=True)
 
 
-def _aligned(boxes: IndexArray, chunk_shape: Sequence[int]) -> IndexArray:
-    """Disjoint boxes of whole chunks around some boxes; the same if there are too many chunks."""
+def _aligned(boxes: IndexArray, chunk_shape: IndexArray, *, apart: bool) -> Iterator[IndexArray]:
+    """Disjoint boxes of whole chunks around some boxes.
+
+    If there are too many chunks: the same boxes, if they are apart, or none.
+    """
     lo, hi = boxes[:, 0] // chunk_shape, -(-boxes[:, 1] // chunk_shape)
     edges = np.stack([lo, hi], axis=1)
-    if not len(boxes) or np.array_equal(edges * chunk_shape, boxes):
-        return boxes
-    if int((hi - lo).prod(axis=1).sum()) > _MOST_CHUNKS:
-        return boxes
-    region = Box.around_coords(np.concatenate([lo, hi - 1]))
-    each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
-    numbers = [box.carried(np.arange(box.size), region) for box in each]
-    found = boxes_of(np.unique(np.concatenate(numbers)), region)
-    return np.asarray(found * np.array(chunk_shape), np.int64)
+    many = int((hi - lo).prod(axis=1).sum()) > _MOST_CHUNKS
+    if not len(boxes) or (apart and (many or np.array_equal(edges * chunk_shape, boxes))):
+        yield boxes
+    elif not many:
+        region = Box.around_coords(np.concatenate([lo, hi - 1]))
+        each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
+        numbers = [box.carried(np.arange(box.size), region) for box in each]
+        found = boxes_of(np.unique(np.concatenate(numbers)), region)
+        yield found * chunk_shape
 
 
 def _common(some: IndexArray, others: IndexArray) -> IndexArray:
