@@ -33,7 +33,6 @@ def batch(start: int, stop: int) -> pa.RecordBatch:
 def sink_to(storage: Storage) -> Sink:
     return Sink(
         repository=zm.open(storage),
-        branch="main",
         columns=batch(0, 1).schema,
         options=WriteOptions(target="/", dims=DIMS, append_dim="time", missing="keep", max_tasks=1),
     )

@@ -236,8 +236,7 @@ def decoded(
             return found.to_numpy().reshape(stored.shape)
         except (ValueError, OverflowError, TypeError) as error:
             raise InvalidArgumentError(
-                f"{what} cannot be decoded: {error}. With decode_times=False, times stay the "
-                "numbers that are stored"
+                f"{what} cannot be decoded: {error}. With decode_times=False, times stay numbers"
             ) from error
 
 

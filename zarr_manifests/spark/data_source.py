@@ -241,15 +241,14 @@ class ManifestsDataSource(DataSource):
             As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
         """
         location, arguments = write_options(self.options)
-        if ("txn_app_id" in arguments) != ("txn_version" in arguments):
-            raise InvalidArgumentError("options txn-app-id and txn-version go together")
         if overwrite:
             # As everywhere in Spark: what has no row is not there afterwards.
             arguments.pop("append_dim", None)  # of a view that rows are appended to, too
             arguments = {"mode": "overwrite-region"} | arguments
         sink = _BatchSink.of(location, arguments, schema, self.facts)
+        sink.options.txn()
         # What can be tried before there are rows; nothing is written.
-        with sink.repository.writable_session(sink.branch) as session:
+        with sink.repository.writable_session(sink.options.branch) as session:
             plan_write(session, sink.options, _SpooledRows(sink, []))
         return sink
 
@@ -303,27 +302,15 @@ class Sink:
     ----------
     repository : Repository
         The repository.
-    branch : str
-        The branch.
     columns : pyarrow.Schema
         The columns of the rows.
     options : WriteOptions
         The arrays, and how rows become their cells.
-    message : str, optional
-        The message of the commit.
-    txn_app_id : str, optional
-        The application of the transaction; for a stream, instead of its query.
-    txn_version : int, optional
-        The version of the transaction; None for a stream.
     """
 
     repository: Repository
-    branch: str
     columns: pa.Schema
     options: WriteOptions
-    message: str | None = None
-    txn_app_id: str | None = None
-    txn_version: int | None = None
 
     @classmethod
     def of(
@@ -349,13 +336,12 @@ class Sink:
                     f"the column {column.name!r} has no time zone, so its values are not "
                     "exact times: cast it to timestamp"
                 )
-        own = taken(arguments, ("message", "txn-app-id", "txn-version"))
-        branch, target = arguments.pop("branch", "main"), arguments.pop("group", "/")
-        options = WriteOptions(target=target, max_tasks=1, time_zone=facts.time_zone, **arguments)
-        with repository.readonly_session(HEADS + branch) as session:
+        arguments = {"target": arguments.pop("group", "/")} | arguments
+        options = WriteOptions(**arguments, max_tasks=1, time_zone=facts.time_zone)
+        with repository.readonly_session(HEADS + options.branch) as session:
             names = columns_as_there(columns.names, session, options, facts)
         columns = pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)])
-        return cls(repository=repository, branch=branch, columns=columns, options=options, **own)
+        return cls(repository=repository, columns=columns, options=options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Spooled:
         """Spool the rows of a task."""
@@ -381,7 +367,7 @@ class Sink:
 
     def fork(self) -> Fork:
         """A fork of a session that never commits, to spool to."""
-        with self.repository.writable_session(self.branch) as session:
+        with self.repository.writable_session(self.options.branch) as session:
             return session.fork()
 
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
@@ -392,8 +378,7 @@ class Sink:
     def land(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""
         rows = _SpooledRows(self, spooled)
-        how: Any = {"branch": self.branch, "message": self.message, "txn": txn}
-        report = write_rows(self.repository, self.options, lambda _: rows, **how)
+        report = write_rows(self.repository, self.options, lambda _: rows, txn)
         _LOG.info("%s: %s", self.repository.storage.url, report)
         return report
 
@@ -512,9 +497,7 @@ class _BatchSink(Sink, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks."""
-        app, version = self.txn_app_id, self.txn_version
-        txn = None if app is None or version is None else Txn(app, version)
-        self.land(_spooled(messages), txn)
+        self.land(_spooled(messages), self.options.txn())
 
 
 class _StreamSink(Sink, DataSourceStreamArrowWriter):
@@ -528,7 +511,7 @@ class _StreamSink(Sink, DataSourceStreamArrowWriter):
         """Commit the rows of a batch, unless that was done before."""
         spooled = _spooled(messages)
         query_id = next((one.query_id for one in spooled if one.query_id), None)
-        self.land(spooled, batch_txn(self.txn_app_id, query_id, batchId))
+        self.land(spooled, batch_txn(self.options.txn_app_id, query_id, batchId))
 
 
 def _spooled(messages: Iterable[WriterCommitMessage | None]) -> list[Spooled]:

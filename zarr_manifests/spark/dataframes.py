@@ -10,10 +10,9 @@ again.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
@@ -21,13 +20,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkAttributeError, PythonException
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from zarr_manifests import errors
 from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
@@ -35,7 +33,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import split
-from zarr_manifests.planning.conflict.transactions import Txn, txn_of
+from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
@@ -246,14 +244,13 @@ def write_dataframe(
         statistics=statistics,
         buffer_bytes=buffer_bytes,
         max_tasks=max_tasks,
+        txn_app_id=txn_app_id,
+        txn_version=txn_version,
+        message=message,
+        metadata=metadata,
+        branch=branch,
     )
-    if (txn_app_id is None) != (txn_version is None):
-        raise InvalidArgumentError("txn_app_id and txn_version go together")
-    txn = None if txn_app_id is None else txn_of((txn_app_id, txn_version))
-    how: Any = {"branch": branch, "message": message, "metadata": metadata, "txn": txn}
-
-    def into(repository: Repository) -> WriteReport:
-        return _write_frame(df, repository, options, **how)
+    into = partial(_write_frame, df, options, options.txn())
 
     if isinstance(url, Repository):
         return into(shared_repository(url, storage_options))
@@ -326,17 +323,18 @@ def foreach_batch(
     ... )
     """
     repository = shared_repository(url, storage_options)
-    asked = WriteOptions(target=target, dims=dims, missing=missing, **options)
+    own: Any = {"txn_app_id": txn_app_id, "message": message, "branch": branch}
+    asked = WriteOptions(target=target, dims=dims, missing=missing, **own, **options)
 
     def write(rows: DataFrame, number: int) -> None:
         query_id = None
         with suppress(PySparkAttributeError):  # Spark Connect: the context is in another process
             query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
         txn = batch_txn(txn_app_id, query_id, number)
-        said = f"batch {number}" if message is None else message
+        how = asked if message is not None else replace(asked, message=f"batch {number}")
         rows.persist()  # it is computed for the labels, too
         try:
-            report = _write_frame(rows, repository, asked, branch=branch, message=said, txn=txn)
+            report = _write_frame(rows, how, txn, repository)
         finally:
             rows.unpersist()
         if on_report is not None:
@@ -374,10 +372,6 @@ def write_rows(
     repository: Repository,
     options: WriteOptions,
     rows_for: Callable[[Session], Rows],
-    *,
-    branch: str = "main",
-    message: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
     txn: Txn | None = None,
     parallelism: int = 1,
 ) -> WriteReport:
@@ -385,25 +379,25 @@ def write_rows(
 
     Rows are as the session sees them that they are written to.
     """
+    message = options.message
     if message is None:
         message = f"{options.mode} rows to /{options.target.strip('/')}"
     attempts = 0
     while True:
         attempts += 1
-        session = repository.writable_session(branch)
+        session = repository.writable_session(options.branch)
         try:
             commits_of(session).begin(txn)
-            with _own_errors():
-                rows = rows_for(session)
-                done: Sequence[tuple[Fork, int]] = ()
-                plan = plan_write(session, options, rows, parallelism)
-                if plan is not None:
-                    let_others_open(session)
-                    done = rows.write(plan, session.fork())
-                    session.merge(*(fork for fork, _ in done))
+            rows = rows_for(session)
+            done: Sequence[tuple[Fork, int]] = ()
+            plan = plan_write(session, options, rows, parallelism)
+            if plan is not None:
+                let_others_open(session)
+                done = rows.write(plan, session.fork())
+                session.merge(*(fork for fork, _ in done))
             if txn is None and not session.status():
                 return WriteReport(snapshot_id=None)
-            snapshot_id = commits_of(session).commit(message, metadata, txn=txn)
+            snapshot_id = commits_of(session).commit(message, options.metadata, txn=txn)
         except TransactionAlreadyCommitted as landed:
             return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
         except ConflictError:
@@ -436,24 +430,11 @@ def columns_as_there(
     return [spelling[name] for name in columns]
 
 
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise an error of this package that ended a task as itself, without Spark's account of it."""
-    try:
-        yield
-    except PythonException as error:
-        found = re.findall(r"zarr_manifests\.errors\.(\w+): (.*)", str(error))
-        kind = getattr(errors, found[-1][0], None) if found else None
-        if kind is None:
-            raise
-        raise kind(found[-1][1]) from None
-
-
 # --- rows of a DataFrame ---------------------------------------------------------------------
 
 
 def _write_frame(
-    df: DataFrame, repository: Repository, options: WriteOptions, **how: Any
+    df: DataFrame, options: WriteOptions, txn: Txn | None, repository: Repository
 ) -> WriteReport:
     facts = SparkFacts.of(df.sparkSession)
     options = replace(options, time_zone=facts.time_zone)
@@ -461,7 +442,7 @@ def _write_frame(
     def rows_for(session: Session) -> Rows:
         return _FrameRows(df.toDF(*columns_as_there(df.columns, session, options, facts)))
 
-    return write_rows(repository, options, rows_for, parallelism=facts.parallelism, **how)
+    return write_rows(repository, options, rows_for, txn, facts.parallelism)
 
 
 class _FrameRows:

@@ -24,6 +24,7 @@ from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotF
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
+from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.planning.zones.skipping import matching_runs
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import parse_where
@@ -83,6 +84,11 @@ class WriteOptions:
     buffer_bytes: int = 256 * 1024**2
     max_tasks: int = 1000
     time_zone: str = "UTC"
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    message: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    branch: str = "main"
 
     def __post_init__(self) -> None:
         check_options(
@@ -118,6 +124,18 @@ class WriteOptions:
             )
         for name in sorted({*(self.tolerance or ()), *(self.region or ())} - set(self.dims)):
             raise InvalidArgumentError(f"{name!r} is not among the dims {', '.join(self.dims)}")
+
+    def txn(self) -> Txn | None:
+        """The transaction that the write is, if it is not a batch of a stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If only one of its two parts is given.
+        """
+        if (self.txn_app_id is None) != (self.txn_version is None):
+            raise InvalidArgumentError("txn_app_id and txn_version go together")
+        return None if self.txn_app_id is None else txn_of((self.txn_app_id, self.txn_version))
 
 
 class Rows(Protocol):
