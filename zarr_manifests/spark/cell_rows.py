@@ -13,7 +13,6 @@ as both have them.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -36,7 +35,8 @@ from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Job, chunks_in, with_lease
 from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.spark.source import Source
-from zarr_manifests.spark.worker import PANDAS_WARNING, run, run_arrow
+from zarr_manifests.spark.tasks import mapped
+from zarr_manifests.spark.worker import run, run_arrow
 
 __all__ = ["CHANGE", "changes", "explain_pruning", "plan_changes", "read"]
 
@@ -180,22 +180,18 @@ def read(
     )
     repository = repository_of(url, storage_options)
     job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
-    return rows(spark, job, engine)
+    return rows(spark, job)
 
 
-def rows(spark: SparkSession, job: Job, engine: str = "arrow") -> DataFrame:
+def rows(spark: SparkSession, job: Job) -> DataFrame:
     """The rows of all tasks of a job; none if it has no tasks."""
     if not job.tasks:
         return spark.createDataFrame([], job.schema)
+    engine = job.options.engine
+    task: Any = partial(run_arrow if engine == "arrow" else run, job)
+    task.__name__ = job.name  # which the plan shows
     # As many partitions as numbers, so that each task gets one.
-    tasks = spark.range(0, job.tasks, 1, job.tasks)
-    with warnings.catch_warnings():
-        # A warning about features of pandas that are not used here.
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        task: Any = partial(run_arrow if engine == "arrow" else run, job)
-        task.__name__ = job.name  # which the plan shows
-        give = tasks.mapInArrow if engine == "arrow" else tasks.mapInPandas
-        return give(task, job.schema)
+    return mapped(spark.range(0, job.tasks, 1, job.tasks), task, job.schema, engine)
 
 
 # --- what a read leaves out ----------------------------------------------------------------------
@@ -306,18 +302,17 @@ def _stored(
     A chunk of a variable with fewer dimensions counts as the first of those that it is repeated
     in.
     """
-    dims = [column.name for column in job.dimensions]
-    variable, own, bounds = source.encoded(name), [], []
-    for dim, length in zip(variable.dims, source.stored_chunk_shape(name), strict=True):
-        axis = dims.index(str(dim))
-        chunk, most = job.scan.axes[axis].chunk, -(-variable.sizes[dim] // length)
-        own.append((axis, chunk, length))
-        stop = -(-region.hi[axis] * chunk // length)
-        bounds.append((min(region.lo[axis] * chunk // length, most), min(stop, most)))
-    refs = session.chunk_refs(f"{source.group.rstrip('/')}/{name}", bounds)
+    dims, chunk = [column.name for column in job.dimensions], [a.chunk for a in job.scan.axes]
+    axes = [dims.index(dim) for dim in source.dims[name]]
+    cells = [
+        (region.lo[axis] * chunk[axis], min(region.hi[axis] * chunk[axis], job.shape[axis]))
+        for axis in axes
+    ]
+    refs = session.chunk_refs(f"{source.group.rstrip('/')}/{name}", cells=cells)
     coords = np.zeros((len(refs), len(dims)), np.int64)
-    for number, (axis, chunk, length) in enumerate(own):
-        coords[:, axis] = refs.coords[:, number] * length // chunk
+    sides = zip(axes, source.stored_chunk_shape(name), strict=True)
+    for number, (axis, length) in enumerate(sides):
+        coords[:, axis] = refs.coords[:, number] * length // chunk[axis]
     here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
     return region.ravel(coords[here]), np.asarray(refs.length, np.int64)[here]
 
@@ -465,7 +460,7 @@ def plan_changes(
                     f"not those at {cells.end}, {whole.schema.simpleString()}, so removed "
                     "cells do not fit into this table; read them at the first snapshot"
                 )
-        jobs[kind] = restrict(job, boxes, options, facts)
+        jobs[kind] = restrict(job, boxes)
     return jobs
 
 
@@ -476,7 +471,7 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
             Source(
                 repository.readonly_session(each),
                 whole.group,
-                decode_times=whole.decode_times,
+                decode_times=whole.options.decode_times,
             )
             for each in (first, last)
         )

@@ -10,7 +10,6 @@ again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,8 +44,7 @@ from zarr_manifests.spark.plan import (
     shared_repository,
     spelled,
 )
-from zarr_manifests.spark.tasks import PICKLE, RESULT, results, returned
-from zarr_manifests.spark.worker import PANDAS_WARNING
+from zarr_manifests.spark.tasks import PICKLE, RESULT, mapped, results, returned
 from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of
@@ -478,7 +476,7 @@ class _FrameRows:
     def region(self, plan: WritePlan) -> Box | None:
         """The smallest box of cells that holds the rows; None if there are no rows."""
         rows = self._chosen([axis.name for axis in plan.along])
-        done = _mapped(rows, partial(returned, partial(cell_bounds, plan)), RESULT)
+        done = mapped(rows, partial(returned, partial(cell_bounds, plan)), RESULT)
         found = [ends for ends in results(done) if ends is not None]
         if not found:
             return None
@@ -488,7 +486,7 @@ class _FrameRows:
     def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns."""
         bins, rows = len(plan.bins), self._chosen(plan.columns)
-        shares = _mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
+        shares = mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
         # Every bin gets a mark, so that those without rows are written, too.
         marks = self.frame.sparkSession.range(0, bins, 1, 1)
         marks = marks.selectExpr("id AS bin", "CAST(NULL AS binary) AS cells")
@@ -497,7 +495,7 @@ class _FrameRows:
         if bins > plan.tasks:
             parted = parted.sortWithinPartitions("bin")
         call = partial(returned, partial(_write_pieces, plan, fork))
-        return results(_mapped(parted, call, RESULT))
+        return results(mapped(parted, call, RESULT))
 
     def _chosen(self, names: Sequence[str]) -> DataFrame:
         return self.frame.select(*(f"`{name}`" for name in names))
@@ -532,10 +530,3 @@ def _write_pieces(
     plan: WritePlan, fork: Fork, batches: Iterable[pa.RecordBatch]
 ) -> tuple[Fork, int]:
     return write_cells(plan, fork, _pieces(batches))
-
-
-def _mapped(frame: DataFrame, call: Callable[..., Any], schema: str) -> DataFrame:
-    with warnings.catch_warnings():
-        # A warning about features of pandas that are not used here.
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        return frame.mapInArrow(call, schema)

@@ -40,11 +40,13 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
@@ -65,6 +67,9 @@ __all__ = [
     "Containers",
     "Job",
     "LeftLease",
+    "ReadOptions",
+    "SparkFacts",
+    "check_options",
     "chunks_in",
     "column_of",
     "plain_arrow",
@@ -83,6 +88,8 @@ type Containers = tuple[tuple[str, VirtualContainer], ...]
 SHAPE: Final = "shape"
 """The column with a chunk's shape, where a row is a chunk."""
 
+# As many tasks as a small cluster runs at once, where Spark does not tell.
+_CONNECT_PARALLELISM: Final = 32
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _WIDER: Final[Mapping[str, pa.DataType]] = {
     "u1": pa.int16(),
@@ -92,6 +99,86 @@ _WIDER: Final[Mapping[str, pa.DataType]] = {
     "f2": pa.float32(),
 }
 _REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregorian"})
+
+
+# --- what is asked for -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read and how, as `zarr_manifests.spark.read` documents it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an option has a value that it cannot have.
+    """
+
+    variables: str | Sequence[str] | None = None
+    group: str = "/"
+    version: str | None = None
+    where: Any = None
+    on_empty: Literal["empty", "error"] = "empty"
+    layout: Literal["long", "chunk"] = "long"
+    nan: Literal["null", "keep", "drop"] = "null"
+    decode_times: bool = True
+    broadcast: bool = False
+    target_rows: int = 2 * 1024**2
+    max_tasks: int = 10_000
+    engine: Literal["arrow", "pandas"] = "arrow"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def check_options(options: object) -> None:
+    """Refuse attributes that are none of the words of their type, or no whole numbers from 1 on.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not; the error lists the words.
+    """
+    for name, kind in get_type_hints(type(options)).items():
+        value, words = getattr(options, name), get_args(kind)
+        if get_origin(kind) is Literal and value not in words:
+            listed = ", ".join(map(repr, words))
+            raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
+        if kind is int and (type(value) is not int or value < 1):
+            raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkFacts:
+    """What planning needs to know of a Spark session; it can be pickled.
+
+    Parameters
+    ----------
+    parallelism : int, default 1
+        Number of tasks that can run at once.
+    case_sensitive : bool, default False
+        Whether names of columns that differ only in case are different.
+    time_zone : str, default "UTC"
+        The time zone of times without one.
+    """
+
+    parallelism: int = 1
+    case_sensitive: bool = False
+    time_zone: str = "UTC"
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> SparkFacts:
+        """The facts about a session, which may be one of Spark Connect."""
+        try:
+            parallelism = int(spark.sparkContext.defaultParallelism)
+        except PySparkAttributeError:  # Spark Connect: the context is in another process
+            told = spark.conf.get("spark.default.parallelism", None)
+            parallelism = int(told) if told else _CONNECT_PARALLELISM
+        return cls(
+            parallelism=parallelism,
+            case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
+            time_zone=spark.conf.get("spark.sql.session.timeZone") or "UTC",
+        )
 
 
 # --- columns ---------------------------------------------------------------------------------
@@ -322,20 +409,16 @@ class Job:
         The selected cells, cut into boxes.
     tasks : int
         Number of tasks.
-    nan : str
-        `keep`, `null` or `drop`.
-    layout : str, default "long"
-        Whether a row is a cell (`long`) or a `chunk`.
+    options : ReadOptions
+        How to read; without variables and where, which are below.
+    facts : SparkFacts
+        Where it runs.
     parts : int64[n, 2, ndim], optional
         Boxes of cells to read instead of the scan's, disjoint.
     starts : int64[tasks + 1], optional
         With `parts`: where each task's begin, and the end of the last.
-    decode_times : bool, default True
-        Whether CF times are decoded.
     where : Where, optional
         Which rows to keep.
-    time_zone : str, default "UTC"
-        The time zone of times in `where` that have none.
     lease : LeftLease, optional
         The lease on the snapshot that tasks renew.
     """
@@ -349,19 +432,17 @@ class Job:
     shape: tuple[int, ...]
     scan: Scan
     tasks: int
-    nan: str
-    layout: str = "long"
+    options: ReadOptions
+    facts: SparkFacts
     parts: IndexArray | None = None
     starts: IndexArray | None = None
-    decode_times: bool = True
     where: Where | None = None
-    time_zone: str = "UTC"
     lease: LeftLease | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row."""
-        if self.layout == "chunk":
+        if self.options.layout == "chunk":
             return _chunk_columns(self.dimensions, self.variables)
         return (*self.dimensions, *self.variables)
 

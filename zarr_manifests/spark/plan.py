@@ -10,14 +10,12 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.errors import PySparkAttributeError
-from pyspark.sql import SparkSession
 
 from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import InvalidArgumentError
@@ -35,7 +33,7 @@ from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session
-from zarr_manifests.spark.job import Column, Job, column_of
+from zarr_manifests.spark.job import Column, Job, ReadOptions, SparkFacts, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
@@ -43,7 +41,6 @@ __all__ = [
     "Location",
     "ReadOptions",
     "SparkFacts",
-    "check_options",
     "check_shared",
     "plan_read",
     "restrict",
@@ -54,65 +51,10 @@ __all__ = [
 
 type Location = str | os.PathLike[str] | Storage | Repository
 
-# As many tasks as a small cluster runs at once, where Spark does not tell.
-_CONNECT_PARALLELISM: Final = 32
 _MOST_CHUNKS: Final = 2**22
 """Most chunks that are listed to align boxes."""
 _MOST_POSITIONS: Final = 2**24
 """Longest coordinate that is compared again, so that fewer statistics are looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """What to read and how, as `zarr_manifests.spark.read` documents it.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an option has a value that it cannot have.
-    """
-
-    variables: str | Sequence[str] | None = None
-    group: str = "/"
-    version: str | None = None
-    where: Any = None
-    on_empty: str = "empty"
-    layout: str = "long"
-    nan: str = "null"
-    decode_times: bool = True
-    broadcast: bool = False
-    target_rows: int = 2 * 1024**2
-    max_tasks: int = 10_000
-    engine: str = "arrow"
-
-    def __post_init__(self) -> None:
-        check_options(
-            self,
-            ("target_rows", "max_tasks"),
-            layout=("long", "chunk"),
-            nan=("null", "keep", "drop"),
-            on_empty=("empty", "error"),
-            engine=("arrow", "pandas"),
-        )
-
-
-def check_options(options: object, counts: Sequence[str], **words: Sequence[str]) -> None:
-    """Refuse attributes that are no whole numbers from 1 on, or none of the words known for them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If one is not; the error lists the words.
-    """
-    for name, known in words.items():
-        value = getattr(options, name)
-        if value not in known:
-            listed = ", ".join(map(repr, known))
-            raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
-    for name in counts:
-        value = getattr(options, name)
-        if type(value) is not int or value < 1:
-            raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
 
 
 def shared_repository(
@@ -142,39 +84,6 @@ def check_shared(storage: Storage) -> None:
         raise UnsupportedStorageError(
             f"{storage.url} is in the memory of this process, and Spark's tasks run in others; put "
             "the repository on a local disk or a storage they can see"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkFacts:
-    """What planning needs to know of a Spark session; it can be pickled.
-
-    Parameters
-    ----------
-    parallelism : int, default 1
-        Number of tasks that can run at once.
-    case_sensitive : bool, default False
-        Whether names of columns that differ only in case are different.
-    time_zone : str, default "UTC"
-        The time zone of times without one.
-    """
-
-    parallelism: int = 1
-    case_sensitive: bool = False
-    time_zone: str = "UTC"
-
-    @classmethod
-    def of(cls, spark: SparkSession) -> SparkFacts:
-        """The facts about a session, which may be one of Spark Connect."""
-        try:
-            parallelism = int(spark.sparkContext.defaultParallelism)
-        except PySparkAttributeError:  # Spark Connect: the context is in another process
-            told = spark.conf.get("spark.default.parallelism", None)
-            parallelism = int(told) if told else _CONNECT_PARALLELISM
-        return cls(
-            parallelism=parallelism,
-            case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
-            time_zone=spark.conf.get("spark.sql.session.timeZone") or "UTC",
         )
 
 
@@ -248,17 +157,15 @@ def plan_read(
         shape=shape,
         scan=scan,
         tasks=min(len(scan), options.max_tasks),
-        nan=options.nan,
-        layout=options.layout,
-        decode_times=options.decode_times,
+        options=replace(options, variables=None, where=None),
+        facts=facts,
         where=where,
-        time_zone=facts.time_zone,
     )
     _check_columns(job.columns, facts.case_sensitive)
     for boxes in _left_by_statistics(
         session, source, job, [] if selections is None else selections
     ):
-        job = restrict(job, boxes, options, facts)
+        job = restrict(job, boxes)
     if where is not None and not job.tasks and options.on_empty == "error":
         spans = [
             f"; of {dim!r}, {span_of(source.coordinate(dim), size)}"
@@ -269,7 +176,7 @@ def plan_read(
     return job
 
 
-def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFacts) -> Job:
+def restrict(job: Job, boxes: IndexArray) -> Job:
     """The job for only the cells in some boxes, regrouped into tasks of about the target size.
 
     Parameters
@@ -278,18 +185,17 @@ def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFact
         A planned read.
     boxes : int64[n, 2, ndim]
         Half-open boxes of cells that do not overlap.
-    options, facts
-        As for `plan_read`.
     """
+    options, parallelism = job.options, job.facts.parallelism
     if job.parts is not None:
         boxes = _common(boxes, job.parts)
     rows = int(job.scan.cells(boxes).sum())
-    target = min(options.target_rows, rows // facts.parallelism)
+    target = min(options.target_rows, rows // parallelism)
     scan = plan_scan(job.scan.axes, target_rows=max(target, rows // options.max_tasks, 1))
     parts = scan.cut(boxes)
     sizes = scan.cells(parts)
     middles = np.cumsum(sizes) - sizes / 2
-    tasks = max(-(-rows // options.target_rows), min(facts.parallelism, len(parts)))
+    tasks = max(-(-rows // options.target_rows), min(parallelism, len(parts)))
     tasks = min(tasks, options.max_tasks, len(parts))
     shares = np.arange(1, tasks) * (rows / max(tasks, 1))
     cuts = np.searchsorted(middles, shares)
@@ -458,9 +364,9 @@ def _left_by_statistics(
         selection = session.chunks_where(
             f"{source.group.rstrip('/')}/{name}",
             Where(comparisons),
-            nan_matches=job.nan == "keep",
-            time_zone=job.time_zone,
-            decode_times=job.decode_times,
+            nan_matches=job.options.nan == "keep",
+            time_zone=job.facts.time_zone,
+            decode_times=job.options.decode_times,
         )
         boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
         boxes[:, 1] = job.shape
@@ -469,7 +375,11 @@ def _left_by_statistics(
             boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
         return selection, boxes
 
-    if job.tasks and job.nan == "drop" and all(len(source.dims[n]) == len(dims) for n in names):
+    if (
+        job.tasks
+        and job.options.nan == "drop"
+        and all(len(source.dims[n]) == len(dims) for n in names)
+    ):
         found = [chosen(Comparison(name, "is_not_null")) for name in names]
         if found and all(selection.selected < selection.chunks for selection, _ in found):
             boxes = np.concatenate([each for _, each in found])

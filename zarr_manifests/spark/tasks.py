@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,12 +33,22 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.reports import IngestReport
 from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import Location, SparkFacts
+from zarr_manifests.spark.worker import PANDAS_WARNING
 from zarr_manifests.storage.url import refuse_options, storage_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["PICKLE", "RESULT", "ingest", "results", "returned", "run_tasks", "write_dataset"]
+__all__ = [
+    "PICKLE",
+    "RESULT",
+    "ingest",
+    "mapped",
+    "results",
+    "returned",
+    "run_tasks",
+    "write_dataset",
+]
 
 RESULT: Final = "result binary"
 """The columns of what `returned` yields."""
@@ -135,6 +146,14 @@ def results(frame: DataFrame) -> list[Any]:
             raise result
         found.append(result)
     return found
+
+
+def mapped(frame: DataFrame, call: Any, schema: Any, engine: str = "arrow") -> DataFrame:
+    """The rows that a call makes of those of each partition, by Arrow or by pandas."""
+    with warnings.catch_warnings():
+        # A warning about features of pandas that are not used here.
+        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
+        return (frame.mapInArrow if engine == "arrow" else frame.mapInPandas)(call, schema)
 
 
 # --- datasets and files ----------------------------------------------------------------------

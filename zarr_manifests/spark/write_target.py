@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ from zarr_manifests.spark.cell_values import (
     to_numpy,
 )
 from zarr_manifests.spark.cell_writer import WritePlan
-from zarr_manifests.spark.plan import check_options, span_of
+from zarr_manifests.spark.job import check_options
+from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray import to_session
@@ -71,13 +72,13 @@ class WriteOptions:
 
     target: str
     dims: Sequence[str]
-    mode: str = "append"
+    mode: Literal["append", "overwrite-region", "create"] = "append"
     append_dim: str | None = None
     region: Mapping[str, Any] | None = None
     template: Any = None
     encoding: Mapping[str, Mapping[str, Any]] | None = None
-    missing: str = "fill"
-    duplicates: str = "error"
+    missing: Literal["fill", "keep", "error"] = "fill"
+    duplicates: Literal["error", "last"] = "error"
     order_by: str | None = None
     tolerance: Mapping[str, Any] | None = None
     statistics: bool = True
@@ -91,13 +92,7 @@ class WriteOptions:
     branch: str = "main"
 
     def __post_init__(self) -> None:
-        check_options(
-            self,
-            ("buffer_bytes", "max_tasks"),
-            mode=("append", "overwrite-region", "create"),
-            missing=("fill", "keep", "error"),
-            duplicates=("error", "last"),
-        )
+        check_options(self)
         for name in ("region", "encoding", "tolerance"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
