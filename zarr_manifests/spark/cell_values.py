@@ -22,7 +22,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.cells import Lookup
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting.pruning import decoded
+from zarr_manifests.selecting.chunks_where import decoded
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
 __all__ = ["AlongAxis", "Values", "check_comparable", "distinct", "encoded", "shown", "to_numpy"]
