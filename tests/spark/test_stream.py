@@ -60,10 +60,8 @@ def repo(tmp_path: Path) -> Repository:
 
 
 def stream(repo: Repository, options: ReadOptions | None = None, **given: Any) -> ChangeStream:
-    options = options or ReadOptions()
-    job = plan_read(repo, options, SparkFacts())
-    names = [column.name for column in job.variables]
-    return ChangeStream(repo, options, SparkFacts(), StreamOptions(**given), job.schema, names)
+    job = plan_read(repo, options or ReadOptions(), SparkFacts())
+    return ChangeStream(repo, job, StreamOptions(**given))
 
 
 def cells_of(

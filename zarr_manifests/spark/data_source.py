@@ -183,7 +183,7 @@ class ManifestsDataSource(DataSource):
             else:
                 job = plan_read(repository, options, self.facts)
             job = with_lease(job, lease)
-            self._planned = _Planned(repository, options, changes, stream, job)
+            self._planned = _Planned(repository, changes, stream, job)
         return self._planned
 
     @briefly()
@@ -227,9 +227,7 @@ class ManifestsDataSource(DataSource):
             raise InvalidArgumentError(
                 f"a stream does not take {' and '.join(CHANGES)}: use starting-snapshot"
             )
-        names = [column.name for column in asked.job.variables]
-        how = StreamOptions(**asked.stream)
-        return ChangeStream(asked.repository, asked.options, self.facts, how, schema, names)
+        return ChangeStream(asked.repository, asked.job, StreamOptions(**asked.stream))
 
     @briefly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -279,7 +277,6 @@ class _Planned:
     """What options ask for, and the job of its rows, with a lease on their snapshot."""
 
     repository: Repository
-    options: ReadOptions
     changes: dict[str, Any]
     stream: dict[str, Any]
     job: Job

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -44,7 +44,6 @@ from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
 from zarr_manifests.spark.cell_rows import plan_changes
 from zarr_manifests.spark.job import Job, chunks_in
-from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.versions import HEADS, MAIN
 
@@ -98,16 +97,10 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ----------
     repository : Repository
         The repository.
-    options : ReadOptions
-        What to read and how, with a branch or without.
-    facts : SparkFacts
-        Where tasks run.
+    job : Job
+        The read of the head of the branch, which says what to read; its columns may not change.
     stream : StreamOptions
         How to go through the history.
-    schema : pyspark.sql.types.StructType
-        The columns, which may not change.
-    names : sequence of str
-        The variables among them.
 
     Raises
     ------
@@ -115,26 +108,17 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         If the options name a version that is no branch.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        options: ReadOptions,
-        facts: SparkFacts,
-        stream: StreamOptions,
-        schema: StructType,
-        names: Sequence[str],
-    ) -> None:
-        branch = options.version or MAIN
+    def __init__(self, repository: Repository, job: Job, stream: StreamOptions) -> None:
+        branch = job.options.version or MAIN
         if branch not in repository.list_branches():
             raise InvalidArgumentError(
                 f"a stream follows a branch, and {branch!r} is none. Give branch, and "
                 "starting-snapshot for where to begin"
             )
-        self._repository, self._facts = repository, facts
-        self._branch = branch
-        self._names = names
-        self._options = replace(options, version=None, variables=names)
-        self._stream, self._schema = stream, schema
+        self._repository, self._branch, self._stream = repository, branch, stream
+        self._names, self._schema = [column.name for column in job.variables], job.schema
+        own: Any = {"variables": self._names, "where": job.where}
+        self._options, self._facts = replace(job.options, version=None, **own), job.facts
         self._until: str | None = None
         self._ended = False
         # A `HeldLease`, and what ends it.
