@@ -234,27 +234,25 @@ def explain_pruning(
     >>> found = explain_pruning(spark, "sea", where="depth > 6000")  # doctest: +SKIP
     >>> print(found, found.picture(), sep="\n")  # doctest: +SKIP
     """
-    repository, asked = (
-        repository_of(url, storage_options),
-        ReadOptions(variables=variables, **options),
-    )
-    selections: list[ChunkSelection] = []
+    repository = repository_of(url, storage_options)
+    asked, selections = ReadOptions(variables=variables, **options), list[ChunkSelection]()
     job = plan_read(repository, asked, SparkFacts.of(spark), selections)
     session = repository.readonly_session(job.snapshot_id)
     source, path = Source(session, job.group, decode_times=False), job.group.rstrip("/")
     names = [column.name for column in job.variables]
     compared = [name for name in names if job.where and name in job.where.columns]
+    judged = names if asked.nan == "drop" else compared
     boxes, grid = job.chunks(), job.grid
     selected, in_range = chunks_in(boxes), math.prod(len(axis.chunks) for axis in job.scan.axes)
     nbytes = selected_bytes = by_statistics = 0
     for region in batches([(grid, grid.size)], _LISTED):
         read, there = _read(boxes, region), np.zeros(region.size, np.bool_)
         for name in names:
-            index, sizes = _stored(session, source, job, name, region)
+            index, sizes, due = _stored(session, source, job, name, region)
             nbytes += int(sizes.sum())
             selected_bytes += int(sizes[read[index]].sum())
-            there[index] |= name in compared
-        by_statistics += int((there & _in_range(job, region) & ~read).sum())
+            there[index] |= due & (name in judged)
+        by_statistics += int((there & ~read).sum())
     return ChunkSelection(
         path=f"{path}/{','.join(names)}",
         where=job.where.sql if job.where else "TRUE",
@@ -287,17 +285,12 @@ def _read(boxes: IndexArray, region: Box) -> _Mask:
     return found.ravel()
 
 
-def _in_range(job: Job, region: Box) -> _Mask:
-    """Which chunks of a region have cells that coordinates select."""
-    axes = zip(job.scan.axes, region.lo, region.hi, strict=True)
-    masks = [np.isin(np.arange(lo, hi), axis.chunks) for axis, lo, hi in axes]
-    return np.asarray(reduce(np.logical_and.outer, masks, np.ones((), np.bool_))).ravel()
-
-
 def _stored(
     session: Session, source: Source, job: Job, name: str, region: Box
-) -> tuple[IndexArray, IndexArray]:
+) -> tuple[IndexArray, IndexArray, _Mask]:
     """A variable's stored chunks in a region of the read's grid, and their bytes.
+
+    Also which of them have cells that coordinates select.
 
     A chunk of a variable with fewer dimensions counts as the first of those that it is repeated
     in.
@@ -314,7 +307,10 @@ def _stored(
     for number, (axis, length) in enumerate(sides):
         coords[:, axis] = refs.coords[:, number] * length // chunk[axis]
     here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
-    return region.ravel(coords[here]), np.asarray(refs.length, np.int64)[here]
+    coords, due = coords[here], np.ones(int(here.sum()), np.bool_)
+    for number, along in enumerate(job.scan.axes):
+        due &= np.isin(coords[:, number], along.chunks)
+    return region.ravel(coords), np.asarray(refs.length, np.int64)[here], due
 
 
 # --- what changed --------------------------------------------------------------------------------
