@@ -44,10 +44,7 @@ type _Mask = npt.NDArray[np.bool_]
 
 CHANGE: Final = "_change"
 """The column that says what happened to a cell, with `cells="all"`."""
-_KINDS: Final = {
-    "added": ("added",),
-    "all": ("added", "overwritten", "rewritten", "removed"),
-}
+_KINDS: Final = {"added": ("added",), "all": ("added", "overwritten", "rewritten", "removed")}
 _LISTED: Final = 2**20
 """Chunks of the grid that are listed at a time."""
 

@@ -345,16 +345,16 @@ class Sink:
         context = TaskContext.get()
         query_id = None if context is None else context.getLocalProperty(QUERY_ID)
         spooled = Spooled(self.fork(), query_id=query_id)
-        names = [] if self.options.append_dim is None else [self.options.append_dim]
+        name = self.options.append_dim
         waiting: list[pa.RecordBatch] = []
         for batch in iterator:
             if not batch.num_rows:
                 continue
             waiting.append(batch.rename_columns(self.columns.names))
-            for name in names:
-                known = spooled.labels.get(name, waiting[-1].column(name)[:0])
-                parts = pa.chunked_array([known, waiting[-1].column(name)])
-                spooled.labels[name] = parts.unique()
+            if name is not None:
+                labels = waiting[-1].column(name)
+                known = spooled.labels.get(name, labels[:0])
+                spooled.labels[name] = pa.chunked_array([known, labels]).unique()
             if sum(each.nbytes for each in waiting) >= _PIECE_BYTES:
                 spooled.put(_serialized(waiting))
                 waiting = []

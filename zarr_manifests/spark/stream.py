@@ -1,7 +1,7 @@
 """The streaming source: the cells that commits of a branch add, batch by batch.
 
 An offset is a snapshot of the branch. A batch has the cells that were added between two offsets, as
-the snapshot at its end has them (`changed_rows`). So over all batches each cell comes once, and
+the snapshot at its end has them (`cell_rows`). So over all batches each cell comes once, and
 they are the rows of the table at the end.
 
 Spark makes the reader in one process that lives as long as the query, and asks it for offsets and
