@@ -31,11 +31,8 @@ def batch(start: int, stop: int) -> pa.RecordBatch:
 
 
 def sink_to(storage: Storage) -> Sink:
-    return Sink(
-        repository=zm.open(storage),
-        columns=batch(0, 1).schema,
-        options=WriteOptions(target="/", dims=DIMS, append_dim="time", missing="keep", max_tasks=1),
-    )
+    options = WriteOptions(target="/", dims=DIMS, append_dim="time", missing="keep", max_tasks=1)
+    return Sink(repository=zm.open(storage), columns=batch(0, 1).schema, options=options)
 
 
 def spooled(sink: Sink, start: int, stop: int) -> list[Spooled]:
@@ -43,8 +40,7 @@ def spooled(sink: Sink, start: int, stop: int) -> list[Spooled]:
     rows = batch(start, stop)
     half = rows.num_rows // 2
     parts = [sink.write(iter([rows.slice(0, half)])), sink.write(iter([rows.slice(half)]))]
-    found: list[Spooled] = pickle.loads(pickle.dumps(parts))
-    return found
+    return list(pickle.loads(pickle.dumps(parts)))
 
 
 def world() -> tuple[Repository, Storage]:

@@ -112,8 +112,8 @@ def read(
     nan : "null", "keep" or "drop", default "null"
         How to treat NaN. `null` replaces it by null. `keep` keeps it: in Spark, NaN is larger than
         all numbers, and makes averages NaN. `drop` is `null` without the rows in which no variable
-        has a value; boxes whose chunks were never written get no task if the fill value stands for
-        no value.
+        has a value; chunks in which none has one are not read, if they were never written and the
+        fill value stands for no value, or if the repository has statistics that say so.
     decode_times : bool, default True
         Whether CF times become timestamps. If not, they stay numbers, and the columns' metadata has
         their units.
@@ -211,7 +211,7 @@ def explain_pruning(
     spark, url, variables, storage_options
         As for `read`.
     **options
-        `group`, `version`, `where`, `nan`, `decode_times` and `broadcast` of `read`.
+        The other options of `read` but `lease`, such as `version`, `where`, `nan` or `broadcast`.
 
     Returns
     -------
