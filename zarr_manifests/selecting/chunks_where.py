@@ -119,7 +119,7 @@ def chunks_where(
     for node, comparisons in of_data.values():
         pruner = _Pruner(array, node, region, known[node.node_id], comparisons, match)
         here, judged = pruner.judge(alone=len(nodes) == 1)
-        absent = region.size - len(here.index) - here.unread_count
+        absent = region.size - len(here.index) - sum(box.size for box, _ in here.unread)
         for number, verdict in enumerate(judged):
             unread = sum(box.size for box, may in here.unread if not may[number])
             left_out = int((~verdict.match).sum()) + unread
@@ -400,11 +400,6 @@ class _StoredChunks:
             columns = [column[order] for column in columns]
         index, length, summed, inline, known, may = columns
         return cls(index, length, summed, inline, known, may, unread, summed_bytes)
-
-    @property
-    def unread_count(self) -> int:
-        """Number of chunks in `unread`."""
-        return sum(box.size for box, _ in self.unread)
 
     def sizes(
         self, array: _WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]

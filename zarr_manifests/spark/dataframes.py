@@ -293,8 +293,8 @@ def foreach_batch(
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
     **options : optional
-        `mode`, `append_dim`, `region`, `duplicates`, `order_by`, `tolerance`, `statistics`,
-        `buffer_bytes` and `max_tasks` of `write_dataframe`.
+        `mode`, `append_dim`, `region`, `duplicates`, `order_by`, `tolerance`, `metadata`,
+        `statistics`, `buffer_bytes` and `max_tasks` of `write_dataframe`.
 
     Returns
     -------
@@ -323,6 +323,8 @@ def foreach_batch(
     repository = shared_repository(url, storage_options)
     own: Any = {"txn_app_id": txn_app_id, "message": message, "branch": branch}
     asked = WriteOptions(target=target, dims=dims, missing=missing, **own, **options)
+    if asked.txn_version is not None:
+        raise InvalidArgumentError("a stream numbers its batches itself: leave out txn_version")
 
     def write(rows: DataFrame, number: int) -> None:
         query_id = None

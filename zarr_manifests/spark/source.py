@@ -197,7 +197,10 @@ class Source:
         The chunks are fetched and decoded many at a time. If parts of the block are given, only
         their chunks are read, and the other values of the block mean nothing.
         """
-        array, decoder = self.arrays[name], self._decoder(name)
+        array = self.arrays[name]
+        if name not in self._decoders:
+            self._decoders[name] = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
+        decoder = self._decoders[name]
         due = [block] if parts is None else parts
         if decoder is not None and all(self._in_whole_shards(name, part) for part in due):
             fill = array.metadata.fill_value
@@ -214,12 +217,6 @@ class Source:
             cells = tuple(slice(lo, hi) for lo, hi in zip(part.lo, part.hi, strict=True))
             out[place_in(block, part)] = array[cells]
         return out
-
-    def _decoder(self, name: str) -> BulkDecoder | None:
-        if name not in self._decoders:
-            array = self.arrays[name]
-            self._decoders[name] = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
-        return self._decoders[name]
 
     def _in_whole_shards(self, name: str, part: Box) -> bool:
         """Whether it is best to read whole shards; else Zarr reads only what is due of them."""
