@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zarr_manifests import errors as errors
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
+    from zarr_manifests.bulk.pipeline import tune_zarr
     from zarr_manifests.config.repository_config import Config
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from zarr_manifests.repository import Repository
     from zarr_manifests.rewriting import rewrite_chunks
     from zarr_manifests.session import Fork, Session
-    from zarr_manifests.tuning import tune_zarr
     from zarr_manifests.virtual.containers import VirtualContainer
     from zarr_manifests.xarray import to_session, write
     from zarr_manifests.xarray.ingest_files import ingest

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.planning.conflict.relocation import Relocation
 from zarr_manifests.store import ManifestStore
 

@@ -22,7 +22,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from zarr_manifests.conflicts import Conflict
+from zarr_manifests.errors import Conflict
 from zarr_manifests.plain import plain_text
 
 __all__ = [

@@ -22,9 +22,9 @@ from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
     ConflictError,
+    HistoryExpiredError,
     InvalidArgumentError,
     NotFoundError,
 )

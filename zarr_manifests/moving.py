@@ -276,7 +276,7 @@ def import_icechunk(
     >>> repo = zm.create("memory://from-icechunk")
     >>> zm.virtual.import_icechunk(repo, "memory://nothing-there")
     Traceback (most recent call last):
-    zarr_manifests.error_cases.NotARepositoryError: there is no icechunk repository at ...
+    zarr_manifests.errors.NotARepositoryError: there is no icechunk repository at ...
     """
     storage = storage_of(location, storage_options)
     context = context_of(repository_of(repo))

@@ -33,8 +33,8 @@ from zarr_manifests.engine.snapshot.opening import (
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
-from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
+    HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
     SnapshotExpiredError,
@@ -360,7 +360,7 @@ class Repository:
         >>> session = repo.writable_session(exclusive=True)
         >>> before.commit("make a group")
         Traceback (most recent call last):
-        zarr_manifests.error_cases.FencedError: ... another writer has claimed branch 'main' ...
+        zarr_manifests.errors.FencedError: ... another writer has claimed branch 'main' ...
         """
         lease_ms = _checked_writer(isolation, copies, lease)
         start, view = self._refs.begin(branch, claim=exclusive)
@@ -760,7 +760,7 @@ class Repository:
         >>> sorted(zarr.open_group(repo.readonly_session().store, mode="r"))
         ['air', 'sea']
         """
-        from zarr_manifests.merges import merge
+        from zarr_manifests.commits import merge
 
         return merge(
             self._refs,

@@ -34,10 +34,10 @@ from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze, freeze_reader, revive, revive_reader
 from zarr_manifests.engine.edit.overlay import Entry, SessionView, Unread
 from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
-from zarr_manifests.error_cases import PickledStoreWarning
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
+    PickledStoreWarning,
     ReadOnlyError,
     SessionClosedError,
 )

@@ -17,9 +17,9 @@ from effort import examples
 from storages import CountingStorage
 from stored import array_document, get, put
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
     ConflictError,
+    FencedError,
     InvalidArgumentError,
 )
 from zarr_manifests.ids import crc32c

@@ -19,8 +19,12 @@ from steps import STEPS, do
 from steps import start as begin
 from stored import put
 from zarr_manifests import Repository, Session
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from zarr_manifests.keys import absolute
 from zarr_manifests.reports import Change, Operation
 from zarr_manifests.storage.memory import MemoryStorage

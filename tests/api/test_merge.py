@@ -12,8 +12,8 @@ import zarr
 import zarr_manifests as zm
 from stored import overtaking
 from zarr_manifests import Repository
-from zarr_manifests.conflicts import Conflict
 from zarr_manifests.errors import (
+    Conflict,
     ConflictError,
 )
 from zarr_manifests.repository import resolved

@@ -18,8 +18,13 @@ from effort import examples
 from storages import CountingStorage
 from stored import contents, get, overtaking, put
 from zarr_manifests import Fork, Repository, Session
-from zarr_manifests.conflicts import Conflict, ConflictKind
-from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    CorruptObjectError,
+    InvalidArgumentError,
+)
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 

@@ -12,15 +12,13 @@ import zarr_manifests as zm
 from storages import WrappedStorage
 from stored import get, put
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import (
-    NotARepositoryError,
-    UnsupportedStorageError,
-)
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
+    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.repository import context_of
 from zarr_manifests.runtime import SYSTEM, Runtime

@@ -11,8 +11,7 @@ import zarr
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.storage.memory import MemoryStorage
 
 ABOUT = {"title": "reanalysis", "contacts": ["a@example.org"], "grid": {"lat": 0.25, "n": None}}

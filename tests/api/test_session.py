@@ -13,12 +13,12 @@ import zarr
 import zarr_manifests as zm
 from stored import contents, get, put
 from zarr_manifests import Fork, Repository, Session
-from zarr_manifests.error_cases import UnmergedForksError
 from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
     NotFoundError,
     SessionClosedError,
+    UnmergedForksError,
 )
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore

@@ -16,9 +16,9 @@ from effort import examples
 from steps import STEPS, array, change_attributes, do, start
 from stored import contents, put
 from zarr_manifests import Repository, Session
-from zarr_manifests.conflicts import Conflict
 from zarr_manifests.errors import (
     AlreadyExistsError,
+    Conflict,
     ConflictError,
     InvalidArgumentError,
     NotFoundError,

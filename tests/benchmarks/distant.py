@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from storages import WrappedStorage
-from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Tagged
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository, Session
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.repository import changed_cells
 from zarr_manifests.session import initialized_chunks

@@ -16,14 +16,15 @@ import zarr_manifests as zm
 from in_order import in_order
 from storages import Fault, FaultyStorage, InterruptingStorage, SimulatedCrash, copy_of
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
+    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
     StorageError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.repository import build_index
 from zarr_manifests.storage import Storage

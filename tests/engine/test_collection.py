@@ -25,10 +25,11 @@ from storages import (
     SimulatedCrash,
     copy_of,
 )
-from zarr_manifests.error_cases import FencedError, HistoryExpiredError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
+    FencedError,
+    HistoryExpiredError,
     InvalidArgumentError,
     SnapshotExpiredError,
 )

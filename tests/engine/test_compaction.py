@@ -22,7 +22,7 @@ import zarr_manifests as zm
 from inside import small_steps
 from stored import array_document, contents, put
 from zarr_manifests import Repository, Session
-from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import FencedError
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.storage.memory import MemoryStorage
 

@@ -17,7 +17,7 @@ import zarr_manifests as zm
 from hearing import Hearing
 from in_order import in_order
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import FencedError
+from zarr_manifests.errors import FencedError
 from zarr_manifests.storage.memory import MemoryStorage
 from zoned import counting, created, numbers, write
 

@@ -23,8 +23,12 @@ from inside import short_pages
 from storages import CountingStorage, copy_of
 from stored import put
 from zarr_manifests import Repository, Session
-from zarr_manifests.error_cases import NotARepositoryError
-from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    ManifestsError,
+    NotARepositoryError,
+    UnsupportedFormatError,
+)
 from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.memory import MemoryStorage

@@ -9,8 +9,7 @@ import pytest
 import zarr_manifests as zm
 from filled import NOW, fill, make, opened, read, write
 from storages import InterruptingStorage
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import ConflictError, FencedError
 from zarr_manifests.storage.memory import MemoryStorage
 
 # --- writers -------------------------------------------------------------------------------------

@@ -36,14 +36,15 @@ from storages import (
 )
 from stored import contents, put
 from zarr_manifests import Repository, Session
-from zarr_manifests.error_cases import NotARepositoryError, StorageFullError
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
+    NotARepositoryError,
     SessionClosedError,
     StorageError,
+    StorageFullError,
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.storage import Storage

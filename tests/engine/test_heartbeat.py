@@ -13,7 +13,7 @@ import zarr_manifests as zm
 from in_order import in_order
 from inside import root_of
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import LeaseError
+from zarr_manifests.errors import LeaseError
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.storage.memory import MemoryStorage
 

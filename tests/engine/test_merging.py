@@ -13,8 +13,7 @@ import zarr
 import zarr_manifests as zm
 from stored import get, put
 from zarr_manifests import Fork, Repository, Session
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import ConflictError, InvalidArgumentError
+from zarr_manifests.errors import ConflictError, FencedError, InvalidArgumentError
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 

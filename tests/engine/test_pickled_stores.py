@@ -14,8 +14,7 @@ from dask.base import tokenize
 
 import zarr_manifests as zm
 from zarr_manifests import Session
-from zarr_manifests.error_cases import PickledStoreWarning
-from zarr_manifests.errors import MissingChunkError
+from zarr_manifests.errors import MissingChunkError, PickledStoreWarning
 from zarr_manifests.store import ManifestStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:a writable store was pickled")

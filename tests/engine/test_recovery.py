@@ -14,12 +14,13 @@ from filled import NOW, fill, make, opened, read
 from in_order import in_order
 from inside import change_root, root_of
 from storages import InterruptingStorage, copy_of
-from zarr_manifests.error_cases import FencedError, NotARepositoryError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
+    FencedError,
     InvalidArgumentError,
     ManifestsError,
+    NotARepositoryError,
     SnapshotExpiredError,
 )
 from zarr_manifests.ids import snapshot_key

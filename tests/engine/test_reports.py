@@ -19,15 +19,16 @@ import zarr_manifests as zm
 from storages import WrappedStorage
 from storages.wrapped import Call
 from zarr_manifests import Repository, Session
-from zarr_manifests.error_cases import FencedError, UnsupportedStorageError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
+    FencedError,
     InvalidArgumentError,
     ManifestsError,
     ReadOnlyError,
     SessionClosedError,
     StorageError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage

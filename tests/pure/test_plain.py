@@ -12,9 +12,14 @@ from typer.testing import CliRunner
 
 import zarr_manifests as zm
 from zarr_manifests.cli import app
-from zarr_manifests.conflicts import Conflict
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import AlreadyExistsError, ConflictError, ManifestsError, NotFoundError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    Conflict,
+    ConflictError,
+    ManifestsError,
+    NotFoundError,
+)
 
 HOSTILE = "a\x1b[2J\x9b31m\x07\u202eb\u2066c\u200bd\re\nerror: f\udc9bg"
 SHOWN = r"a\x1b[2J\x9b31m\x07\u202eb\u2066c\u200bd\re\nerror: f\udc9bg"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from zarr_manifests.error_cases import JavaNotFoundError
+from zarr_manifests.errors import JavaNotFoundError
 from zarr_manifests.spark.spark_session import find_java
 
 

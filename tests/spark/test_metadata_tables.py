@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
 from zarr_manifests.spark import metadata_table
 from zarr_manifests.spark.metadata_tables import driver_table
 

@@ -22,9 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     InvalidArgumentError,
+    NotARepositoryError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.spark import read
 from zarr_manifests.spark.job import Column, column_of, to_arrow

@@ -14,8 +14,7 @@ import zarr_manifests as zm
 from grids import DIMS, found, hours, made
 from overtaken import OvertakenStorage
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import TransactionGapError
+from zarr_manifests.errors import FencedError, TransactionGapError
 from zarr_manifests.spark.data_source import Sink, Spooled
 from zarr_manifests.spark.dataframes import batch_txn
 from zarr_manifests.spark.write_target import WriteOptions

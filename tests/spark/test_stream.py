@@ -22,8 +22,7 @@ import zarr_manifests as zm
 from effort import examples
 from inside import root_of
 from zarr_manifests import Repository
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.repository import context_of
 from zarr_manifests.session import initialized_chunks
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read

@@ -14,11 +14,12 @@ from pyspark.sql import functions as f
 
 import zarr_manifests as zm
 from overtaken import OvertakenStorage
-from zarr_manifests.error_cases import NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidArgumentError,
+    NotARepositoryError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.spark import read, write_dataframe
 from zarr_manifests.spark.dataframes import WriteReport

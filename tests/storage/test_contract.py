@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from storages import CrashDisk
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url
 from zarr_manifests.storage.local import LocalStorage

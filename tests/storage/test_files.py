@@ -17,8 +17,7 @@ import zarr
 
 import zarr_manifests as zm
 from inside import close_files
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import StorageError
+from zarr_manifests.errors import ObjectNotFoundError, StorageError
 from zarr_manifests.storage import Storage, from_url, local
 from zarr_manifests.storage.local import LocalStorage
 

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import StorageFullError
+from zarr_manifests.errors import StorageFullError
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import RESERVE_BYTES, LocalStorage
 

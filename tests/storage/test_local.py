@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import (
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
     ObjectNotFoundError,
+    StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
 from zarr_manifests.storage import disk as disk_module
 from zarr_manifests.storage.disk import FileTurn, PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage

@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import (
+from zarr_manifests.errors import (
+    AlreadyExistsError,
     ConfigError,
+    InvalidArgumentError,
     ObjectNotFoundError,
+    StorageError,
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, StorageError
 from zarr_manifests.repository import context_of
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_store import ObjectStorage

@@ -12,8 +12,12 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
+    StorageError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.repository import context_of
 from zarr_manifests.storage import from_fsspec, from_obstore, fsspec_store
 from zarr_manifests.storage.local import LocalStorage

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import StorageError
+from zarr_manifests.errors import ConfigError, StorageError
 from zarr_manifests.storage import from_url
 
 

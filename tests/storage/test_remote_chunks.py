@@ -15,17 +15,15 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import (
-    ConfigError,
-    UnsupportedStorageError,
-    VirtualSourceChangedError,
-)
 from zarr_manifests.errors import (
+    ConfigError,
     CorruptObjectError,
     InvalidArgumentError,
     MissingChunkError,
     StorageError,
+    UnsupportedStorageError,
     VirtualContainerError,
+    VirtualSourceChangedError,
 )
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.repository import containers_of

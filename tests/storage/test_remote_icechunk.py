@@ -12,7 +12,7 @@ from obstore.store import S3Store
 
 import zarr_manifests as zm
 from s3_server import ObjectServer
-from zarr_manifests.error_cases import VirtualSourceChangedError
+from zarr_manifests.errors import VirtualSourceChangedError
 
 
 def test_icechunk_says_whether_files_in_a_bucket_are_what_it_noted(

@@ -16,8 +16,12 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from obstore.store import S3Store
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import VirtualSourceChangedError
-from zarr_manifests.errors import InvalidArgumentError, MissingChunkError, NotFoundError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    MissingChunkError,
+    NotFoundError,
+    VirtualSourceChangedError,
+)
 from zarr_manifests.storage.memory import MemoryStorage
 
 DATA = np.arange(24, dtype="i4").reshape(4, 6)

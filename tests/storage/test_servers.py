@@ -17,7 +17,7 @@ import zarr
 
 import zarr_manifests as zm
 from servers import SERVERS, Server
-from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import UnsupportedStorageError
 from zarr_manifests.storage import from_url
 
 pytestmark = pytest.mark.servers

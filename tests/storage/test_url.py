@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 import accounts
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import parse_options

@@ -15,7 +15,7 @@ from zarr.core.buffer import NDBuffer
 from zarr.core.buffer.cpu import NDBuffer as CPUBuffer
 from zarr.core.chunk_utils import fill_value_or_default
 
-from zarr_manifests.bulk.lazy_path import LazyPath
+from zarr_manifests.bulk.here import LazyPath
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.store import ManifestStore
 

@@ -22,7 +22,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer
 from zarr.core.dtype.common import HasItemSize
 
-from zarr_manifests.bulk.decoders import is_of
+from zarr_manifests.bulk.bounded import is_of
 from zarr_manifests.decoding import decompressed
 
 __all__ = ["bounded", "index_bytes", "unbounded"]

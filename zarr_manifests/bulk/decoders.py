@@ -47,7 +47,7 @@ def is_of(codec: object, package: str) -> bool:
     Examples
     --------
     >>> from numcodecs import Zstd
-    >>> from zarr_manifests.bulk.decoders import is_of
+    >>> from zarr_manifests.bulk.bounded import is_of
     >>> is_of(Zstd(), "numcodecs")
     True
     """

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from zarr_manifests.bulk.lazy_path import LazyPath
+from zarr_manifests.bulk.here import LazyPath
 from zarr_manifests.store import ManifestStore, contents_of
 
 __all__ = ["NotHereError", "is_here", "read_here", "write_here"]

@@ -17,7 +17,7 @@ class LazyPath(StorePath):
     Examples
     --------
     >>> from zarr.storage import MemoryStore
-    >>> from zarr_manifests.bulk.lazy_path import LazyPath
+    >>> from zarr_manifests.bulk.here import LazyPath
     >>> path = LazyPath(MemoryStore(), "a") / "c/0"
     >>> path.path, path.joined
     ('a/c/0', 'a/c/0')

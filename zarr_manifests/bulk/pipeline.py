@@ -30,11 +30,8 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch
-from zarr_manifests.bulk.bounded import bounded
-from zarr_manifests.bulk.chunk_locks import in_turn, locks_of
-from zarr_manifests.bulk.decoders import decoder_of
-from zarr_manifests.bulk.here import NotHereError, is_here
-from zarr_manifests.bulk.lazy_path import LazyPath
+from zarr_manifests.bulk.bounded import bounded, decoder_of
+from zarr_manifests.bulk.here import LazyPath, NotHereError, in_turn, is_here, locks_of
 from zarr_manifests.bulk.reading import read_batch, read_few
 from zarr_manifests.bulk.writing import write_batch
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of

@@ -12,8 +12,7 @@ import typer
 from zarr_manifests.cli.arguments import Json, Options, Url, open_at
 from zarr_manifests.cli.console import say, show, write_error
 from zarr_manifests.cli.looking import value_text
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.plain import plain_text
 
 if TYPE_CHECKING:

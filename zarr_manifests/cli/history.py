@@ -24,8 +24,7 @@ from zarr_manifests.cli.arguments import (
     verb,
 )
 from zarr_manifests.cli.console import console, progress, say, show
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table

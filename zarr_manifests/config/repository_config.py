@@ -35,7 +35,7 @@ from zarr_manifests.config.sections import (
     whole,
     word,
 )
-from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ConfigError
 from zarr_manifests.texts import shown
 
 _MAX_CONFIG_BYTES: Final = 16 * 1024

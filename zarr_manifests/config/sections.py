@@ -18,7 +18,7 @@ from inspect import cleandoc
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
-from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ConfigError
 from zarr_manifests.texts import hyphened, known_as, shown, spelled
 
 # A name that can be written: half of a surrogate pair cannot.

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ConfigError
 from zarr_manifests.plain import plain_text
 from zarr_manifests.texts import shown, spelled
 

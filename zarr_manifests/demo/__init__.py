@@ -29,8 +29,12 @@ from rich.console import Console
 from rich.progress import track
 
 from zarr_manifests import repositories
-from zarr_manifests.error_cases import JavaNotFoundError
-from zarr_manifests.errors import AlreadyExistsError, ManifestsError, StorageError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    JavaNotFoundError,
+    ManifestsError,
+    StorageError,
+)
 from zarr_manifests.metrics import process_totals
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM

@@ -41,7 +41,6 @@ from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.engine.history.refs import Refs
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import totals_of
-from zarr_manifests.error_cases import UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -49,6 +48,7 @@ from zarr_manifests.errors import (
     ReadOnlyError,
     StorageError,
     UnsupportedFormatError,
+    UnsupportedStorageError,
     VirtualContainerError,
 )
 from zarr_manifests.exporting.snapshot_source import Batch, SnapshotSource

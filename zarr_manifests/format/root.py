@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.config import Config
-from zarr_manifests.error_cases import ConfigError
 from zarr_manifests.errors import (
+    ConfigError,
     CorruptObjectError,
     InvalidArgumentError,
     NotFoundError,

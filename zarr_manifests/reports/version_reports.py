@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.conflicts import Conflict
-from zarr_manifests.errors import ManifestsError
+from zarr_manifests.errors import Conflict, ManifestsError
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape

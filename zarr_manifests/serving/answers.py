@@ -19,11 +19,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
-from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
+    NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
     StorageError,

@@ -28,7 +28,7 @@ from typing import Any, Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from zarr_manifests.error_cases import JavaNotFoundError
+from zarr_manifests.errors import JavaNotFoundError
 
 __all__ = ["find_java", "java_home", "session"]
 

@@ -38,8 +38,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, StorageError
+from zarr_manifests.errors import (
+    HistoryExpiredError,
+    InvalidArgumentError,
+    SnapshotExpiredError,
+    StorageError,
+)
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
 from zarr_manifests.spark.cell_rows import plan_changes

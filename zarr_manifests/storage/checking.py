@@ -11,8 +11,7 @@ from itertools import batched
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import ManifestsError, StorageError
+from zarr_manifests.errors import ManifestsError, ObjectNotFoundError, StorageError
 from zarr_manifests.report import Report
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage

@@ -17,8 +17,12 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from zarr_manifests.error_cases import ObjectNotFoundError, StorageFullError
-from zarr_manifests.errors import ManifestsError, StorageError
+from zarr_manifests.errors import (
+    ManifestsError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+)
 
 __all__ = [
     "check_folders",

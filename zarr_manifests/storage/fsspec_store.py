@@ -28,8 +28,12 @@ from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal
 
-from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.object_credentials import has_secrets
 from zarr_manifests.storage.protocol import (

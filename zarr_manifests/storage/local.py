@@ -63,8 +63,12 @@ from functools import lru_cache, partial
 from itertools import batched
 from typing import Final
 
-from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import (
     TEMP_PREFIX,

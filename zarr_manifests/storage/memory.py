@@ -19,8 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.protocol import (
     Capabilities,

@@ -42,8 +42,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import InvalidArgumentError, StorageError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.object_credentials import (
     from_profile,

@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from types import FunctionType
 from typing import Any, Final
 
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import start_thread
 
 __all__ = [

@@ -11,12 +11,13 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from zarr_manifests.error_cases import (
+from zarr_manifests.errors import (
+    ManifestsError,
     ObjectNotFoundError,
+    StorageError,
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.errors import ManifestsError, StorageError
 from zarr_manifests.storage.object_clients import refused_host
 from zarr_manifests.storage.object_credentials import FAULTS
 

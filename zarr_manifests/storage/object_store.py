@@ -38,8 +38,12 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Final
 
-from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, StorageError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.fsspec_store import from_fsspec, package_of
 from zarr_manifests.storage.local import LocalStorage

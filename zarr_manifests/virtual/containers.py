@@ -27,8 +27,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from zarr_manifests.config import SavedContainer
-from zarr_manifests.error_cases import ConfigError, UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError, VirtualContainerError
+from zarr_manifests.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    UnsupportedStorageError,
+    VirtualContainerError,
+)
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside

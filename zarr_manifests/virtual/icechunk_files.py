@@ -25,11 +25,12 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from zarr_manifests.error_cases import NotARepositoryError, ObjectNotFoundError
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     MissingChunkError,
+    NotARepositoryError,
+    ObjectNotFoundError,
     UnsupportedFormatError,
 )
 from zarr_manifests.grid import IndexArray

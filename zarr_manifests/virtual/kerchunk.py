@@ -41,8 +41,12 @@ from typing import Any, Final
 import numpy as np
 import zstandard
 
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectNotFoundError,
+    UnsupportedFormatError,
+)
 from zarr_manifests.format.columns import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.progress import counted

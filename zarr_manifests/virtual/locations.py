@@ -18,8 +18,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Final
 
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.storage.url import refuse_slipped

@@ -16,13 +16,14 @@ import errno
 import os
 from typing import TYPE_CHECKING, Final
 
-from zarr_manifests.error_cases import ObjectNotFoundError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     MissingChunkError,
+    ObjectNotFoundError,
     StorageError,
     VirtualContainerError,
+    VirtualSourceChangedError,
 )
 from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource

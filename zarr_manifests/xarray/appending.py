@@ -22,13 +22,18 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import TipCheck, Workspace
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    InvalidArgumentError,
+)
 from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords

@@ -29,8 +29,12 @@ import xarray as xr
 import zarr
 
 from zarr_manifests import repositories
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import (
     FileFacts,

@@ -19,11 +19,11 @@ from typing import Any, Final, Literal
 import xarray as xr
 
 from zarr_manifests.config import Config
-from zarr_manifests.conflicts import ConflictKind
 from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
+    ConflictKind,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,

@@ -17,12 +17,13 @@ from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from exported import ODD, bytes_in, odd_repository, same_bytes, values_in
-from zarr_manifests.error_cases import (
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
     StorageFullError,
     UnsupportedStorageError,
     VirtualSourceChangedError,
 )
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.memory import MemoryStorage
 

@@ -12,8 +12,11 @@ from zarr.abc.store import Store
 
 import zarr_manifests as zm
 from exported import bytes_in, odd_repository, same_bytes, values_in
-from zarr_manifests.error_cases import VirtualSourceChangedError
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    VirtualSourceChangedError,
+)
 
 
 @pytest.fixture

@@ -15,8 +15,11 @@ from zarr.core.sync import sync
 
 import zarr_manifests as zm
 from exported import ODD, odd_repository, values_in
-from zarr_manifests.error_cases import VirtualSourceChangedError
-from zarr_manifests.errors import AlreadyExistsError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    UnsupportedFormatError,
+    VirtualSourceChangedError,
+)
 
 
 @pytest.fixture

@@ -22,13 +22,14 @@ import zstandard
 import zarr_manifests as zm
 from digests import digests
 from hearing import Hearing
-from zarr_manifests.error_cases import NotARepositoryError, VirtualSourceChangedError
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
     MissingChunkError,
+    NotARepositoryError,
+    VirtualSourceChangedError,
 )
 from zarr_manifests.storage.memory import MemoryStorage
 

@@ -13,7 +13,6 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.error_cases import VirtualSourceChangedError
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -21,6 +20,7 @@ from zarr_manifests.errors import (
     MissingChunkError,
     StorageError,
     VirtualContainerError,
+    VirtualSourceChangedError,
 )
 from zarr_manifests.storage.memory import MemoryStorage
 

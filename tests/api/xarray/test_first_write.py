@@ -15,13 +15,13 @@ import xarray as xr
 import zarr_manifests as zm
 from looking import opened
 from storages import Fault, FaultKind, FaultyStorage, SimulatedCrash, WrappedStorage
-from zarr_manifests.error_cases import StorageFullError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
     InvalidArgumentError,
     ManifestsError,
     StorageError,
+    StorageFullError,
 )
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities

@@ -15,8 +15,7 @@ import raw_files
 import zarr_manifests as zm
 from looking import messages, opened
 from tasks_here import Tasks, run_here
-from zarr_manifests.error_cases import UnsupportedStorageError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.spark import ingest
 
 

@@ -14,10 +14,10 @@ import zarr
 import zarr_manifests as zm
 from looking import opened
 from storages import Fault, FaultyStorage
-from zarr_manifests.error_cases import NotARepositoryError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
+    NotARepositoryError,
     NotFoundError,
 )
 from zarr_manifests.storage.local import LocalStorage

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.config import Config
-from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ConfigError
 
 WRONG = """
 pack-bytes: 0

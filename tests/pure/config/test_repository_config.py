@@ -11,8 +11,7 @@ import re2
 from zarr_manifests import Config
 from zarr_manifests.config import ChunkManifests, ManifestSet, Rule, Snapshots, Split
 from zarr_manifests.config.manifest_sets import PathSet, matches_path
-from zarr_manifests.error_cases import ConfigError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 
 LAST = ManifestSet("default", 1_000_000, None, None, None)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zarr_manifests.config import Config
 from zarr_manifests.config.yaml_text import MAX_TEXT_BYTES, dump_yaml, load_yaml
-from zarr_manifests.error_cases import ConfigError
+from zarr_manifests.errors import ConfigError
 
 BILLION_LAUGHS = "a: &a [x, x]\n" + "".join(
     f"{name}: &{name} [*{before}, *{before}]\n" for before, name in pairwise("abcdefghi")

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.error_cases import WhereError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, WhereError
 from zarr_manifests.planning.zones.where import GRAMMAR, Comparison, Moment, Where, parse_where
 
 NUMBERS = st.one_of(

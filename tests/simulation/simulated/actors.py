@@ -31,11 +31,11 @@ from simulated.model import (
 from simulated.process import Process
 from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.edit.record_zones import record_zones
-from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
     ConflictError,
+    FencedError,
     ManifestsError,
     NotFoundError,
     SnapshotExpiredError,

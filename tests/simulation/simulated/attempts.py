@@ -8,7 +8,7 @@ from typing import Final
 
 from simulated.model import Change, Resize, SetChunk, State
 from zarr_manifests import Txn
-from zarr_manifests.conflicts import Conflict
+from zarr_manifests.errors import Conflict
 from zarr_manifests.planning.conflict.decide import Choice, Policy
 
 __all__ = ["LOG", "STEP", "Attempt", "RefChange", "Terms"]

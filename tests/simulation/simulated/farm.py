@@ -28,9 +28,9 @@ from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import revive
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
     ConflictError,
+    FencedError,
     InvalidArgumentError,
     ManifestsError,
     SnapshotExpiredError,

@@ -43,9 +43,9 @@ from zarr_manifests.engine.compact.repack_chunks import REPACKED
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
     ConflictError,
+    FencedError,
     ManifestsError,
     TransactionAlreadyCommitted,
     TransactionGapError,

@@ -27,10 +27,11 @@ from simulated.judge import Judge
 from simulated.process import Process
 from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.compact.background import compact_alone
-from zarr_manifests.error_cases import FencedError, LeaseError
 from zarr_manifests.errors import (
     ConflictError,
+    FencedError,
     InvalidArgumentError,
+    LeaseError,
     ManifestsError,
     NotFoundError,
     SnapshotExpiredError,

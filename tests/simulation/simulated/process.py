@@ -16,8 +16,12 @@ from simulated.storage import Weather, Wire
 from simulated.world import BrokenPromiseError, World
 from storages import SimulatedCrash
 from zarr_manifests import Txn
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import CommitOutcomeUnknownError, ManifestsError, SnapshotExpiredError
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    FencedError,
+    ManifestsError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session

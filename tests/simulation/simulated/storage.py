@@ -25,8 +25,7 @@ from typing import Any, Final
 
 from simulated.world import World
 from storages import SimulatedCrash
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import StorageError
+from zarr_manifests.errors import ObjectNotFoundError, StorageError
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Tagged, Token, check_key
 
 __all__ = ["Shelf", "Weather", "Wire", "received_by"]

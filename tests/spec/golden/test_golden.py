@@ -20,8 +20,7 @@ from inside import context_of
 from specified import reader
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
-from zarr_manifests.error_cases import VirtualSourceChangedError
-from zarr_manifests.errors import VirtualContainerError
+from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.planning.zones.entries import valid

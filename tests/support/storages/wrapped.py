@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zarr_manifests.error_cases import UnsupportedStorageError
+from zarr_manifests.errors import UnsupportedStorageError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import (
     Capabilities,

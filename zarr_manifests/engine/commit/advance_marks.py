@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.history.find_marks import mark_of, paged_marks, snapshot_of
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.errors import ConflictError, TransactionAlreadyCommitted, TransactionGapError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    TransactionAlreadyCommitted,
+    TransactionGapError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, MarksPage
 from zarr_manifests.format.root import ROOT_KEY, Branch, Root

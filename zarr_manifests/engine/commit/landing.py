@@ -47,13 +47,13 @@ from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import Effect, effect_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
     CorruptObjectError,
     ManifestsError,
     MissingChunkError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
 from zarr_manifests.engine.commit.request import CommitRequest
@@ -27,7 +26,7 @@ from zarr_manifests.engine.history.net_changes import net_changes, same_chunks
 from zarr_manifests.engine.history.refs import BranchMovedError
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.nodes import Node

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
 from zarr_manifests.engine.history.net_changes import same_chunks
@@ -20,7 +19,7 @@ from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part

@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, find_kept, floor_below
@@ -26,7 +25,9 @@ from zarr_manifests.engine.history.net_changes import same_chunks
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
+    Conflict,
     ConflictError,
+    ConflictKind,
     CorruptObjectError,
     InvalidArgumentError,
     SnapshotExpiredError,

@@ -41,8 +41,7 @@ from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.index_directory import index_directory
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import NotFoundError
+from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node

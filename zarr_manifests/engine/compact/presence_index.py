@@ -37,8 +37,7 @@ from zarr_manifests.engine.snapshot.index_directory import (
 )
 from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import NotFoundError
+from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName

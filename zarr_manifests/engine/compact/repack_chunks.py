@@ -36,8 +36,13 @@ from zarr_manifests.engine.objects.metadata import Upload, create_own
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import FencedError, ObjectNotFoundError
-from zarr_manifests.errors import ConflictError, CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    FencedError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage

@@ -26,12 +26,12 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.history.follow import collected, expired
 from zarr_manifests.engine.objects.chunks import ChunkReader
 from zarr_manifests.engine.snapshot.view import check_axes
-from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
     MissingChunkError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.chunk_table import (
     ChunkTable,

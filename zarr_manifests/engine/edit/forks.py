@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.foreign_refs import check_refs
 from zarr_manifests.engine.edit.merge_forks import Merge, Owners
@@ -28,8 +27,15 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import FencedError, ObjectNotFoundError, UnmergedForksError
-from zarr_manifests.errors import ConflictError, InvalidArgumentError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    FencedError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    UnmergedForksError,
+)
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords

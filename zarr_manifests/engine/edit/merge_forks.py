@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
 from zarr_manifests.engine.objects.spill import Rows, resident
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Final
 
 from zarr_manifests.config import Config
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
 from zarr_manifests.engine.edit.packs import Packs, StagedRef
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkRef, ChunkTable, InlineRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords

@@ -27,12 +27,13 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.packs import native_ref
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import create_own
-from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.errors import (
     CorruptObjectError,
+    ObjectNotFoundError,
     ReadOnlyError,
     SessionClosedError,
     StorageError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (

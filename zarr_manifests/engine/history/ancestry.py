@@ -22,11 +22,11 @@ from zarr_manifests.engine.history.by_id import snapshot_at
 from zarr_manifests.engine.history.history_entries import ancestor_entries
 from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
     MissingChunkError,
+    ObjectNotFoundError,
     SnapshotExpiredError,
 )
 from zarr_manifests.format.blobs import BlobRef

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import SnapshotExpiredError
+from zarr_manifests.errors import ObjectNotFoundError, SnapshotExpiredError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
 from zarr_manifests.format.snapshot import Snapshot

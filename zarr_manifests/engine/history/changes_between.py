@@ -26,8 +26,12 @@ from zarr_manifests.engine.history.ancestry import FOLLOWING, ancestors, walk_le
 from zarr_manifests.engine.history.commit_logs import delta_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import HistoryExpiredError, ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta

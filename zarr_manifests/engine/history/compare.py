@@ -12,8 +12,7 @@ from zarr_manifests.engine.history.merge_base import merge_base
 from zarr_manifests.engine.history.net_changes import net_changes
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import HistoryExpiredError
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError, HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Coords, IndexArray

@@ -14,9 +14,9 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.epochs import is_fenced
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import FencedError
 from zarr_manifests.errors import (
     CorruptObjectError,
+    FencedError,
     ManifestsError,
     MissingChunkError,
     NotFoundError,

@@ -19,8 +19,7 @@ from typing import Final
 
 from zarr_manifests.engine.history.by_id import snapshot_at
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError
 from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.format.snapshot import Snapshot

@@ -24,10 +24,11 @@ from functools import partial
 from zarr_manifests.engine.history.ancestry import find_in_history
 from zarr_manifests.engine.root.heartbeat import Held, Term
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.error_cases import FencedError, LeaseError
 from zarr_manifests.errors import (
     CorruptObjectError,
+    FencedError,
     InvalidArgumentError,
+    LeaseError,
     ManifestsError,
     SnapshotExpiredError,
 )

@@ -33,8 +33,12 @@ from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.operations_log import archived_versions, logged
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError, MissingChunkError, SnapshotExpiredError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.index import Bitmaps

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.history.ancestry import ancestors, floor_below, is_missing
 from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import HistoryExpiredError
 from zarr_manifests.errors import (
+    Conflict,
     ConflictError,
+    ConflictKind,
     CorruptObjectError,
+    HistoryExpiredError,
     MissingChunkError,
     SnapshotExpiredError,
 )

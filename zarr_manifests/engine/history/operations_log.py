@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.root import LogEntry, Root
 
 __all__ = ["archived_versions", "logged"]

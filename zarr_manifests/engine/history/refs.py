@@ -31,15 +31,16 @@ from zarr_manifests.engine.root.epochs import claim_branch
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.error_cases import HistoryExpiredError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptObjectError,
+    HistoryExpiredError,
     InvalidArgumentError,
     MissingChunkError,
     NotFoundError,
     SnapshotExpiredError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref

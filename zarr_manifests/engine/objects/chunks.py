@@ -18,8 +18,12 @@ from typing import Final
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.coalescing import CoalescedReads
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError, MissingChunkError, VirtualContainerError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    VirtualContainerError,
+)
 from zarr_manifests.format.chunk_table import (
     ChunkRef,
     InlineRef,

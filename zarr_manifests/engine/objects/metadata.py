@@ -19,8 +19,7 @@ from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError, StorageError
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.blocks import directory_end, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable

@@ -24,8 +24,13 @@ from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.root.disk_reserve import keep_reserve
 from zarr_manifests.engine.root.hints import around, instead
 from zarr_manifests.engine.root.roots import RootAt, Roots
-from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, StorageError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot

@@ -19,8 +19,12 @@ import contextlib
 from threading import Lock
 
 from zarr_manifests.engine.root.disk_reserve import keep_reserve
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, StorageError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from zarr_manifests.format.root import ROOT_KEY, Root, archive_key
 from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.metrics import Meter

@@ -16,11 +16,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
-from zarr_manifests.error_cases import FencedError
-from zarr_manifests.errors import ConflictError
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind, FencedError
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 

@@ -16,8 +16,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zarr_manifests.error_cases import LeaseError
-from zarr_manifests.errors import ManifestsError
+from zarr_manifests.errors import LeaseError, ManifestsError
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 
 __all__ = ["Heart", "Held", "Term"]

@@ -27,18 +27,16 @@ from typing import Final
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
 from zarr_manifests.engine.root.hints import instead
-from zarr_manifests.error_cases import (
-    NotARepositoryError,
-    ObjectNotFoundError,
-    StorageFullError,
-    UnsupportedStorageError,
-)
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
     CorruptObjectError,
     ManifestsError,
+    NotARepositoryError,
+    ObjectNotFoundError,
     StorageError,
+    StorageFullError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import MAX_ROOT_BYTES

@@ -19,12 +19,11 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch
-from zarr_manifests.metrics import Meter
+from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage
-from zarr_manifests.telemetry import connect
 from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["Context", "ReadContext"]

@@ -12,7 +12,7 @@ from zarr_manifests.engine.objects.metadata import Objects
 from zarr_manifests.engine.root.create import create_repository
 from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.error_cases import ObjectNotFoundError
+from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.root import ROOT_KEY, Root
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime

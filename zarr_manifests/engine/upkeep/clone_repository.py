@@ -36,15 +36,16 @@ from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.copy_objects import ObjectCopier
 from zarr_manifests.engine.upkeep.recover import operations
-from zarr_manifests.error_cases import ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptObjectError,
     InvalidArgumentError,
     MissingChunkError,
+    ObjectNotFoundError,
     SnapshotExpiredError,
     StorageError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.index import Bitmaps, IndexDirectory

@@ -36,8 +36,7 @@ from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed
 from zarr_manifests.engine.root.roots import RootAt, RootReader
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError, UnsupportedFormatError
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, UnsupportedFormatError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind, native_keys
 from zarr_manifests.format.index import IndexDirectory

@@ -20,8 +20,12 @@ import numpy.typing as npt
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.error_cases import ObjectNotFoundError
-from zarr_manifests.errors import CorruptObjectError, MissingChunkError, StorageError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    MissingChunkError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, chunk_key
 from zarr_manifests.format.envelope import is_sound

@@ -30,20 +30,18 @@ from zarr_manifests.engine.root.epochs import restored_epoch
 from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.verify import closure_problems
-from zarr_manifests.error_cases import (
-    NotARepositoryError,
-    ObjectNotFoundError,
-    UnsupportedStorageError,
-)
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
+    NotARepositoryError,
     NotFoundError,
+    ObjectNotFoundError,
     SnapshotExpiredError,
     StorageError,
+    UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root

@@ -32,11 +32,11 @@ from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters
 from zarr_manifests.engine.upkeep.collect import live_snapshots
-from zarr_manifests.error_cases import ObjectNotFoundError
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
+    ObjectNotFoundError,
     StorageError,
 )
 from zarr_manifests.format.blobs import BlobRef

@@ -23,8 +23,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ATTRIBUTES, absolute
 from zarr_manifests.planning.tables.node_fields import field_changes

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zarr_manifests.conflicts import Conflict, ConflictKind
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.planning.conflict.components import Changes, Component, NodeChange
 

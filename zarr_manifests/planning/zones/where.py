@@ -22,8 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.error_cases import WhereError
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, WhereError
 
 __all__ = ["GRAMMAR", "MOMENT", "Comparison", "End", "Literal", "Moment", "Where", "parse_where"]
 

@@ -52,7 +52,7 @@ FAULTS = [
     ),
     Fault(
         "conflicts-show-control-characters",
-        "conflicts.py",
+        "errors.py",
         'return plain_text(f"{self.path}: {self.component}{where}: {self.reason}")',
         'return f"{self.path}: {self.component}{where}: {self.reason}"',
     ),
