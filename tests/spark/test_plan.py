@@ -58,6 +58,15 @@ def test_sixteen_million_rows_are_several_tasks(tmp_path: Path) -> None:
     assert 4 < plan_read(repo, ReadOptions(), SparkFacts()).tasks < 20
 
 
+def test_chunks_without_a_value_are_not_read(tmp_path: Path) -> None:
+    some = np.where(np.arange(48) % 24 < 6, 1.0, np.nan)
+    ds = xr.Dataset({"a": ("x", some), "b": ("x", np.roll(some, 1))})
+    how = {"a": {"chunks": 6}, "b": {"chunks": 12}}
+    zm.write(ds, tmp_path / "repo", message="write", encoding=how)
+    job = plan_read(tmp_path / "repo", ReadOptions(nan="drop"), FACTS)
+    assert job.chunks().tolist() == [[[0], [1]], [[2], [3]]]
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Variables of other dimensions, of names that differ in case, and of odd dimensions."""

@@ -28,7 +28,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.spark import read
-from zarr_manifests.spark.schema import Column, column_of, to_arrow
+from zarr_manifests.spark.job import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source
 
 # Workers cannot import this module; what they need of it travels by value.

@@ -15,7 +15,7 @@ from grids import DIMS, found, hours, made
 from overtaken import OvertakenStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import FencedError, TransactionGapError
-from zarr_manifests.spark.data_sink import Sink, Spooled
+from zarr_manifests.spark.data_source import Sink, Spooled
 from zarr_manifests.spark.dataframes import batch_txn
 from zarr_manifests.spark.write_target import WriteOptions
 from zarr_manifests.storage import Storage, from_url
@@ -30,21 +30,16 @@ def batch(start: int, stop: int) -> pa.RecordBatch:
 
 
 def sink_to(storage: Storage) -> Sink:
-    return Sink(
-        repository=zm.open(storage),
-        branch="main",
-        columns=batch(0, 1).schema,
-        options=WriteOptions(target="/", dims=DIMS, append_dim="time", missing="keep", max_tasks=1),
-    )
+    options = WriteOptions(target="/", dims=DIMS, append_dim="time", missing="keep", max_tasks=1)
+    return Sink(repository=zm.open(storage), columns=batch(0, 1).schema, options=options)
 
 
 def spooled(sink: Sink, start: int, stop: int) -> list[Spooled]:
     """As two tasks leave them."""
     rows = batch(start, stop)
     half = rows.num_rows // 2
-    parts = [sink.spool([rows.slice(0, half)]), sink.spool([rows.slice(half)])]
-    found: list[Spooled] = pickle.loads(pickle.dumps(parts))
-    return found
+    parts = [sink.write(iter([rows.slice(0, half)])), sink.write(iter([rows.slice(half)]))]
+    return list(pickle.loads(pickle.dumps(parts)))
 
 
 def world() -> tuple[Repository, Storage]:
@@ -56,7 +51,7 @@ def test_a_batch_that_leaves_a_gap_is_refused() -> None:
     repo, storage = world()
     sink = sink_to(storage)
     with pytest.raises(TransactionGapError):
-        sink.commit(spooled(sink, 4, 6), batch_txn("query", None, 3))
+        sink.land(spooled(sink, 4, 6), batch_txn("query", None, 3))
     xr.testing.assert_equal(found(repo), hours(4))
 
 
@@ -65,8 +60,8 @@ def test_another_commit_in_between_is_kept() -> None:
     repo, storage = world()
     other = sink_to(storage)
     rows, others = spooled(other, 6, 9), spooled(other, 4, 7)
-    first = OvertakenStorage(storage, lambda: other.commit(others, batch_txn("other", None, 0)))
-    sink_to(first).commit(rows, batch_txn("query", None, 0))
+    first = OvertakenStorage(storage, lambda: other.land(others, batch_txn("other", None, 0)))
+    sink_to(first).land(rows, batch_txn("query", None, 0))
     assert repo.txn_versions() == {"other": 0, "query": 0}
     xr.testing.assert_equal(found(repo), hours(9))
 
@@ -75,8 +70,8 @@ def test_a_batch_that_comes_twice_at_once_lands_once() -> None:
     repo, storage = world()
     other = sink_to(storage)
     rows, again = spooled(other, 4, 9), spooled(other, 4, 9)
-    first = OvertakenStorage(storage, lambda: other.commit(again, batch_txn("query", None, 0)))
-    sink_to(first).commit(rows, batch_txn("query", None, 0))
+    first = OvertakenStorage(storage, lambda: other.land(again, batch_txn("query", None, 0)))
+    sink_to(first).land(rows, batch_txn("query", None, 0))
     assert repo.txn_versions() == {"query": 0}
     assert [info.message for info in repo.ancestry()].count("first hours") == 1
     xr.testing.assert_equal(found(repo), hours(9))
@@ -89,7 +84,7 @@ def test_rows_that_a_collection_has_removed_are_an_error_and_no_holes() -> None:
     rows = spooled(sink, 4, 40)
     repo.garbage_collect(timedelta(0))
     with pytest.raises(FencedError, match="did not commit in time"):
-        sink.commit(rows, None)
+        sink.land(rows, None)
     xr.testing.assert_equal(found(repo), hours(4))
-    sink.commit(spooled(sink, 4, 40), None)
+    sink.land(spooled(sink, 4, 40), None)
     xr.testing.assert_equal(found(repo), hours(40))

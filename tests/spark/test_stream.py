@@ -26,7 +26,7 @@ from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.repository import context_of
 from zarr_manifests.session import initialized_chunks
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.stream import ChangeStream, Offset, StreamOptions
+from zarr_manifests.spark.stream import ChangeStream, StreamOptions
 
 NOW = timedelta(0)
 
@@ -59,10 +59,8 @@ def repo(tmp_path: Path) -> Repository:
 
 
 def stream(repo: Repository, options: ReadOptions | None = None, **given: Any) -> ChangeStream:
-    options = options or ReadOptions()
-    job = plan_read(repo, options, SparkFacts())
-    names = [column.name for column in job.variables]
-    return ChangeStream(repo, options, SparkFacts(), StreamOptions(**given), job.schema, names)
+    job = plan_read(repo, options or ReadOptions(), SparkFacts())
+    return ChangeStream(repo, job, StreamOptions(**given))
 
 
 def cells_of(
@@ -101,14 +99,15 @@ def read_to_now(repo: Repository, **given: Any) -> tuple[ChangeStream, dict[str,
 def test_batches_have_as_many_commits_and_bytes_as_they_may(repo: Repository) -> None:
     ids = [append(repo, 3) for _ in range(5)]
     reader = stream(repo, starting_snapshot="main", max_commits=2)
-    start = Offset(context_of(repo).repository_id, "5", ids[0], ids[0]).pack()
-    found = [Offset.parse(end).snapshot for end in drained(reader, start)]
+    own = {"repository": context_of(repo).repository_id, "stream": "5"}
+    start = own | {"snapshot": ids[0], "begun": ids[0], "first": False}
+    found = [end["snapshot"] for end in drained(reader, start)]
     assert found == [ids[2], ids[4]]
     written = next(iter(repo.ancestry())).written["chunk-bytes"]
     reader = stream(repo, max_bytes=3 * written)
-    assert [Offset.parse(end).snapshot for end in drained(reader, start)] == [ids[3], ids[4]]
+    assert [end["snapshot"] for end in drained(reader, start)] == [ids[3], ids[4]]
     reader = stream(repo, max_bytes=1)
-    assert [Offset.parse(end).snapshot for end in drained(reader, start)] == ids[1:]
+    assert [end["snapshot"] for end in drained(reader, start)] == ids[1:]
     reader.stop()
 
 
@@ -214,7 +213,7 @@ def test_available_now_ends_at_what_was_the_head(repo: Repository) -> None:
     middle = append(repo, 1)
     reader.prepareForTriggerAvailableNow()
     append(repo, 1)
-    assert [Offset.parse(end).snapshot for end in drained(reader, start)] == [middle]
+    assert [end["snapshot"] for end in drained(reader, start)] == [middle]
     reader.stop()
 
 
@@ -247,7 +246,7 @@ def test_an_expired_offset_names_the_first_snapshot_that_is_left(repo: Repositor
 
 def test_a_tag_keeps_an_offset(repo: Repository) -> None:
     _, end = read_to_now(repo)
-    repo.create_tag("read", Offset.parse(end).snapshot)
+    repo.create_tag("read", end["snapshot"])
     append(repo, 3)
     repo.compact(mode="full")
     repo.expire_snapshots(keep_last=1)  # the compaction is all that is left
@@ -263,7 +262,7 @@ def test_a_tag_keeps_an_offset(repo: Repository) -> None:
 def test_what_was_overwritten_since_a_tagged_offset_ends_the_stream(repo: Repository) -> None:
     append(repo, 4)
     reader, end = read_to_now(repo)
-    repo.create_tag("read", Offset.parse(end).snapshot)
+    repo.create_tag("read", end["snapshot"])
     change(repo, "overwrite", 0)
     append(repo, 1)
     repo.expire_snapshots(keep_last=1)

@@ -110,7 +110,7 @@ def test_of_some_chunks_all_is_read_once_and_nothing_else(
     options = ReadOptions(where=ranges, target_rows=target_rows, max_tasks=max_tasks)
     lo = np.array(sorted(chunks), np.int64).reshape(-1, 2) * [2, 3]
     boxes = np.stack([lo, np.minimum(np.add(lo, (2, 3)), (7, 10))], axis=1)
-    job = restrict(plan_read(zm.open(storage), options, FACTS), boxes, options, FACTS)
+    job = restrict(plan_read(zm.open(storage), options, FACTS), boxes)
     assert job.tasks <= max_tasks
     storage.reset()
     found = rows_of(job).sort_values(["y", "x"], ignore_index=True)

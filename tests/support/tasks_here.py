@@ -41,6 +41,6 @@ class Tasks:
 def run_here(monkeypatch: pytest.MonkeyPatch) -> Tasks:
     """Have tasks run here, until the test ends."""
     tasks = Tasks()
-    monkeypatch.setattr("zarr_manifests.spark.ingest_tasks.run_tasks", tasks.run)
+    monkeypatch.setattr("zarr_manifests.spark.tasks.run_tasks", tasks.run)
     monkeypatch.setattr(SparkFacts, "of", lambda spark: SparkFacts(parallelism=2))
     return tasks

@@ -2,31 +2,73 @@
 
 Comparisons of coordinates are applied to their values, which are read. Comparisons of data are
 applied to the bounds in zone maps, and no chunk is read. Bounds and coordinates are decoded by
-xarray, as data is when it is read. Invariants: an entry of a zone map counts only for the chunk
-and the meaning it was made of; chunks without an entry that counts are selected.
+xarray, as data is when it is read.
+
+Leaves that no live delta touches, and whose chunks all have entries in pages, are judged by these
+pages: their chunk tables are not read, and a page whose bounds exclude a match is not read either.
+For all other chunks the chunk tables say which entries count. Where a session has changed chunks of
+an array, it goes by chunk tables alone.
+
+Invariants: an entry of a zone map counts only for the chunk and the meaning it was made of; chunks
+without an entry that counts are selected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 
-from zarr_manifests.engine.snapshot.zones import zones_of
-from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.skipping import Ranges, Verdict, may_match, plan_chunks
+from zarr_manifests.display import fields_of
+from zarr_manifests.engine.edit.bulk_chunks import find_chunks, note_unchanged
+from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.snapshot.zones import (
+    KnownZones,
+    PagedLeaves,
+    paged_leaves,
+    read_pages,
+    zones_of,
+)
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
+from zarr_manifests.planning.tables.merge import in_box, rows_at
+from zarr_manifests.planning.zones.entries import valid
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.skipping import (
+    Ranges,
+    Verdict,
+    comparable,
+    counts_hold,
+    may_match,
+    plan_chunks,
+)
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import Comparison, parse_where
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.selecting.pruning import Pruner, StoredChunks
-from zarr_manifests.selecting.where_columns import WhereArray
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.runtime import quiet
+from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["chunks_where"]
+__all__ = ["chunks_where", "decoded"]
 
 type _Mask = npt.NDArray[np.bool_]
+type _Values = npt.NDArray[Any]
+
+_US: Final = np.timedelta64(1, "us")
+_CF: Final = frozenset(
+    ["scale_factor", "add_offset", "_FillValue", "missing_value", "units", "_Unsigned", "dtype"]
+)
+_MOST_CELLS: Final = 2**27
+"""Most values of a coordinate that are read."""
 
 
 def chunks_where(
@@ -42,48 +84,42 @@ def chunks_where(
     """Select chunks, as `Session.chunks_where` documents it, with the index of the branch."""
     parsed = parse_where(where)
     zone = zone_of(time_zone)
-    array = WhereArray(store, path, decode_times=decode_times)
+    array = _WhereArray(store, path, decode_times=decode_times)
     axes = [np.ones(n, np.bool_) for n in array.meta.grid.shape]
     reasons: dict[str, int] = {}
     total = array.meta.grid.size
-    of_data: dict[str, list[Comparison]] = {}
-    of_axes: dict[tuple[str, int], list[Comparison]] = {}
+    match = partial(may_match, nan_matches=nan_matches, zone=zone)
+    of_data: dict[str, tuple[Node, list[Comparison]]] = {}
+    of_axes: dict[tuple[str, int], tuple[Ranges, _Mask]] = {}
     for comparison in parsed.comparisons:
-        axis = array.axis_of(comparison.column)
-        if axis is None:
-            of_data.setdefault(comparison.column, []).append(comparison)
-        else:
-            of_axes.setdefault((comparison.column, axis), []).append(comparison)
-    for (name, axis), comparisons in of_axes.items():
-        cells = array.coordinate(name, axis)
-        keep = np.ones(len(cells.low), np.bool_)
-        for comparison in comparisons:
-            # Readers differ in what NaN in a coordinate is, so it may match.
-            floats = cells.low.dtype.kind == "f"
-            found = may_match(comparison, cells, nan_matches=floats, zone=zone)
-            gone = ~_by_chunk(found, array.meta.chunk_shape[axis])
-            reasons[comparison.sql] = int(gone.sum()) * (total // max(len(gone), 1))
-            keep &= found
-        axes[axis] &= _by_chunk(keep, array.meta.chunk_shape[axis])
+        name, found = comparison.column, array.column(comparison.column)
+        if isinstance(found, Node):
+            of_data.setdefault(name, (found, []))[1].append(comparison)
+            continue
+        if (name, found) not in of_axes:
+            cells = array.coordinate(name, found)
+            of_axes[name, found] = cells, np.ones(len(cells.low), np.bool_)
+        cells, keep = of_axes[name, found]
+        # Readers differ in what NaN in a coordinate is, so it may match.
+        fits = may_match(comparison, cells, nan_matches=cells.low.dtype.kind == "f", zone=zone)
+        gone = ~_by_chunk(fits, array.meta.chunk_shape[found])
+        reasons[comparison.sql] = int(gone.sum()) * (total // max(len(gone), 1))
+        keep &= fits
+        axes[found] &= _by_chunk(keep, array.meta.chunk_shape[found])
     region = _around(axes)
-
-    def match(comparison: Comparison, ranges: Ranges) -> _Mask:
-        return may_match(comparison, ranges, nan_matches=nan_matches, zone=zone)
-
-    nodes = {name: array.beside(name) for name in of_data}
+    nodes = [node for node, _ in of_data.values()]
     known = zones_of(
         array.contents.context,
         array.contents.view,
-        [node.node_id for node in nodes.values()],
+        [node.node_id for node in nodes],
         branch,
     )
     verdicts: list[Verdict] = []
-    stored: dict[bytes, StoredChunks] = {}
-    for name, comparisons in of_data.items():
-        node = nodes[name]
-        pruner = Pruner(array, node, region, known[node.node_id], comparisons, match)
+    stored: dict[bytes, _StoredChunks] = {}
+    for node, comparisons in of_data.values():
+        pruner = _Pruner(array, node, region, known[node.node_id], comparisons, match)
         here, judged = pruner.judge(alone=len(nodes) == 1)
-        absent = region.size - len(here.index) - here.unread_count
+        absent = region.size - len(here.index) - sum(box.size for box, _ in here.unread)
         for number, verdict in enumerate(judged):
             unread = sum(box.size for box, may in here.unread if not may[number])
             left_out = int((~verdict.match).sum()) + unread
@@ -94,7 +130,7 @@ def chunks_where(
     plan = plan_chunks(axes, region, verdicts, out)
     target = stored.get(array.node.node_id)
     if target is None:
-        target = StoredChunks.of(array.chunks(array.node, region), region, 0)
+        target = _StoredChunks.of(array.chunks(array.node, region), region, 0)
     sizes = target.sizes(array, region, plan.chosen)
     return ChunkSelection(
         path=f"/{array.node.path}",
@@ -109,7 +145,7 @@ def chunks_where(
         bytes=sizes[0],
         selected_bytes=sizes[1],
         reasons={each.sql: reasons[each.sql] for each in parsed.comparisons},
-        data=tuple(f"/{node.path}" for node in nodes.values()),
+        data=tuple(f"/{node.path}" for node in nodes),
     )
 
 
@@ -125,3 +161,476 @@ def _around(axes: Sequence[_Mask]) -> Box:
     if not all(map(len, found)):
         return Box((0,) * len(axes), (0,) * len(axes))
     return Box(tuple(int(at[0]) for at in found), tuple(int(at[-1]) + 1 for at in found))
+
+
+# --- the arrays that a where names -----------------------------------------------------------
+
+
+class _WhereArray:
+    """An array, the coordinates of its dimensions, and the arrays beside it.
+
+    Parameters
+    ----------
+    store : ManifestStore
+        The session's contents.
+    path : str
+        Path of the array.
+    decode_times : bool
+        Whether CF times become times.
+    """
+
+    def __init__(self, store: ManifestStore, path: str, *, decode_times: bool) -> None:
+        self._store, self._decode_times = store, decode_times
+        self.contents: SessionView = contents_of(store)
+        self.node: Node = self.contents.array_at(path)
+        self.meta = meta_of(self.node)
+        self._group, _, self.name = self.node.path.rpartition("/")
+        self.dims = _dims(self.node)
+
+    def chunks(self, node: Node, region: Box) -> ChunkTable | None:
+        """The stored chunks of an array in the region."""
+        if not region.size:
+            return None
+        return find_chunks(self.contents, node.path, region, None)[1]
+
+    def lengths_at(self, coords: IndexArray) -> IndexArray:
+        """The stored lengths of the array's chunks at these coordinates."""
+        table = find_chunks(self.contents, self.node.path, None, None, coords)[1]
+        if table is None:
+            return np.zeros(len(coords), np.int64)
+        rows = rows_at(table, coords)
+        return np.where(rows >= 0, table.length[rows], 0)
+
+    def column(self, name: str) -> int | Node:
+        """The axis that a column is a coordinate of, or the array that it is.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such column.
+        """
+        if name == self.name and self.dims != (self.name,):
+            return self.node
+        node = self._at(name)
+        if node is None or node.array is None:
+            if name in self.dims:
+                return self.dims.index(name)  # its positions
+            raise NotFoundError(f"there is no column {name!r}; {self._columns()}")
+        dims = _dims(node)
+        if len(dims) == 1 and dims[0] in self.dims:
+            axis = self.dims.index(dims[0])
+            if node.array.shape == (self.meta.shape[axis],):
+                return axis
+        alike = (dims, node.array.shape, node.array.chunk_shape)
+        if alike != (self.dims, self.meta.shape, self.meta.chunk_shape):
+            raise InvalidArgumentError(
+                f"{name!r} has other dimensions or chunks than {self.name!r}; {self._columns()}"
+            )
+        return node
+
+    def _columns(self) -> str:
+        dims = ", ".join(str(dim) for dim in self.dims if dim is not None) or "none"
+        return (
+            f"a where names /{self.node.path} itself, arrays beside it with the same dimensions "
+            f"and chunks, and coordinates along one of its dimensions ({dims})"
+        )
+
+    def _at(self, name: str) -> Node | None:
+        return self.contents.node(f"{self._group}/{name}".lstrip("/"))
+
+    def coordinate(self, name: str, axis: int) -> Ranges:
+        """The decoded values of a coordinate; positions from 0 on where there is none."""
+        node, size = self._at(name), self.meta.shape[axis]
+        if size > _MOST_CELLS:
+            raise InvalidArgumentError(
+                f"{name!r} has {size} values, and at most {_MOST_CELLS} can be compared"
+            )
+        if node is None or node.array is None:
+            return Ranges.of_cells(np.arange(size), np.zeros(size, np.bool_))
+        stored = np.asarray(zarr.open_array(self._store, path=node.path, mode="r")[...])
+        return Ranges.of_cells(*comparable(self.decoded(node, stored)))
+
+    def decoded(self, node: Node, stored: _Values) -> _Values:
+        """Stored values as xarray decodes them.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            If xarray is needed and not installed.
+        InvalidArgumentError
+            If xarray cannot decode them.
+        """
+        is_v2 = V3_DOCUMENT not in node.documents and V2_ARRAY in node.documents
+        if stored.dtype.kind not in "biuf" or not (is_v2 or _CF & attributes_of(node).keys()):
+            return stored
+        try:
+            like = self._opened.open_store_variable(node.path.rpartition("/")[2])
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"/{node.path} has CF attributes, which xarray decodes: "
+                "pip install 'zarr-manifests[xarray]'"
+            ) from error
+        return decoded(f"/{node.path}", stored, like.attrs, decode_times=self._decode_times)
+
+    @cached_property
+    def _opened(self) -> Any:
+        import xarray as xr
+
+        return xr.backends.ZarrStore.open_group(
+            self._store, mode="r", group=self._group, consolidated=False
+        )
+
+
+def meta_of(node: Node) -> ArrayMeta:
+    """What the documents of an array say."""
+    assert node.array is not None
+    return node.array
+
+
+def attributes_of(node: Node) -> dict[str, Any]:
+    """The attributes of an array."""
+    found = fields_of(node).get("attributes")
+    return found if isinstance(found, dict) else {}
+
+
+def _dims(node: Node) -> tuple[str | None, ...]:
+    meta = meta_of(node)
+    names = meta.dimension_names
+    if names is None:
+        given = attributes_of(node).get("_ARRAY_DIMENSIONS")
+        names = tuple(given) if isinstance(given, list) else ()
+    return names if len(names) == len(meta.shape) else (None,) * len(meta.shape)
+
+
+def decoded(
+    what: str,
+    stored: _Values,
+    attributes: Mapping[str, Any],
+    encoding: Mapping[str, Any] | None = None,
+    *,
+    decode_times: bool = True,
+) -> _Values:
+    """Stored values of any shape as xarray decodes those of a variable with these attributes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If xarray cannot decode them.
+    """
+    import xarray as xr
+
+    values = stored.reshape(stored.shape or (1,))
+    dims = [f"axis {number}" for number in range(values.ndim)]
+    how: Any = {"decode_via_units": False, "decode_via_dtype": True}
+    with quiet():  # opening the data by xarray gives the same warnings
+        try:
+            found = xr.conventions.decode_cf_variable(
+                what,
+                xr.Variable(dims, values, attributes, encoding),
+                stack_char_dim=False,  # a character is a cell
+                decode_times=xr.coders.CFDatetimeCoder(time_unit="us") if decode_times else False,
+                decode_timedelta=xr.coders.CFTimedeltaCoder(time_unit="us", **how),
+            )
+            return found.to_numpy().reshape(stored.shape)
+        except (ValueError, OverflowError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"{what} cannot be decoded: {error}. With decode_times=False, times stay numbers"
+            ) from error
+
+
+# --- stored chunks -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StoredChunks:
+    """The stored chunks of an array in a region.
+
+    Parameters
+    ----------
+    index : int64[n]
+        Linear indexes of the chunks in the region, ascending.
+    length : int64[n]
+        Their stored bytes.
+    summed : bool[n]
+        Which of them `summed_bytes` counts.
+    inline : bool[n]
+        Which of them are inline chunks, whose lengths pages do not have.
+    known : bool[n]
+        Which of them have statistics.
+    may : bool[n, comparisons]
+        Whether they may match.
+    unread : tuple of (Box, bool[comparisons])
+        Boxes full of chunks that are not in `index`, since their page cannot match, and whether
+        the page may match.
+    summed_bytes : int
+        The stored bytes of the summed chunks and of those in `unread`.
+    """
+
+    index: IndexArray
+    length: IndexArray
+    summed: _Mask
+    inline: _Mask
+    known: _Mask
+    may: _Mask
+    unread: tuple[tuple[Box, _Mask], ...] = ()
+    summed_bytes: int = 0
+
+    @classmethod
+    def of(cls, table: ChunkTable | None, region: Box, comparisons: int) -> _StoredChunks:
+        """Those of a chunk table, not judged yet."""
+        n = 0 if table is None else len(table)
+        index = length = np.empty(0, np.int64)
+        if table is not None:
+            index, length = table.box.carried(table.linear_index(), region), table.length
+        no = np.zeros(n, np.bool_)
+        return cls(index, length, no, no, no.copy(), np.ones((n, comparisons), np.bool_))
+
+    @classmethod
+    def joined(
+        cls,
+        parts: Sequence[_StoredChunks],
+        unread: tuple[tuple[Box, _Mask], ...],
+        summed_bytes: int,
+    ) -> _StoredChunks:
+        """All of these, in the order of the region."""
+        names = ("index", "length", "summed", "inline", "known", "may")
+        columns = [np.concatenate([getattr(one, name) for one in parts]) for name in names]
+        if not (columns[0][1:] > columns[0][:-1]).all():
+            order = np.argsort(columns[0])
+            columns = [column[order] for column in columns]
+        index, length, summed, inline, known, may = columns
+        return cls(index, length, summed, inline, known, may, unread, summed_bytes)
+
+    def sizes(
+        self, array: _WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]
+    ) -> tuple[int, int]:
+        """The stored bytes of all chunks, and of the chosen ones."""
+        selected, length = chosen(self.index), self.length
+        due = self.inline & (selected | ~self.summed)
+        if due.any():
+            length = length.copy()
+            length[due] = array.lengths_at(region.unravel(self.index[due]))
+        rest = int(length[~self.summed].sum())
+        return self.summed_bytes + rest, int(length[selected].sum())
+
+
+class _Pruner:
+    """What comparisons say of the stored chunks of an array in a region.
+
+    Parameters
+    ----------
+    array : _WhereArray
+        The array that the where is about.
+    node : Node
+        The array that is compared.
+    region : Box
+        The chunks to judge.
+    zones : KnownZones
+        Its zone map.
+    comparisons : sequence of Comparison
+        What must hold.
+    match : callable
+        How they are compared with ranges.
+    """
+
+    def __init__(
+        self,
+        array: _WhereArray,
+        node: Node,
+        region: Box,
+        zones: KnownZones,
+        comparisons: Sequence[Comparison],
+        match: Callable[[Comparison, Ranges], _Mask],
+    ) -> None:
+        self._array, self._node, self._region, self._zones = array, node, region, zones
+        self._comparisons, self._match = comparisons, match
+        self._meaning = meaning = Meaning.of(node.documents)
+        self._unwritten = [True] * len(comparisons)
+        if meaning.measurable:
+            fill = self._fill()
+            self._unwritten = [bool(match(comparison, fill)[0]) for comparison in comparisons]
+        pages = zones.pages
+        usable = pages is not None and meaning.measurable and pages.meaning == meaning.digest
+        self._listed = pages if usable else None
+        self._pages: tuple[ZonePage, ...] = () if self._listed is None else self._listed.pages
+        self._may = self._of_pages()
+
+    def judge(self, *, alone: bool) -> tuple[_StoredChunks, list[Verdict]]:
+        """The chunks, and what each comparison says of them.
+
+        `alone` says that no other array is compared, so pages may stay unread.
+        """
+        context = self._array.contents.context
+        for by_pages in (True, False):
+            paged, table = self._found(by_pages=by_pages)
+            unread = self._unread(paged) if alone else set()
+            named = [i for i in paged.pages if i not in unread]
+            others = [
+                i
+                for i, page in enumerate(self._pages)
+                if table is not None and i not in paged.pages and page.box.overlaps(self._region)
+            ]
+            due = [*named, *others]
+            read = read_pages(context, self._listed, due) if self._listed and due else {}
+            if all(i in read for i in named):
+                break  # else as if there were no pages
+        rest = _StoredChunks.of(table, self._region, len(self._comparisons))
+        if table is not None and self._meaning.measurable:
+            self._judge_by_entries(table, rest, [read[i] for i in others if i in read])
+        parts = [rest, *self._judged_pages({i: read[i] for i in named}, paged.summed)]
+        boxes = tuple((self._pages[i].box, self._may[i]) for i in unread)
+        stored = _StoredChunks.joined(parts, boxes, paged.summed_bytes)
+        return stored, [
+            Verdict(stored.index, stored.may[:, number], stored.known, fills)
+            for number, fills in enumerate(self._unwritten)
+        ]
+
+    def _found(self, *, by_pages: bool) -> tuple[PagedLeaves, ChunkTable | None]:
+        """The leaves that pages describe, and the chunks of the region that are not in these."""
+        contents, node_id, region = self._array.contents, self._node.node_id, self._region
+        usable = by_pages and self._pages and region.size
+        if not usable or not note_unchanged(contents, self._node, region):
+            return PagedLeaves(), self._array.chunks(self._node, region)
+
+        def find() -> tuple[PagedLeaves, ChunkTable | None]:
+            paged = paged_leaves(contents.view, node_id, region, self._zones)
+            return paged, contents.view.chunks_in(node_id, region, without=paged.boxes)
+
+        return contents.guarded(find)
+
+    def _unread(self, paged: PagedLeaves) -> set[int]:
+        """The pages that cannot match, if it is known without reading them which chunks they have.
+
+        If unwritten chunks match too, the plan has to know which chunks a page has.
+        """
+        narrow = ~np.array(self._unwritten, np.bool_)
+        return {
+            i
+            for i in paged.summed.intersection(paged.pages)
+            if self._pages[i].count == self._pages[i].box.size and not self._may[i, narrow].all()
+        }
+
+    # --- pages that are known to count ------------------------------------------------------------
+
+    def _judged_pages(
+        self, tables: dict[int, ZoneTable], summed: frozenset[int]
+    ) -> list[_StoredChunks]:
+        """The chunks of pages, all of whose entries count."""
+        parts = []
+        for i, zones in tables.items():
+            at, bounds = zones.addresses, zones.bounds
+            here: _Mask | slice = slice(None)
+            if at.box.shared_size(self._region) != at.box.size:
+                here = inside = in_box(at, self._region)
+                bounds = bounds.take(inside)
+            index = at.box.carried(at.linear_index()[here], self._region)
+            n = len(index)
+            part = _StoredChunks(
+                index,
+                at.length[here],
+                np.full(n, i in summed),
+                at.kind[here] == RefKind.INLINE,
+                np.zeros(n, np.bool_),
+                np.ones((n, len(self._comparisons)), np.bool_),
+            )
+            self._apply(part, np.arange(n), bounds)
+            parts.append(part)
+        return parts
+
+    # --- chunks whose addresses are known ---------------------------------------------------------
+
+    def _judge_by_entries(
+        self, table: ChunkTable, rest: _StoredChunks, paged: Sequence[ZoneTable]
+    ) -> None:
+        """Judge the chunks of a table by the entries that count for them."""
+        contents = self._array.contents
+        with contents.lock:
+            recorded = list(contents.changes.zones_of(self._node.node_id))
+        rows, bounds = [], []
+        for zones in (*self._zones.recent, *recorded, *paged):
+            if zones.meaning != self._meaning.digest:
+                continue
+            counts = valid(zones, table)
+            if counts.any():
+                rows.append(rows_at(table, zones.coords())[counts])
+                bounds.append(zones.bounds if counts.all() else zones.bounds.take(counts))
+        if rows:
+            self._apply(rest, np.concatenate(rows), Bounds.joined(bounds))
+
+    # --- bounds -----------------------------------------------------------------------------------
+
+    def _apply(self, chunks: _StoredChunks, rows: IndexArray, bounds: Bounds) -> None:
+        """Judge these rows by their bounds."""
+        meta, coords = meta_of(self._node), self._region.unravel(chunks.index[rows])
+        hold = counts_hold(bounds.cells, coords, meta.shape, meta.chunk_shape)
+        ranges = self._ranges(bounds, hold)
+        if ranges is not None:
+            chunks.known[rows] |= ranges.known
+            for number, comparison in enumerate(self._comparisons):
+                chunks.may[rows, number] &= self._match(comparison, ranges)
+
+    def _of_pages(self) -> _Mask:
+        """Which pages may have a match, for each comparison."""
+        ranges = None
+        if self._listed is not None:
+            bounds, whole = self._listed.bounds, math.prod(meta_of(self._node).chunk_shape)
+            counts = np.array([page.count for page in self._pages])
+            ranges = self._ranges(bounds, bounds.cells == counts * whole)
+        if ranges is None:
+            return np.ones((len(self._pages), len(self._comparisons)), np.bool_)
+        return np.stack([self._match(each, ranges) for each in self._comparisons], axis=1)
+
+    def _fill(self) -> Ranges:
+        """The values of chunks that are not stored."""
+        meaning = self._meaning
+        fill = meaning.fill.reshape(1)
+        missing = np.isin(fill, meaning.missing)
+        if fill.dtype.kind in "SU":
+            return Ranges.of_cells(fill, missing)
+        values, null = comparable(self._array.decoded(self._node, meaning.decodable(fill)))
+        found = Ranges.of_cells(values, missing | null)
+        if values.dtype.kind == "O" or self._is_rounded(values):
+            return Ranges(values, values, found.bounded, found.nulls, np.zeros(1, np.bool_))
+        return found
+
+    def _is_rounded(self, decoded: _Values) -> bool:
+        """Whether decoded times may lack fractions of a microsecond."""
+        units = str(attributes_of(self._node).get("units", ""))
+        stored = self._meaning.stored
+        return decoded.dtype.kind == "M" and (stored.kind != "i" or units.startswith("nano"))
+
+    def _ranges(self, bounds: Bounds, hold: _Mask) -> Ranges | None:
+        """Decoded bounds; None if they cannot be decoded."""
+        meaning, dtype, bounded = self._meaning, bounds.low.dtype, bounds.bounded
+        nullable = bool(len(meaning.missing)) or meaning.dtype.kind in "fmM"
+        nulls = ((bounds.missing > 0) | ~hold) & nullable
+        everything = np.ones(len(bounds), np.bool_)
+        if dtype.kind == "S" and meaning.dtype.kind in "SU":
+            return Ranges(bounds.low, bounds.high, bounded, nulls, everything)
+        if dtype != meaning.dtype:
+            return None
+        if not bounded.any():
+            return Ranges(bounds.low, bounds.high, bounded, nulls, everything)
+        # Rows without values have any bounds.
+        some = bounds.low[np.argmax(bounded)]
+        both = [np.where(bounded, ends, some) for ends in (bounds.low, bounds.high)]
+        try:
+            values = self._array.decoded(self._node, meaning.decodable(np.concatenate(both)))
+        except InvalidArgumentError:
+            return None
+        if values.dtype.kind not in "biufM":
+            return None
+        values, null = comparable(values)
+        # With a negative scale, the least stored value is the greatest one.
+        one, other = np.split(values, 2)
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        known = ~bounded | ~np.logical_or(*np.split(null, 2))
+        if self._is_rounded(values):
+            # Beyond these, microseconds overflow.
+            unit = np.ones(1, values.dtype).astype("M8[us]").view(np.int64)
+            most = 2**62 // max(int(unit[0]), 1)
+            known = known & (low.view(np.int64) > -most) & (high.view(np.int64) < most)
+            epoch = np.zeros(1, values.dtype)
+            low, high = np.where(known, low, epoch), np.where(known, high, epoch)
+            low, high = low - _US, high + _US
+        return Ranges(low, high, bounded, nulls, known)

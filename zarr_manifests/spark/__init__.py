@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
-    from zarr_manifests.spark.cell_rows import read
-    from zarr_manifests.spark.changed_rows import changes
+    from zarr_manifests.spark.cell_rows import changes, explain_pruning, read
     from zarr_manifests.spark.data_source import create_view, register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
-    from zarr_manifests.spark.datasets import write_dataset
-    from zarr_manifests.spark.explain import explain_pruning
-    from zarr_manifests.spark.ingest_tasks import ingest
     from zarr_manifests.spark.metadata_tables import metadata_table
     from zarr_manifests.spark.spark_session import session
+    from zarr_manifests.spark.tasks import ingest, write_dataset
 
 for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
     if find_spec(_package) is None:
@@ -45,15 +42,15 @@ __all__ = [
 
 __getattr__ = on_demand(
     __name__,
-    changes="changed_rows",
+    changes="cell_rows",
     create_view="data_source",
-    explain_pruning="explain",
+    explain_pruning="cell_rows",
     foreach_batch="dataframes",
-    ingest="ingest_tasks",
+    ingest="tasks",
     metadata_table="metadata_tables",
     read="cell_rows",
     register="data_source",
     session="spark_session",
     write_dataframe="dataframes",
-    write_dataset="datasets",
+    write_dataset="tasks",
 )

@@ -3,35 +3,55 @@
 The driver pins the snapshot, reads metadata and coordinates, and plans. Only tasks read chunks of
 variables. Each task is one partition and gets one box of whole chunks. A task receives the plan and
 the repository's location, never data.
+
+For what changed between two snapshots, the driver finds the boxes of cells that changed from the
+deltas of the commits in between, and each task reads the cells of some boxes. Rows are identified
+by the positions of their cells. So coordinates must have the same values at both snapshots, as far
+as both have them.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
 
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.layout.batches import batches
+from zarr_manifests.planning.zones.skipping import comparable
+from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository
-from zarr_manifests.spark.job import Job, with_lease
-from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
-from zarr_manifests.spark.worker import PANDAS_WARNING, run, run_arrow
-from zarr_manifests.storage import Storage
+from zarr_manifests.repository import Repository, changed_cells, resolved
+from zarr_manifests.session import Session
+from zarr_manifests.spark.job import Job, chunks_in, with_lease
+from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, plan_read, restrict
+from zarr_manifests.spark.source import Source
+from zarr_manifests.spark.tasks import mapped
+from zarr_manifests.spark.worker import run, run_arrow
 
-__all__ = ["read", "rows"]
+__all__ = ["CHANGE", "changes", "explain_pruning", "plan_changes", "read"]
 
-_ENGINES: Final = ("arrow", "pandas")
+type _Mask = npt.NDArray[np.bool_]
+
+CHANGE: Final = "_change"
+"""The column that says what happened to a cell, with `cells="all"`."""
+_KINDS: Final = {"added": ("added",), "all": ("added", "overwritten", "rewritten", "removed")}
+_LISTED: Final = 2**20
+"""Chunks of the grid that are listed at a time."""
 
 
 def read(
     spark: SparkSession,
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     variables: str | Sequence[str] | None = None,
     *,
     group: str = "/",
@@ -92,8 +112,8 @@ def read(
     nan : "null", "keep" or "drop", default "null"
         How to treat NaN. `null` replaces it by null. `keep` keeps it: in Spark, NaN is larger than
         all numbers, and makes averages NaN. `drop` is `null` without the rows in which no variable
-        has a value; boxes whose chunks were never written get no task if the fill value stands for
-        no value.
+        has a value; chunks in which none has one are not read, if they were never written and the
+        fill value stands for no value, or if the repository has statistics that say so.
     decode_times : bool, default True
         Whether CF times become timestamps. If not, they stay numbers, and the columns' metadata has
         their units.
@@ -141,9 +161,6 @@ def read(
     >>> df = read(spark, "winds", ["u", "v"], where={"lat": (-30, 30)})  # doctest: +SKIP
     >>> df.groupBy("time").agg({"u": "avg"}).orderBy("time").show()  # doctest: +SKIP
     """
-    if engine not in _ENGINES:
-        listed = ", ".join(map(repr, _ENGINES))
-        raise InvalidArgumentError(f"engine cannot be {engine!r}; known: {listed}")
     options = ReadOptions(
         variables=variables,
         group=group,
@@ -156,22 +173,331 @@ def read(
         broadcast=broadcast,
         target_rows=target_rows,
         max_tasks=max_tasks,
+        engine=engine,
     )
     repository = repository_of(url, storage_options)
     job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
-    return rows(spark, job, engine)
+    return rows(spark, job)
 
 
-def rows(spark: SparkSession, job: Job, engine: str = "arrow") -> DataFrame:
+def rows(spark: SparkSession, job: Job) -> DataFrame:
     """The rows of all tasks of a job; none if it has no tasks."""
     if not job.tasks:
         return spark.createDataFrame([], job.schema)
+    engine = job.options.engine
+    task: Any = partial(run_arrow if engine == "arrow" else run, job)
+    task.__name__ = job.name  # which the plan shows
     # As many partitions as numbers, so that each task gets one.
-    tasks = spark.range(0, job.tasks, 1, job.tasks)
-    with warnings.catch_warnings():
-        # A warning about features of pandas that are not used here.
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        task: Any = partial(run_arrow if engine == "arrow" else run, job)
-        task.__name__ = job.name  # which the plan shows
-        give = tasks.mapInArrow if engine == "arrow" else tasks.mapInPandas
-        return give(task, job.schema)
+    return mapped(spark.range(0, job.tasks, 1, job.tasks), task, job.schema, engine)
+
+
+# --- what a read leaves out ----------------------------------------------------------------------
+
+
+def explain_pruning(
+    spark: SparkSession,
+    url: Location,
+    variables: str | Sequence[str] | None = None,
+    *,
+    storage_options: Mapping[str, object] | None = None,
+    **options: Any,
+) -> ChunkSelection:
+    r"""Tell which chunks a read with these options would read, and why it leaves out the others.
+
+    No chunk of a variable is read, but the lists of their chunks are, piece by piece.
+
+    Parameters
+    ----------
+    spark, url, variables, storage_options
+        As for `read`.
+    **options
+        The other options of `read` but `lease`, such as `version`, `where`, `nan` or `broadcast`.
+
+    Returns
+    -------
+    ChunkSelection
+        `str` says it in words, and `picture()` draws it. Its chunks are those that tasks read:
+        where variables have different chunks, the larger ones. Bytes are those of all variables.
+
+    Raises
+    ------
+    NotFoundError, InvalidArgumentError, WhereError
+        As for `read`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import explain_pruning, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> found = explain_pruning(spark, "sea", where="depth > 6000")  # doctest: +SKIP
+    >>> print(found, found.picture(), sep="\n")  # doctest: +SKIP
+    """
+    repository = repository_of(url, storage_options)
+    asked, selections = ReadOptions(variables=variables, **options), list[ChunkSelection]()
+    job = plan_read(repository, asked, SparkFacts.of(spark), selections)
+    session = repository.readonly_session(job.snapshot_id)
+    source, path = Source(session, job.group, decode_times=False), job.group.rstrip("/")
+    names = [column.name for column in job.variables]
+    compared = [name for name in names if job.where and name in job.where.columns]
+    judged = names if asked.nan == "drop" else compared
+    boxes, grid = job.chunks(), job.grid
+    selected, in_range = chunks_in(boxes), math.prod(len(axis.chunks) for axis in job.scan.axes)
+    nbytes = selected_bytes = by_statistics = 0
+    for region in batches([(grid, grid.size)], _LISTED):
+        read, there = _read(boxes, region), np.zeros(region.size, np.bool_)
+        for name in names:
+            index, sizes, due = _stored(session, source, job, name, region)
+            nbytes += int(sizes.sum())
+            selected_bytes += int(sizes[read[index]].sum())
+            there[index] |= due & (name in judged)
+        by_statistics += int((there & ~read).sum())
+    return ChunkSelection(
+        path=f"{path}/{','.join(names)}",
+        where=job.where.sql if job.where else "TRUE",
+        shape=job.shape,
+        chunk_shape=tuple(axis.chunk for axis in job.scan.axes),
+        dimensions=tuple(column.name for column in job.dimensions),
+        boxes=boxes,
+        selected=selected,
+        left_out={
+            "range": grid.size - in_range,
+            "statistics": by_statistics,
+            "absence": in_range - selected - by_statistics,
+        },
+        unknown=max((each.unknown for each in selections), default=0),
+        bytes=nbytes,
+        selected_bytes=selected_bytes,
+        reasons={sql: n for each in selections for sql, n in each.reasons.items()},
+        data=tuple(f"{path}/{name}" for name in compared),
+    )
+
+
+def _read(boxes: IndexArray, region: Box) -> _Mask:
+    """Which chunks of a region are in the boxes."""
+    lo = np.maximum(boxes[:, 0], region.lo) - region.lo
+    hi = np.minimum(boxes[:, 1], region.hi) - region.lo
+    near = (lo < hi).all(axis=1)
+    found = np.zeros(region.shape, np.bool_)
+    for start, stop in zip(lo[near].tolist(), hi[near].tolist(), strict=True):
+        found[tuple(map(slice, start, stop))] = True
+    return found.ravel()
+
+
+def _stored(
+    session: Session, source: Source, job: Job, name: str, region: Box
+) -> tuple[IndexArray, IndexArray, _Mask]:
+    """A variable's stored chunks in a region of the read's grid, and their bytes.
+
+    Also which of them have cells that coordinates select.
+
+    A chunk of a variable with fewer dimensions counts as the first of those that it is repeated
+    in.
+    """
+    dims, chunk = [column.name for column in job.dimensions], [a.chunk for a in job.scan.axes]
+    axes = [dims.index(dim) for dim in source.dims[name]]
+    cells = [
+        (region.lo[axis] * chunk[axis], min(region.hi[axis] * chunk[axis], job.shape[axis]))
+        for axis in axes
+    ]
+    refs = session.chunk_refs(f"{source.group.rstrip('/')}/{name}", cells=cells)
+    coords = np.zeros((len(refs), len(dims)), np.int64)
+    sides = zip(axes, source.stored_chunk_shape(name), strict=True)
+    for number, (axis, length) in enumerate(sides):
+        coords[:, axis] = refs.coords[:, number] * length // chunk[axis]
+    here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
+    coords, due = coords[here], np.ones(int(here.sum()), np.bool_)
+    for number, along in enumerate(job.scan.axes):
+        due &= np.isin(coords[:, number], along.chunks)
+    return region.ravel(coords), np.asarray(refs.length, np.int64)[here], due
+
+
+# --- what changed --------------------------------------------------------------------------------
+
+
+def changes(
+    spark: SparkSession,
+    url: Location,
+    start: str | None,
+    end: str = "main",
+    variables: str | Sequence[str] | None = None,
+    *,
+    cells: Literal["added", "all"] = "added",
+    group: str = "/",
+    where: Any = None,
+    nan: Literal["null", "keep", "drop"] = "null",
+    decode_times: bool = True,
+    target_rows: int = 2 * 1024**2,
+    max_tasks: int = 10_000,
+    lease: timedelta | None = timedelta(days=1),
+    storage_options: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """Read the cells that changed from one snapshot to a later one, one row per cell.
+
+    Columns and values are as `read` gives them at `end`. Only cells in stored chunks are rows: a
+    chunk that was never written has none. Zarr does not store a chunk in which all cells have the
+    fill value, unless told to (`write_empty_chunks`).
+
+    A cell is added if it lies beyond the old shape, or in chunks of all variables that were absent.
+    So the rows added over consecutive ranges are the rows of the table, each once, also where two
+    appends fill one chunk. Compactions change nothing.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository, as for `read`.
+    start : str or None
+        Any name of a version, as `Repository.readonly_session` takes it. With None, all cells of
+        `end` are added.
+    end : str, default "main"
+        Likewise; `start` must be in its history.
+    variables, group, where, nan, decode_times, target_rows, max_tasks, lease
+        As for `read`.
+    cells : "added" or "all", default "added"
+        With `all` there is one more column, `_change`. It is `added`; `overwritten`, where a chunk
+        was written again or deleted; `rewritten`, where a chunk was written again only to append to
+        it, so that its cells may have the values they had; or `removed`, with the values that a
+        cell had at `start`.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        Without rows if nothing has changed.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If some of the range has expired; it may be a `HistoryExpiredError`.
+    NotFoundError
+        If there is no such branch, tag, group or variable at `end`.
+    InvalidArgumentError
+        If `start` is not in the history of `end`, chunks were moved to other positions in between,
+        coordinates have other values now, or an option is wrong.
+    UnsupportedStorageError
+        If other processes cannot reach the repository (`memory://`).
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import changes, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> changes(spark, "winds", "monday", "tuesday", ["u", "v"]).show()  # doctest: +SKIP
+    """
+    if cells not in _KINDS:
+        listed = ", ".join(map(repr, _KINDS))
+        raise InvalidArgumentError(f"cells cannot be {cells!r}; known: {listed}")
+    options = ReadOptions(
+        variables=variables,
+        group=group,
+        where=where,
+        nan=nan,
+        decode_times=decode_times,
+        target_rows=target_rows,
+        max_tasks=max_tasks,
+    )
+    repository = repository_of(url, storage_options)
+    jobs = plan_changes(repository, options, SparkFacts.of(spark), start, end, _KINDS[cells])
+    frames = []
+    for kind, job in jobs.items():
+        part = rows(spark, with_lease(job, lease))
+        frames.append(part if cells == "added" else part.withColumn(CHANGE, lit(kind)))
+    return reduce(DataFrame.union, frames)
+
+
+def plan_changes(
+    repository: Repository,
+    options: ReadOptions,
+    facts: SparkFacts,
+    start: str | None,
+    end: str,
+    kinds: Sequence[str] = ("added",),
+) -> dict[str, Job]:
+    """Find the cells that changed from `start` to `end`, and plan to read each kind of them.
+
+    `start` and `end` are named as for `changes`; the options name no snapshot.
+
+    Raises
+    ------
+    ManifestsError
+        As for `changes`.
+    """
+    if options.layout != "long":
+        raise InvalidArgumentError(
+            f"changes has one row for each cell; only read takes layout={options.layout!r}"
+        )
+    last = resolved(repository, end)
+    options = replace(options, version=last)
+    whole = plan_read(repository, options, facts)
+    first = None if start is None else resolved(repository, start)
+    group = whole.group.rstrip("/")
+    paths = [f"{group}/{column.name}" for column in whole.variables]
+    if not paths:
+        raise InvalidArgumentError(
+            "all variables are coordinates, whose changes are not tracked; name another variable "
+            "with variables=[...]"
+        )
+    cells = changed_cells(repository, paths, first, last)
+    if first is not None and cells.old_shape is not None:
+        _check_coordinates(repository, whole, first, last)
+    jobs = {}
+    for kind in kinds:
+        boxes, job = getattr(cells, kind), whole
+        if kind == "removed":
+            if not len(boxes):
+                continue
+            job = plan_read(repository, replace(options, version=cells.start), facts)
+            if job.schema != whole.schema:
+                raise InvalidArgumentError(
+                    f"the columns at snapshot {cells.start}, {job.schema.simpleString()}, are "
+                    f"not those at {cells.end}, {whole.schema.simpleString()}, so removed "
+                    "cells do not fit into this table; read them at the first snapshot"
+                )
+        jobs[kind] = restrict(job, boxes)
+    return jobs
+
+
+def _check_coordinates(repository: Repository, whole: Job, first: str, last: str) -> None:
+    """Raise if a coordinate has other values now, or a variable has other dimensions."""
+    try:
+        old, new = (
+            Source(
+                repository.readonly_session(each),
+                whole.group,
+                decode_times=whole.options.decode_times,
+            )
+            for each in (first, last)
+        )
+    except NotFoundError as error:
+        raise InvalidArgumentError(
+            f"the variables were not in group {whole.group} at snapshot {first}, so their "
+            "coordinates cannot be compared. Read the whole of a newer snapshot, and the changes "
+            "from there on"
+        ) from error
+    dims = tuple(column.name for column in whole.dimensions)
+    for column in whole.variables:
+        was = old.dims.get(column.name, dims)
+        if was != dims:
+            raise InvalidArgumentError(
+                f"{column.name} has the dimensions {', '.join(dims)} now, and had "
+                f"{', '.join(was)} at snapshot {first}, so its rows cannot be compared"
+            )
+    for dim in dims:
+        before, after = old.coordinate(dim), new.coordinate(dim)
+        at = _first_difference(before, after)
+        if at is not None:
+            raise InvalidArgumentError(
+                f"the coordinate {dim!r} has other values at snapshot {last} than at {first}, from "
+                f"position {at} on, so positions do not identify rows. Read the whole of a newer "
+                "snapshot, and the changes from there on"
+            )
+
+
+def _first_difference(before: Any, after: Any) -> int | None:
+    """The first position at which the values differ; a value in place of a missing one does not."""
+    if before is None or after is None:
+        return None if before is after else 0
+    size = min(len(before), len(after))
+    was, now = before[:size], after[:size]
+    differ = np.asarray(was != now, bool) & ~comparable(was)[1]
+    return int(np.flatnonzero(differ)[0]) if differ.any() else None

@@ -16,20 +16,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xarray as xr
 from pyarrow import types
-from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.cells import Lookup
 from zarr_manifests.runtime import quiet
+from zarr_manifests.selecting.chunks_where import decoded
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
 __all__ = ["AlongAxis", "Values", "check_comparable", "distinct", "encoded", "shown", "to_numpy"]
 
-_TIMES: Final = xr.coders.CFDatetimeCoder(time_unit="us")
-_DURATIONS: Final = xr.coders.CFTimedeltaCoder(time_unit="us")
 _PACKING: Final = frozenset(("scale_factor", "add_offset"))
 
 
@@ -296,9 +293,7 @@ class Values:
         """A stored value as it would be read, for messages."""
         raw = np.empty(1, self.stored)
         raw[0] = code
-        own = xr.Variable((self.name,), raw, dict(self.fit.attributes))
-        found = decode_cf_variable(self.name, own, decode_times=_TIMES, decode_timedelta=_DURATIONS)
-        return shown(found.values[0])
+        return shown(decoded(self.name, raw, self.fit.attributes)[0])
 
 
 def encoded(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

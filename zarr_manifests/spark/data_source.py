@@ -6,45 +6,76 @@ the snapshot; all later steps take that plan. It is the plan that `read` makes, 
 run it. If a schema is given, Spark makes the data source only when a query runs, and the snapshot
 would be that of the query; so none may be given.
 
-For a write, Spark makes it too, and asks only for a writer (`zarr_manifests.spark.data_sink`).
-
 Filters are not pushed down: Spark keeps one plan for each relation, so a filter of one query would
 take rows from another (`docs/adr/0035-pruning-is-asked-for.md`).
+
+A write's tasks get rows in any order, and cannot know where new labels go. So each task spools its
+rows as they are, in a fork of a session that never commits, and reports where they are. The commit
+runs in one process, without a Spark session. It reads the rows back piece by piece, gathers their
+cells by bin, and writes one bin after the other. Invariants:
+
+- Only `commit` commits, once; `abort` deletes nothing.
+- No snapshot refers to what is spooled, so the next collection that is due removes it.
+- Memory is bounded by `write.buffer-bytes`: beyond that, cells are spooled again, by bin.
+- A batch of a stream is a transaction of its query, so it lands once however often it comes.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
+import pyarrow as pa
+from pyarrow import feather
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
+from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.grid import Box
+from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.repository import Repository
-from zarr_manifests.spark.cell_rows import read
-from zarr_manifests.spark.changed_rows import plan_changes
-from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
+from zarr_manifests.session import Fork
+from zarr_manifests.spark.cell_rows import plan_changes, read
+from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
+from zarr_manifests.spark.dataframes import (
+    QUERY_ID,
+    WriteReport,
+    batch_txn,
+    columns_as_there,
+    write_rows,
+)
 from zarr_manifests.spark.job import Job, with_lease
-from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken
-from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
+from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken, write_options
+from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, check_shared, plan_read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns
+from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.spark.worker import JobReader, briefly
-from zarr_manifests.storage import Storage
+from zarr_manifests.spark.write_target import WriteOptions, plan_write
+from zarr_manifests.versions import HEADS
 
-__all__ = ["ManifestsDataSource", "create_view", "register"]
+__all__ = ["ManifestsDataSource", "Sink", "Spooled", "create_view", "register"]
 
+_LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(days=1)
+_PIECE_BYTES: Final = 16 * 1024**2
 
 
 def register(spark: SparkSession) -> None:
@@ -79,7 +110,7 @@ def register(spark: SparkSession) -> None:
 def create_view(
     spark: SparkSession,
     name: str,
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     **options: Any,
 ) -> None:
     """Create or replace a temporary view of variables, to be queried in SQL.
@@ -126,7 +157,7 @@ class ManifestsDataSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._planned: tuple[_SourceAsked, Job] | None = None
+        self._planned: _Planned | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -136,20 +167,23 @@ class ManifestsDataSource(DataSource):
     @briefly()
     def schema(self) -> StructType:
         """The columns, as `read` has them."""
-        return self._plan()[1].schema
+        return self._plan().job.schema
 
-    def _plan(self) -> tuple[_SourceAsked, Job]:
-        """What is asked for, and the job of its rows, with a lease on their snapshot."""
+    def _plan(self) -> _Planned:
         if self._planned is None:
-            asked = _SourceAsked(self.options)
-            options, repository = ReadOptions(**asked.read), asked.repository()
-            if asked.changes:
-                start, end = asked.changes["start"], asked.changes.get("end", "main")
-                plan = plan_changes(repository, options, self.facts, start, end)
-                job = plan.job(plan.cells.added)
+            location, arguments = read_options(self.options)
+            changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
+            # A stream holds its own.
+            lease = arguments.pop("lease", None if stream else _LEASE)
+            repository = _opened(location, arguments)
+            options = ReadOptions(**arguments)
+            if changes:
+                start, end = changes["start"], changes.get("end", "main")
+                job = plan_changes(repository, options, self.facts, start, end)["added"]
             else:
                 job = plan_read(repository, options, self.facts)
-            self._planned = asked, with_lease(job, asked.lease)
+            job = with_lease(job, lease)
+            self._planned = _Planned(repository, changes, stream, job)
         return self._planned
 
     @briefly()
@@ -166,12 +200,11 @@ class ManifestsDataSource(DataSource):
                 f"with the schema {schema.simpleString()[:200]}, Spark would choose the snapshot "
                 "anew for each query: leave it out, and choose columns by the option variables"
             )
-        asked, job = self._planned
-        if asked.stream:
+        if self._planned.stream:
             raise InvalidArgumentError(
                 f"only a stream takes the options {', '.join(STREAM)}: use readStream"
             )
-        return JobReader(job)
+        return JobReader(self._planned.job)
 
     @briefly()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -182,8 +215,8 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given another schema, or options name one snapshot.
         """
-        asked, job = self._plan()
-        own = job.schema
+        asked = self._plan()
+        own = asked.job.schema
         if not same_columns(schema, own):
             raise InvalidArgumentError(
                 f"the schema {schema.simpleString()[:200]} is not that of the variables, "
@@ -194,9 +227,7 @@ class ManifestsDataSource(DataSource):
             raise InvalidArgumentError(
                 f"a stream does not take {' and '.join(CHANGES)}: use starting-snapshot"
             )
-        names = [column.name for column in job.variables]
-        options, stream = ReadOptions(**asked.read), StreamOptions(**asked.stream)
-        return ChangeStream(asked.repository(), options, self.facts, stream, schema, names)
+        return ChangeStream(asked.repository, asked.job, StreamOptions(**asked.stream))
 
     @briefly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -207,7 +238,17 @@ class ManifestsDataSource(DataSource):
         ManifestsError
             As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
         """
-        return BatchSink(Sink.of(self.options, schema, overwrite=overwrite, facts=self.facts))
+        location, arguments = write_options(self.options)
+        if overwrite:
+            # As everywhere in Spark: what has no row is not there afterwards.
+            arguments.pop("append_dim", None)  # of a view that rows are appended to, too
+            arguments = {"mode": "overwrite-region"} | arguments
+        sink = _BatchSink.of(location, arguments, schema, self.facts)
+        sink.options.txn()
+        # What can be tried before there are rows; nothing is written.
+        with sink.repository.writable_session(sink.options.branch) as session:
+            plan_write(session, sink.options, _SpooledRows(sink, []))
+        return sink
 
     @briefly()
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
@@ -222,20 +263,253 @@ class ManifestsDataSource(DataSource):
             raise InvalidArgumentError(
                 "a stream adds the rows of each batch: use the output mode append or update"
             )
-        return StreamSink(Sink.of_stream(self.options, schema, facts=self.facts))
+        location, arguments = write_options(self.options)
+        if "txn_version" in arguments:
+            raise InvalidArgumentError(
+                "a stream numbers its batches itself: leave out the option txn-version"
+            )
+        # What an earlier batch has brought stays, where this one has no row.
+        return _StreamSink.of(location, {"missing": "keep"} | arguments, schema, self.facts)
 
 
-class _SourceAsked:
-    """What options ask for: the arguments of `read`, of `changes` and of a stream."""
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What options ask for, and the job of its rows, with a lease on their snapshot."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._location, self.read = read_options(options)
-        self.changes, self.stream = taken(self.read, CHANGES), taken(self.read, STREAM)
-        # A stream holds its own.
-        self.lease = self.read.pop("lease", None if self.stream else _LEASE)
-        where = "virtual_containers", "authorize", "storage_options"
-        self._opening = {name: self.read.pop(name) for name in where if name in self.read}
+    repository: Repository
+    changes: dict[str, Any]
+    stream: dict[str, Any]
+    job: Job
 
-    def repository(self) -> Repository:
-        """The repository, opened."""
-        return repositories.open(self._location, **self._opening)
+
+def _opened(location: str, arguments: dict[str, Any]) -> Repository:
+    """The repository; what says how to open it is taken out of the arguments."""
+    opening = taken(arguments, ("virtual-containers", "authorize", "storage-options"))
+    return repositories.open(location, **opening)
+
+
+# --- the sink --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """What is written to, and how; it can be pickled.
+
+    Parameters
+    ----------
+    repository : Repository
+        The repository.
+    columns : pyarrow.Schema
+        The columns of the rows.
+    options : WriteOptions
+        The arrays, and how rows become their cells.
+    """
+
+    repository: Repository
+    columns: pa.Schema
+    options: WriteOptions
+
+    @classmethod
+    def of(
+        cls, location: str, arguments: dict[str, Any], schema: StructType, facts: SparkFacts
+    ) -> Self:
+        """What options of a write ask for; times of its region are in the session's zone.
+
+        Raises
+        ------
+        ManifestsError
+            As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
+        """
+        repository = _opened(location, arguments)
+        check_shared(repository.storage)
+        if "dims" not in arguments:
+            raise InvalidArgumentError(
+                "the option dims is missing: name the columns that locate the cell of a row"
+            )
+        columns = to_arrow_schema(schema, timezone="UTC")
+        for column in columns:
+            if column.type in (pa.timestamp("us"), pa.date32()):
+                raise InvalidArgumentError(
+                    f"the column {column.name!r} has no time zone, so its values are not "
+                    "exact times: cast it to timestamp"
+                )
+        arguments = {"target": arguments.pop("group", "/")} | arguments
+        options = WriteOptions(**arguments, max_tasks=1, time_zone=facts.time_zone)
+        with repository.readonly_session(HEADS + options.branch) as session:
+            names = columns_as_there(columns.names, session, options, facts)
+        columns = pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)])
+        return cls(repository=repository, columns=columns, options=options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Spooled:
+        """Spool the rows of a task."""
+        context = TaskContext.get()
+        query_id = None if context is None else context.getLocalProperty(QUERY_ID)
+        spooled = Spooled(self.fork(), query_id=query_id)
+        name = self.options.append_dim
+        waiting: list[pa.RecordBatch] = []
+        for batch in iterator:
+            if not batch.num_rows:
+                continue
+            waiting.append(batch.rename_columns(self.columns.names))
+            if name is not None:
+                labels = waiting[-1].column(name)
+                known = spooled.labels.get(name, labels[:0])
+                spooled.labels[name] = pa.chunked_array([known, labels]).unique()
+            if sum(each.nbytes for each in waiting) >= _PIECE_BYTES:
+                spooled.put(_serialized(waiting))
+                waiting = []
+        if waiting:
+            spooled.put(_serialized(waiting))
+        return spooled
+
+    def fork(self) -> Fork:
+        """A fork of a session that never commits, to spool to."""
+        with self.repository.writable_session(self.options.branch) as session:
+            return session.fork()
+
+    def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        """Leave what tasks have spooled to the next collection; a commit may have landed."""
+        which = f"batch {batch[0]} of a stream" if batch else "a write"
+        _LOG.warning("%s to %s has failed", which, self.repository.storage.url)
+
+    def land(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
+        """Write the rows to chunks and commit them, on top of what others have committed."""
+        rows = _SpooledRows(self, spooled)
+        report = write_rows(self.repository, self.options, lambda _: rows, txn)
+        _LOG.info("%s: %s", self.repository.storage.url, report)
+        return report
+
+
+# --- spooled rows ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled(WriterCommitMessage):
+    """Pieces of rows or cells in a fork; for rows, what a task tells the commit.
+
+    Parameters
+    ----------
+    fork : Fork
+        The fork; nobody may merge it.
+    pieces : list of str
+        The names of the pieces.
+    labels : mapping of str to Array
+        Distinct values of the column that is appended along.
+    query_id : str, optional
+        The streaming query that the task ran for.
+    """
+
+    fork: Fork
+    pieces: list[str] = field(default_factory=list)
+    labels: dict[str, pa.Array] = field(default_factory=dict)
+    query_id: str | None = None
+
+    def put(self, data: bytes) -> str:
+        """Store a piece; its name."""
+        self.pieces.append(f"spool/{len(self.pieces)}")
+        buffer = default_buffer_prototype().buffer.from_bytes(data)
+        self.fork.store.set_sync(self.pieces[-1], buffer)
+        return self.pieces[-1]
+
+    def piece(self, name: str) -> bytes:
+        """A piece.
+
+        Raises
+        ------
+        FencedError
+            If a collection of garbage has removed it, since its grace is shorter than the write.
+        """
+        found = self.fork.store.get_sync(name)
+        assert found is not None
+        return found.to_bytes()
+
+
+def _serialized(batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    feather.write_feather(pa.Table.from_batches(batches), sink, "lz4")
+    return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True, slots=True)
+class _SpooledRows:
+    """The rows of all tasks, which this process writes."""
+
+    sink: Sink
+    spooled: Sequence[Spooled]
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the rows."""
+        return self.sink.columns
+
+    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
+        """The distinct values of these columns."""
+        found = {}
+        for dim in dims:
+            kind = self.columns.field(dim).type
+            parts = [one.labels[dim].cast(kind) for one in self.spooled if one.pieces]
+            found[dim] = pa.chunked_array(parts, kind).unique()
+        return found
+
+    def region(self, plan: WritePlan) -> Box:
+        """All cells."""
+        return plan.bins.region
+
+    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+        """Write the cells of a plan."""
+        return [write_cells(plan, fork, self._by_bin(plan))]
+
+    def _by_bin(self, plan: WritePlan) -> Iterator[tuple[int, bytes | None]]:
+        """Cells of one bin after the other, with at most so many bytes of them in memory."""
+        held: dict[int, list[bytes]] = defaultdict(list)
+        pieces: dict[int, list[str]] = defaultdict(list)
+        again = Spooled(self.sink.fork())
+        nbytes = 0
+        for number, cells in share_cells(plan, self._batches()):
+            held[number].append(cells)
+            nbytes += len(cells)
+            if nbytes > self.sink.options.buffer_bytes:
+                for waiting, several in held.items():
+                    pieces[waiting].append(again.put(PICKLE.dumps(several)))
+                held.clear()
+                nbytes = 0
+        for number in range(len(plan.bins)):
+            yield number, None  # bins without rows are written, too
+            for name in pieces[number]:
+                yield from ((number, cells) for cells in PICKLE.loads(again.piece(name)))
+            yield from ((number, cells) for cells in held.pop(number, ()))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows; a piece at a time is in memory."""
+        for one in self.spooled:
+            for name in one.pieces:
+                yield from feather.read_table(pa.BufferReader(one.piece(name))).to_batches()
+
+
+# --- Spark's writers -------------------------------------------------------------------------
+
+
+class _BatchSink(Sink, DataSourceArrowWriter):
+    """Writes the rows of a DataFrame in one commit."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit the rows of all tasks."""
+        self.land(_spooled(messages), self.options.txn())
+
+
+class _StreamSink(Sink, DataSourceStreamArrowWriter):
+    """Writes the batches of a stream, each in one commit and once.
+
+    Spark makes it anew for each commit, which then knows only the number of the batch. So tasks
+    report which query they run for.
+    """
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit the rows of a batch, unless that was done before."""
+        spooled = _spooled(messages)
+        query_id = next((one.query_id for one in spooled if one.query_id), None)
+        self.land(spooled, batch_txn(self.options.txn_app_id, query_id, batchId))
+
+
+def _spooled(messages: Iterable[WriterCommitMessage | None]) -> list[Spooled]:
+    return [message for message in messages if isinstance(message, Spooled)]

@@ -10,11 +10,8 @@ again.
 
 from __future__ import annotations
 
-import os
-import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
@@ -22,13 +19,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkAttributeError, PythonException
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from zarr_manifests import errors
 from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
@@ -36,17 +32,20 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import split
-from zarr_manifests.planning.conflict.transactions import Txn, txn_of
-from zarr_manifests.repositories import let_others_open, repository_of, write_into
+from zarr_manifests.planning.conflict.transactions import Txn
+from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells, write_cells
-from zarr_manifests.spark.checks import check_shared
-from zarr_manifests.spark.plan import SparkFacts, spelled
-from zarr_manifests.spark.tasks import PICKLE, RESULT, results, returned
-from zarr_manifests.spark.worker import PANDAS_WARNING
+from zarr_manifests.spark.plan import (
+    Location,
+    SparkFacts,
+    check_shared,
+    shared_repository,
+    spelled,
+)
+from zarr_manifests.spark.tasks import PICKLE, RESULT, mapped, results, returned
 from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
-from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of
 
@@ -109,7 +108,7 @@ class WriteReport:
 
 def write_dataframe(
     df: DataFrame,
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     target: str,
     *,
     dims: Sequence[str],
@@ -243,24 +242,23 @@ def write_dataframe(
         statistics=statistics,
         buffer_bytes=buffer_bytes,
         max_tasks=max_tasks,
+        txn_app_id=txn_app_id,
+        txn_version=txn_version,
+        message=message,
+        metadata=metadata,
+        branch=branch,
     )
-    if (txn_app_id is None) != (txn_version is None):
-        raise InvalidArgumentError("txn_app_id and txn_version go together")
-    txn = None if txn_app_id is None else txn_of((txn_app_id, txn_version))
-    how: Any = {"branch": branch, "message": message, "metadata": metadata, "txn": txn}
-
-    def into(repository: Repository) -> WriteReport:
-        return _write_frame(df, repository, options, **how)
+    into = partial(_write_frame, df, options, options.txn())
 
     if isinstance(url, Repository):
-        return into(repository_of(url, storage_options))
+        return into(shared_repository(url, storage_options))
     storage = storage_of(url, storage_options)
     check_shared(storage)
     return write_into(storage, None, into, make=mode == "create" and branch == "main")
 
 
 def foreach_batch(
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     target: str,
     *,
     dims: Sequence[str],
@@ -295,8 +293,8 @@ def foreach_batch(
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
     **options : optional
-        `mode`, `append_dim`, `region`, `duplicates`, `order_by`, `tolerance`, `statistics`,
-        `buffer_bytes` and `max_tasks` of `write_dataframe`.
+        `mode`, `append_dim`, `region`, `duplicates`, `order_by`, `tolerance`, `metadata`,
+        `statistics`, `buffer_bytes` and `max_tasks` of `write_dataframe`.
 
     Returns
     -------
@@ -322,19 +320,21 @@ def foreach_batch(
     ...     rows.writeStream.foreachBatch(write).option("checkpointLocation", "winds-in").start()
     ... )
     """
-    repository = repository_of(url, storage_options)
-    check_shared(repository.storage)
-    asked = WriteOptions(target=target, dims=dims, missing=missing, **options)
+    repository = shared_repository(url, storage_options)
+    own: Any = {"txn_app_id": txn_app_id, "message": message, "branch": branch}
+    asked = WriteOptions(target=target, dims=dims, missing=missing, **own, **options)
+    if asked.txn_version is not None:
+        raise InvalidArgumentError("a stream numbers its batches itself: leave out txn_version")
 
     def write(rows: DataFrame, number: int) -> None:
         query_id = None
         with suppress(PySparkAttributeError):  # Spark Connect: the context is in another process
             query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
         txn = batch_txn(txn_app_id, query_id, number)
-        said = f"batch {number}" if message is None else message
+        how = asked if message is not None else replace(asked, message=f"batch {number}")
         rows.persist()  # it is computed for the labels, too
         try:
-            report = _write_frame(rows, repository, asked, branch=branch, message=said, txn=txn)
+            report = _write_frame(rows, how, txn, repository)
         finally:
             rows.unpersist()
         if on_report is not None:
@@ -372,10 +372,6 @@ def write_rows(
     repository: Repository,
     options: WriteOptions,
     rows_for: Callable[[Session], Rows],
-    *,
-    branch: str = "main",
-    message: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
     txn: Txn | None = None,
     parallelism: int = 1,
 ) -> WriteReport:
@@ -383,25 +379,25 @@ def write_rows(
 
     Rows are as the session sees them that they are written to.
     """
+    message = options.message
     if message is None:
         message = f"{options.mode} rows to /{options.target.strip('/')}"
     attempts = 0
     while True:
         attempts += 1
-        session = repository.writable_session(branch)
+        session = repository.writable_session(options.branch)
         try:
             commits_of(session).begin(txn)
-            with _own_errors():
-                rows = rows_for(session)
-                done: Sequence[tuple[Fork, int]] = ()
-                plan = plan_write(session, options, rows, parallelism)
-                if plan is not None:
-                    let_others_open(session)
-                    done = rows.write(plan, session.fork())
-                    session.merge(*(fork for fork, _ in done))
+            rows = rows_for(session)
+            done: Sequence[tuple[Fork, int]] = ()
+            plan = plan_write(session, options, rows, parallelism)
+            if plan is not None:
+                let_others_open(session)
+                done = rows.write(plan, session.fork())
+                session.merge(*(fork for fork, _ in done))
             if txn is None and not session.status():
                 return WriteReport(snapshot_id=None)
-            snapshot_id = commits_of(session).commit(message, metadata, txn=txn)
+            snapshot_id = commits_of(session).commit(message, options.metadata, txn=txn)
         except TransactionAlreadyCommitted as landed:
             return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
         except ConflictError:
@@ -434,33 +430,19 @@ def columns_as_there(
     return [spelling[name] for name in columns]
 
 
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise an error of this package that ended a task as itself, without Spark's account of it."""
-    try:
-        yield
-    except PythonException as error:
-        found = re.findall(r"zarr_manifests\.errors\.(\w+): (.*)", str(error))
-        kind = getattr(errors, found[-1][0], None) if found else None
-        if kind is None:
-            raise
-        raise kind(found[-1][1]) from None
-
-
 # --- rows of a DataFrame ---------------------------------------------------------------------
 
 
 def _write_frame(
-    df: DataFrame, repository: Repository, options: WriteOptions, **how: Any
+    df: DataFrame, options: WriteOptions, txn: Txn | None, repository: Repository
 ) -> WriteReport:
-    check_shared(repository.storage)
     facts = SparkFacts.of(df.sparkSession)
     options = replace(options, time_zone=facts.time_zone)
 
     def rows_for(session: Session) -> Rows:
         return _FrameRows(df.toDF(*columns_as_there(df.columns, session, options, facts)))
 
-    return write_rows(repository, options, rows_for, parallelism=facts.parallelism, **how)
+    return write_rows(repository, options, rows_for, txn, facts.parallelism)
 
 
 class _FrameRows:
@@ -496,7 +478,7 @@ class _FrameRows:
     def region(self, plan: WritePlan) -> Box | None:
         """The smallest box of cells that holds the rows; None if there are no rows."""
         rows = self._chosen([axis.name for axis in plan.along])
-        done = _mapped(rows, partial(returned, partial(cell_bounds, plan)), RESULT)
+        done = mapped(rows, partial(returned, partial(cell_bounds, plan)), RESULT)
         found = [ends for ends in results(done) if ends is not None]
         if not found:
             return None
@@ -506,7 +488,7 @@ class _FrameRows:
     def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns."""
         bins, rows = len(plan.bins), self._chosen(plan.columns)
-        shares = _mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
+        shares = mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
         # Every bin gets a mark, so that those without rows are written, too.
         marks = self.frame.sparkSession.range(0, bins, 1, 1)
         marks = marks.selectExpr("id AS bin", "CAST(NULL AS binary) AS cells")
@@ -515,7 +497,7 @@ class _FrameRows:
         if bins > plan.tasks:
             parted = parted.sortWithinPartitions("bin")
         call = partial(returned, partial(_write_pieces, plan, fork))
-        return results(_mapped(parted, call, RESULT))
+        return results(mapped(parted, call, RESULT))
 
     def _chosen(self, names: Sequence[str]) -> DataFrame:
         return self.frame.select(*(f"`{name}`" for name in names))
@@ -550,10 +532,3 @@ def _write_pieces(
     plan: WritePlan, fork: Fork, batches: Iterable[pa.RecordBatch]
 ) -> tuple[Fork, int]:
     return write_cells(plan, fork, _pieces(batches))
-
-
-def _mapped(frame: DataFrame, call: Callable[..., Any], schema: str) -> DataFrame:
-    with warnings.catch_warnings():
-        # A warning about features of pandas that are not used here.
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        return frame.mapInArrow(call, schema)

@@ -1,39 +1,81 @@
-"""The plan of one read, as it travels to Spark's workers, and the lease on its snapshot.
+"""A read as it travels to Spark's workers: its columns, its boxes, and the lease on its snapshot.
 
-A plan names a snapshot, columns and boxes of cells. It has neither data nor secrets, and its size
+A job names a snapshot, columns and boxes of cells. It has neither data nor secrets, and its size
 depends on the length of the axes, not on the number of cells.
 
 A DataFrame is lazy, and Spark does not say when the last one that needs a snapshot is gone. So a
 read leaves a lease behind that nobody gives up: it ends when its duration is over. A task that
 begins when half of the duration or more is over leaves it again. So a lease covers a job of any
 length, as long as tasks keep beginning.
+
+The types of columns follow one table, and `to_arrow` converts as it defines:
+
+=====================================  ==========================  ==============================
+decoded values                         Spark                       remark
+=====================================  ==========================  ==============================
+bool                                   boolean
+int8, int16, int32, int64              tinyint, smallint, int,
+                                       bigint
+uint8, uint16, uint32                  smallint, int, bigint       the next type that holds them
+uint64                                 decimal(20,0)               no integer of Spark holds them
+float16, float32, float64              float, float, double
+datetime64 and CF times                timestamp                   UTC; NaT is null; microseconds
+CF times of other calendars            string                      ISO 8601, said in the metadata
+timedelta64                            interval day to second      NaT is null; microseconds
+text of fixed or any length            string
+bytes of fixed or any length           binary
+=====================================  ==========================  ==============================
+
+Other types (complex, structured) are refused. A calendar counts as another one if it has dates that
+a timestamp cannot represent (`noleap`, `360_day`, ...), or if a coordinate in the mixed
+Julian/Gregorian calendar goes back before 1582. A column's metadata has the variable's attributes.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from zarr_manifests import repositories
-from zarr_manifests.errors import ManifestsError, StorageError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
 from zarr_manifests.grid import Box, IndexArray, grid_shape
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
-from zarr_manifests.spark.schema import Column, chunk_columns, schema_of
+from zarr_manifests.spark.source import Recipe, Source
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.containers import VirtualContainer
 
-__all__ = ["Containers", "Job", "LeftLease", "chunks_in", "with_lease"]
+__all__ = [
+    "SHAPE",
+    "Column",
+    "Containers",
+    "Job",
+    "LeftLease",
+    "ReadOptions",
+    "SparkFacts",
+    "check_options",
+    "chunks_in",
+    "column_of",
+    "plain_arrow",
+    "to_arrow",
+    "with_lease",
+]
 
 _LOG = logging.getLogger(__name__)
 _RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
@@ -42,6 +84,248 @@ _left_s: Final[dict[tuple[Hashable, str, timedelta], float]] = {}
 """When a lease was left, as far as this process knows: by repository, snapshot and duration."""
 
 type Containers = tuple[tuple[str, VirtualContainer], ...]
+
+SHAPE: Final = "shape"
+"""The column with a chunk's shape, where a row is a chunk."""
+
+# As many tasks as a small cluster runs at once, where Spark does not tell.
+_CONNECT_PARALLELISM: Final = 32
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_WIDER: Final[Mapping[str, pa.DataType]] = {
+    "u1": pa.int16(),
+    "u2": pa.int32(),
+    "u4": pa.int64(),
+    "u8": pa.decimal128(20, 0),
+    "f2": pa.float32(),
+}
+_REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregorian"})
+
+
+# --- what is asked for -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What to read and how, as `zarr_manifests.spark.read` documents it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an option has a value that it cannot have.
+    """
+
+    variables: str | Sequence[str] | None = None
+    group: str = "/"
+    version: str | None = None
+    where: Any = None
+    on_empty: Literal["empty", "error"] = "empty"
+    layout: Literal["long", "chunk"] = "long"
+    nan: Literal["null", "keep", "drop"] = "null"
+    decode_times: bool = True
+    broadcast: bool = False
+    target_rows: int = 2 * 1024**2
+    max_tasks: int = 10_000
+    engine: Literal["arrow", "pandas"] = "arrow"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def check_options(options: object) -> None:
+    """Refuse attributes that are none of the words of their type, or no whole numbers from 1 on.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If one is not; the error lists the words.
+    """
+    for name, kind in get_type_hints(type(options)).items():
+        value, words = getattr(options, name), get_args(kind)
+        if get_origin(kind) is Literal and value not in words:
+            listed = ", ".join(map(repr, words))
+            raise InvalidArgumentError(f"{name} cannot be {value!r}; known: {listed}")
+        if kind is int and (type(value) is not int or value < 1):
+            raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkFacts:
+    """What planning needs to know of a Spark session; it can be pickled.
+
+    Parameters
+    ----------
+    parallelism : int, default 1
+        Number of tasks that can run at once.
+    case_sensitive : bool, default False
+        Whether names of columns that differ only in case are different.
+    time_zone : str, default "UTC"
+        The time zone of times without one.
+    """
+
+    parallelism: int = 1
+    case_sensitive: bool = False
+    time_zone: str = "UTC"
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> SparkFacts:
+        """The facts about a session, which may be one of Spark Connect."""
+        try:
+            parallelism = int(spark.sparkContext.defaultParallelism)
+        except PySparkAttributeError:  # Spark Connect: the context is in another process
+            told = spark.conf.get("spark.default.parallelism", None)
+            parallelism = int(told) if told else _CONNECT_PARALLELISM
+        return cls(
+            parallelism=parallelism,
+            case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
+            time_zone=spark.conf.get("spark.sql.session.timeZone") or "UTC",
+        )
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a DataFrame.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable or dimension.
+    arrow : pyarrow.DataType
+        Its Arrow type, which is one of Spark's.
+    metadata : mapping
+        The attributes that a schema can hold, and how the values are represented.
+    recipe : Recipe, optional
+        How values are decoded; by xarray if it is not given.
+    """
+
+    name: str
+    arrow: pa.DataType
+    metadata: Mapping[str, Any]
+    recipe: Recipe | None = None
+
+
+def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
+    """Return a variable's column; only a dimension's coordinate is read for it.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such variable.
+    InvalidArgumentError
+        If Spark has no type for its values.
+    """
+    coordinate = source.coordinate(name) if is_dimension else None
+    if is_dimension and coordinate is None:
+        return Column(name, pa.int64(), {"values": "positions: the dimension has no coordinate"})
+    dtype = source.decoded_dtype(name) if coordinate is None else coordinate.dtype
+    attributes, recipe = source.attributes(name), source.recipe(name)
+    metadata = {each: value for each, value in attributes.items() if _is_plain(value)}
+    if source.is_time(name):
+        calendar = str(attributes.get("calendar", "standard")).lower()
+        if calendar in _REAL_CALENDARS and dtype.kind == "M":
+            return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
+        what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
+        return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})
+    arrow = _type(name, dtype, source.encoded(name).dtype)
+    return Column(name, arrow, metadata | {"dtype": str(dtype)}, recipe)
+
+
+def _chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns where a row is a chunk: coordinates as arrays, its shape, and values as bytes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a variable's values have no fixed size.
+    """
+    values = pa.struct({"dtype": pa.string(), "data": pa.binary()})
+    for column in variables:
+        if column.metadata["dtype"] == "object" or column.arrow in (pa.string(), pa.binary()):
+            raise InvalidArgumentError(
+                f"the values of {column.name!r} have no fixed size, so layout='chunk' cannot give "
+                "them as bytes; use layout='long'"
+            )
+    return (
+        *(Column(c.name, pa.list_(c.arrow), c.metadata) for c in dimensions),
+        Column(SHAPE, pa.list_(pa.int64()), {}),
+        *(Column(c.name, values, c.metadata) for c in variables),
+    )
+
+
+def _type(name: str, dtype: np.dtype[Any], stored: np.dtype[Any]) -> pa.DataType:
+    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+        return _WIDER.get(f"{dtype.kind}{dtype.itemsize}") or pa.from_numpy_dtype(dtype)
+    if dtype.kind in "mM":
+        return _TIMESTAMP if dtype.kind == "M" else pa.duration("us")
+    if dtype.kind == "O" and stored.kind in "TUS":
+        return pa.string()
+    if dtype.kind in "OSV" and dtype.names is None:
+        return pa.binary()
+    raise InvalidArgumentError(
+        f"variable {name!r} has values of type {dtype}, which Spark has no type for; leave it out "
+        "with variables=[...], or store it as several real variables"
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a schema's metadata can hold an attribute."""
+    if isinstance(value, list):
+        plain = all(not isinstance(each, list) and _is_plain(each) for each in value)
+        return plain and len({*map(type, value)}) == 1
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = False) -> pa.Array:
+    """Convert decoded values (one-dimensional) to the column's Arrow type.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they have a date that a timestamp cannot represent.
+    """
+    arrow, kind = column.arrow, values.dtype.kind
+    if pa.types.is_string(arrow):
+        return pa.array([_text(value) for value in values.tolist()], arrow)
+    if pa.types.is_binary(arrow):
+        return pa.array(values.tolist(), arrow)
+    if pa.types.is_timestamp(arrow) and kind == "O":
+        raise InvalidArgumentError(
+            f"variable {column.name!r} has dates before 1582 in the mixed Julian/Gregorian "
+            "calendar, which no timestamp can hold; store it in proleptic_gregorian"
+        )
+    if kind in "mM":
+        values = values.astype(f"{kind}8[us]", copy=False)
+        return plain_arrow(values, ~np.isnat(values)).cast(arrow)
+    if kind == "f" and values.dtype.itemsize == 2:
+        values = values.astype(np.float32)
+    valid = ~np.isnan(values) if kind == "f" and nan_is_null else None
+    return plain_arrow(values, valid).cast(arrow)
+
+
+def plain_arrow(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Numbers, booleans or times (one-dimensional, in the machine's byte order) as Arrow has them.
+
+    `pa.array` imports pandas, even where it needs nothing of it.
+    """
+    bits = np.packbits(values, bitorder="little") if values.dtype == bool else values
+    known = None
+    if valid is not None and not valid.all():
+        known = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [known, pa.py_buffer(np.ascontiguousarray(bits))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    return str(value.isoformat()) if hasattr(value, "isoformat") else None  # else missing
+
+
+# --- the read --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +409,16 @@ class Job:
         The selected cells, cut into boxes.
     tasks : int
         Number of tasks.
-    nan : str
-        `keep`, `null` or `drop`.
-    layout : str, default "long"
-        Whether a row is a cell (`long`) or a `chunk`.
+    options : ReadOptions
+        How to read; without variables and where, which are below.
+    facts : SparkFacts
+        Where it runs.
     parts : int64[n, 2, ndim], optional
         Boxes of cells to read instead of the scan's, disjoint.
     starts : int64[tasks + 1], optional
         With `parts`: where each task's begin, and the end of the last.
-    decode_times : bool, default True
-        Whether CF times are decoded.
     where : Where, optional
         Which rows to keep.
-    time_zone : str, default "UTC"
-        The time zone of times in `where` that have none.
     lease : LeftLease, optional
         The lease on the snapshot that tasks renew.
     """
@@ -152,26 +432,28 @@ class Job:
     shape: tuple[int, ...]
     scan: Scan
     tasks: int
-    nan: str
-    layout: str = "long"
+    options: ReadOptions
+    facts: SparkFacts
     parts: IndexArray | None = None
     starts: IndexArray | None = None
-    decode_times: bool = True
     where: Where | None = None
-    time_zone: str = "UTC"
     lease: LeftLease | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row."""
-        if self.layout == "chunk":
-            return chunk_columns(self.dimensions, self.variables)
+        if self.options.layout == "chunk":
+            return _chunk_columns(self.dimensions, self.variables)
         return (*self.dimensions, *self.variables)
 
     @property
     def schema(self) -> StructType:
         """The schema of the rows."""
-        return schema_of(self.columns)
+        fields = StructType()
+        for column in self.columns:
+            kind = from_arrow_type(column.arrow)
+            fields.add(column.name, kind, metadata=dict(column.metadata))
+        return fields
 
     @property
     def grid(self) -> Box:

@@ -11,7 +11,6 @@ names.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -27,17 +26,13 @@ from zarr_manifests.reports import (
     StatisticsReport,
     VerifyReport,
 )
-from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
-from zarr_manifests.spark.checks import check_shared
+from zarr_manifests.spark.plan import Location, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
-from zarr_manifests.storage import Storage
 
 __all__ = ["compact", "compute_statistics", "garbage_collect", "rewrite_chunks", "verify"]
 
 type Options = Mapping[str, object] | None
-type Location = str | os.PathLike[str] | Storage | Repository
 
 
 def verify(
@@ -54,7 +49,7 @@ def verify(
     >>> maintenance.verify(spark, "winds").ok  # doctest: +SKIP
     True
     """
-    return _opened(url, storage_options).verify(**options, run=partial(run_tasks, spark))
+    return shared_repository(url, storage_options).verify(**options, run=partial(run_tasks, spark))
 
 
 def garbage_collect(
@@ -76,7 +71,7 @@ def garbage_collect(
     >>> maintenance.garbage_collect(spark, "winds", dry_run=True).kept  # doctest: +SKIP
     12
     """
-    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
     return repository.garbage_collect(grace, **options, run=run)
 
 
@@ -102,7 +97,7 @@ def compact(
     >>> maintenance.compact(spark, "winds", mode="packs").chunks  # doctest: +SKIP
     48
     """
-    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
     return repository.compact(branch, mode, **options, run=run)
 
 
@@ -125,7 +120,7 @@ def compute_statistics(
     >>> maintenance.compute_statistics(spark, "winds", ["/u"]).measured  # doctest: +SKIP
     132
     """
-    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
     return repository.compute_statistics(paths, **options, run=run)
 
 
@@ -149,12 +144,5 @@ def rewrite_chunks(
     >>> maintenance.rewrite_chunks(spark, "winds", "/u", **how).chunks_after  # doctest: +SKIP
     132
     """
-    repository, run = _opened(url, storage_options), partial(run_tasks, spark)
+    repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
     return rewrite(repository, path, **options, run=run)
-
-
-def _opened(url: Location, storage_options: Options) -> Repository:
-    """The repository, which Spark's tasks must be able to reach."""
-    repository = repository_of(url, storage_options)
-    check_shared(repository.storage)
-    return repository

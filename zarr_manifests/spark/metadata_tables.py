@@ -8,7 +8,6 @@ one array's chunk grid, and the driver never has a chunk's ref.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -29,8 +28,8 @@ from zarr_manifests.reports import Amount, LoggedOperation, ManifestPlace, Snaps
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session, estimate_of
-from zarr_manifests.spark.checks import check_shared
 from zarr_manifests.spark.job import LeftLease
+from zarr_manifests.spark.plan import Location, check_shared
 from zarr_manifests.spark.worker import briefly, opened
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
@@ -71,7 +70,7 @@ _CHUNKS: Final = pa.schema(
 
 def metadata_table(
     spark: SparkSession,
-    url: str | os.PathLike[str] | Storage | Repository,
+    url: Location,
     table: Literal["snapshots", "operations", "manifests", "arrays", "chunks", "statistics"],
     *,
     path: str | None = None,

@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.errors import PySparkAttributeError
-from pyspark.sql import SparkSession
 
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.skipping import (
     boxes_of,
     comparable,
@@ -33,92 +31,58 @@ from zarr_manifests.planning.zones.where import Comparison, Moment, Where, parse
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
-from zarr_manifests.session import Session, initialized_chunks
-from zarr_manifests.spark.checks import check_counts, check_shared, check_words
-from zarr_manifests.spark.job import Job
-from zarr_manifests.spark.schema import Column, column_of
+from zarr_manifests.session import Session
+from zarr_manifests.spark.job import Column, Job, ReadOptions, SparkFacts, column_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
 
 __all__ = [
-    "PlannedRead",
+    "Location",
     "ReadOptions",
     "SparkFacts",
-    "plan",
+    "check_shared",
     "plan_read",
     "restrict",
+    "shared_repository",
     "span_of",
     "spelled",
 ]
 
-_LAYOUTS: Final = ("long", "chunk")
-_NAN: Final = ("null", "keep", "drop")
-_ON_EMPTY: Final = ("empty", "error")
-# As many tasks as a small cluster runs at once, where Spark does not tell.
-_CONNECT_PARALLELISM: Final = 32
+type Location = str | os.PathLike[str] | Storage | Repository
+
 _MOST_CHUNKS: Final = 2**22
 """Most chunks that are listed to align boxes."""
 _MOST_POSITIONS: Final = 2**24
 """Longest coordinate that is compared again, so that fewer statistics are looked at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """What to read and how, as `zarr_manifests.spark.read` documents it.
+def shared_repository(
+    url: Location, storage_options: Mapping[str, object] | None = None
+) -> Repository:
+    """Return a repository that Spark's workers can reach.
 
     Raises
     ------
-    InvalidArgumentError
-        If an option has a value that it cannot have.
+    UnsupportedStorageError
+        If it is in the memory of this process.
     """
-
-    variables: str | Sequence[str] | None = None
-    group: str = "/"
-    version: str | None = None
-    where: Any = None
-    on_empty: str = "empty"
-    layout: str = "long"
-    nan: str = "null"
-    decode_times: bool = True
-    broadcast: bool = False
-    target_rows: int = 2 * 1024**2
-    max_tasks: int = 10_000
-
-    def __post_init__(self) -> None:
-        check_words(self, layout=_LAYOUTS, nan=_NAN, on_empty=_ON_EMPTY)
-        check_counts(self, "target_rows", "max_tasks")
+    repository = repository_of(url, storage_options)
+    check_shared(repository.storage)
+    return repository
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkFacts:
-    """What planning needs to know of a Spark session; it can be pickled.
+def check_shared(storage: Storage) -> None:
+    """Refuse a storage that Spark's workers cannot reach.
 
-    Parameters
-    ----------
-    parallelism : int, default 1
-        Number of tasks that can run at once.
-    case_sensitive : bool, default False
-        Whether names of columns that differ only in case are different.
-    time_zone : str, default "UTC"
-        The time zone of times without one.
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is in the memory of this process.
     """
-
-    parallelism: int = 1
-    case_sensitive: bool = False
-    time_zone: str = "UTC"
-
-    @classmethod
-    def of(cls, spark: SparkSession) -> SparkFacts:
-        """The facts about a session, which may be one of Spark Connect."""
-        try:
-            parallelism = int(spark.sparkContext.defaultParallelism)
-        except PySparkAttributeError:  # Spark Connect: the context is in another process
-            told = spark.conf.get("spark.default.parallelism", None)
-            parallelism = int(told) if told else _CONNECT_PARALLELISM
-        return cls(
-            parallelism=parallelism,
-            case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
-            time_zone=spark.conf.get("spark.sql.session.timeZone") or "UTC",
+    if not storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{storage.url} is in the memory of this process, and Spark's tasks run in others; put "
+            "the repository on a local disk or a storage they can see"
         )
 
 
@@ -137,9 +101,10 @@ def spelled(given: Iterable[str], names: Iterable[str], facts: SparkFacts) -> di
 
 
 def plan_read(
-    location: str | os.PathLike[str] | Storage | Repository,
+    location: Location,
     options: ReadOptions,
     facts: SparkFacts,
+    selections: list[ChunkSelection] | None = None,
 ) -> Job:
     """Plan a read.
 
@@ -152,6 +117,8 @@ def plan_read(
     facts : SparkFacts
         Where it will run. There are at least as many tasks as can run at once, if there are as
         many chunks.
+    selections : list, optional
+        Gets what statistics say of the arrays that `where` compares.
 
     Returns
     -------
@@ -163,39 +130,7 @@ def plan_read(
     NotARepositoryError, NotFoundError, InvalidArgumentError, UnsupportedStorageError
         As for `zarr_manifests.spark.read`.
     """
-    return plan(location, options, facts).job
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRead:
-    """A planned read, and what was found out on the way.
-
-    Parameters
-    ----------
-    job : Job
-        The read.
-    session : Session
-        The pinned snapshot.
-    source : Source
-        The group.
-    selections : tuple of ChunkSelection
-        What statistics say of the arrays that `where` compares.
-    """
-
-    job: Job
-    session: Session
-    source: Source
-    selections: tuple[ChunkSelection, ...] = ()
-
-
-def plan(
-    location: str | os.PathLike[str] | Storage | Repository,
-    options: ReadOptions,
-    facts: SparkFacts,
-) -> PlannedRead:
-    """Plan a read, as `plan_read` does, and tell how."""
-    repository = repository_of(location)
-    check_shared(repository.storage)
+    repository = shared_repository(location)
     session = repository.readonly_session(options.version)
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
@@ -204,7 +139,9 @@ def plan(
     where = None
     if options.where is not None:
         where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
-    axes = _axes(source, names, dims, where, options, facts)
+    sizes = {dim: n for name in names for dim, n in source.encoded(name).sizes.items()}
+    shape = tuple(int(sizes[dim]) for dim in dims)
+    axes = _axes(source, names, dict(zip(dims, shape, strict=True)), where, options, facts)
     rows = math.prod(axis.size for axis in axes)
     # A larger box takes no more memory.
     target = max(options.target_rows, rows // options.max_tasks)
@@ -216,25 +153,18 @@ def plan(
         group=source.group,
         dimensions=dimensions,
         variables=columns,
-        shape=tuple(_size(source, names, dim) for dim in dims),
+        shape=shape,
         scan=scan,
         tasks=min(len(scan), options.max_tasks),
-        nan=options.nan,
-        layout=options.layout,
-        decode_times=options.decode_times,
+        options=replace(options, variables=None, where=None),
+        facts=facts,
         where=where,
-        time_zone=facts.time_zone,
     )
     _check_columns(job.columns, facts.case_sensitive)
-    boxes = _boxes_with_rows(session, source, columns, scan) if options.nan == "drop" else None
-    if boxes is not None:
-        job = restrict(job, boxes, options, facts)
-    selections: list[ChunkSelection] = []
-    if where is not None and job.tasks:
-        for selection, boxes in _selections(session, source, job, where):
-            selections.append(selection)
-            if selection.selected < selection.chunks:
-                job = restrict(job, boxes, options, facts)
+    for boxes in _left_by_statistics(
+        session, source, job, [] if selections is None else selections
+    ):
+        job = restrict(job, boxes)
     if where is not None and not job.tasks and options.on_empty == "error":
         spans = [
             f"; of {dim!r}, {span_of(source.coordinate(dim), size)}"
@@ -242,10 +172,10 @@ def plan(
             if dim in where.columns
         ]
         raise InvalidArgumentError(f"no cell can match {where.sql}{''.join(spans)}")
-    return PlannedRead(job, session, source, tuple(selections))
+    return job
 
 
-def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFacts) -> Job:
+def restrict(job: Job, boxes: IndexArray) -> Job:
     """The job for only the cells in some boxes, regrouped into tasks of about the target size.
 
     Parameters
@@ -254,18 +184,17 @@ def restrict(job: Job, boxes: IndexArray, options: ReadOptions, facts: SparkFact
         A planned read.
     boxes : int64[n, 2, ndim]
         Half-open boxes of cells that do not overlap.
-    options, facts
-        As for `plan_read`.
     """
+    options, parallelism = job.options, job.facts.parallelism
     if job.parts is not None:
         boxes = _common(boxes, job.parts)
     rows = int(job.scan.cells(boxes).sum())
-    target = min(options.target_rows, rows // facts.parallelism)
+    target = min(options.target_rows, rows // parallelism)
     scan = plan_scan(job.scan.axes, target_rows=max(target, rows // options.max_tasks, 1))
     parts = scan.cut(boxes)
     sizes = scan.cells(parts)
     middles = np.cumsum(sizes) - sizes / 2
-    tasks = max(-(-rows // options.target_rows), min(facts.parallelism, len(parts)))
+    tasks = max(-(-rows // options.target_rows), min(parallelism, len(parts)))
     tasks = min(tasks, options.max_tasks, len(parts))
     shares = np.arange(1, tasks) * (rows / max(tasks, 1))
     cuts = np.searchsorted(middles, shares)
@@ -291,7 +220,7 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
 
 def _shared_dimensions(source: Source, names: Sequence[str], broadcast: bool) -> tuple[str, ...]:
     """The dimensions of the variable with the most, which the others have too, or some of them."""
-    found = {name: tuple(map(str, source.encoded(name).dims)) for name in names}
+    found = {name: source.dims[name] for name in names}
     widest = max(found.values(), key=len)
     if all(dims == widest for dims in found.values()):
         return widest
@@ -337,37 +266,10 @@ def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
         seen[name] = column.name
 
 
-def _boxes_with_rows(
-    session: Session, source: Source, columns: Sequence[Column], scan: Scan
-) -> IndexArray | None:
-    """The boxes of a scan that can have rows if cells without values have none; None for all.
-
-    Cells of chunks that were never written have no value if the fill value stands for none.
-    """
-    if not columns or not all(
-        source.absent_is_missing(column.name) and source.encoded(column.name).ndim == len(scan.axes)
-        for column in columns
-    ):
-        return None
-    found = []
-    for column in columns:
-        path = f"{source.group.rstrip('/')}/{column.name}"
-        chunks = initialized_chunks(session, path)
-        found.append(scan.holding(source.stored_chunk_shape(column.name), chunks))
-    numbers = np.unique(np.concatenate(found)).tolist()
-    boxes = [(box.lo, box.hi) for box in map(scan.__getitem__, numbers)]
-    return np.array(boxes, np.int64).reshape(len(boxes), 2, len(scan.axes))
-
-
-def _size(source: Source, names: Sequence[str], dim: str) -> int:
-    having = (source.encoded(name) for name in names)
-    return int(next(each.sizes[dim] for each in having if dim in each.dims))
-
-
 def _axes(
     source: Source,
     names: Sequence[str],
-    dims: Sequence[str],
+    sizes: Mapping[str, int],
     where: Where | None,
     options: ReadOptions,
     facts: SparkFacts,
@@ -375,13 +277,12 @@ def _axes(
     """What to read along each dimension, in chunks that are whole for all the variables."""
     how: Any = {"zone": zone_of(facts.time_zone), "nan_is_null": options.nan != "keep"}
     axes = []
-    for dim in dims:
-        having = {name: source.encoded(name) for name in names if dim in source.encoded(name).dims}
-        size = _size(source, names, dim)
+    for dim, size in sizes.items():
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
         chunk = max(
-            source.reading_shape(name, in_shards=options.layout == "long")[each.dims.index(dim)]
-            for name, each in having.items()
+            source.reading_shape(name, in_shards=options.layout == "long")[own.index(dim)]
+            for name, own in ((name, source.dims[name]) for name in names)
+            if dim in own
         )
         mine = [each for each in where.comparisons if each.column == dim] if where else []
         if mine and size:
@@ -412,7 +313,7 @@ def _checked(where: Where, source: Source, columns: Sequence[Column], facts: Spa
             )
         if pa.types.is_timestamp(column.arrow) and each.op != "within":
             each = replace(each, values=tuple(map(_in_microseconds, each.values)))
-        if source.has(each.column):
+        if each.column in source.dims:
             text = pa.types.is_string(column.arrow)
             none = np.empty(0, object if text else source.decoded_dtype(each.column))
             matching_cells(each, none, zone=zone_of(facts.time_zone))
@@ -446,51 +347,74 @@ def span_of(coordinate: npt.NDArray[Any] | None, size: int) -> str:
 # --- boxes of chunks that statistics leave -------------------------------------------------------
 
 
-def _selections(
-    session: Session, source: Source, job: Job, where: Where
-) -> Iterator[tuple[ChunkSelection, IndexArray]]:
-    """What statistics leave: the selection, and its boxes of cells (int64[n, 2, ndim]).
+def _left_by_statistics(
+    session: Session, source: Source, job: Job, selections: list[ChunkSelection]
+) -> Iterator[IndexArray]:
+    """What statistics leave, each time as boxes of cells (int64[n, 2, ndim]).
 
     They are whole chunks of the job's scan. Variables with the same chunks are looked at together.
     """
-    names = {column.name for column in job.variables}
+    names = [column.name for column in job.variables]
     dims = [column.name for column in job.dimensions]
-    alike: dict[tuple[Any, ...], list[Comparison]] = {}
-    for comparison in where.comparisons:
-        if comparison.column in names:
-            variable = source.encoded(comparison.column)
-            chunk_shape = source.stored_chunk_shape(comparison.column)
-            alike.setdefault((variable.dims, variable.shape, chunk_shape), []).append(comparison)
-    for (own_dims, own_shape, chunk_shape), comparisons in alike.items():
-        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
-        along = [each for each in where.comparisons if each.column in small]
+    chunk_shape = np.array([axis.chunk for axis in job.scan.axes], np.int64)
+
+    def chosen(*comparisons: Comparison) -> tuple[ChunkSelection, IndexArray]:
+        name = comparisons[0].column
         selection = session.chunks_where(
-            f"{source.group.rstrip('/')}/{comparisons[0].column}",
-            Where((*comparisons, *along)),
-            nan_matches=job.nan == "keep",
-            time_zone=job.time_zone,
-            decode_times=job.decode_times,
+            f"{source.group.rstrip('/')}/{name}",
+            Where(comparisons),
+            nan_matches=job.options.nan == "keep",
+            time_zone=job.facts.time_zone,
+            decode_times=job.options.decode_times,
         )
         boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
         boxes[:, 1] = job.shape
-        for number, (dim, chunk) in enumerate(zip(own_dims, chunk_shape, strict=True)):
+        sides = zip(source.dims[name], source.stored_chunk_shape(name), strict=True)
+        for number, (dim, chunk) in enumerate(sides):
             boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
-        yield selection, _aligned(boxes, [axis.chunk for axis in job.scan.axes])
+        return selection, boxes
+
+    if (
+        job.tasks
+        and job.options.nan == "drop"
+        and all(len(source.dims[n]) == len(dims) for n in names)
+    ):
+        found = [chosen(Comparison(name, "is_not_null")) for name in names]
+        if found and all(selection.selected < selection.chunks for selection, _ in found):
+            boxes = np.concatenate([each for _, each in found])
+            yield from _aligned(boxes, chunk_shape, apart=len(found) == 1)
+    alike: dict[tuple[Any, ...], list[Comparison]] = {}
+    for comparison in job.where.comparisons if job.where and job.tasks else ():
+        if comparison.column in names:
+            variable = source.encoded(comparison.column)
+            own = variable.dims, variable.shape, source.stored_chunk_shape(comparison.column)
+            alike.setdefault(own, []).append(comparison)
+    for (own_dims, own_shape, _), comparisons in alike.items():
+        assert job.where is not None
+        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
+        along = [each for each in job.where.comparisons if each.column in small]
+        selection, boxes = chosen(*comparisons, *along)
+        selections.append(selection)
+        if selection.selected < selection.chunks:
+            yield from _aligned(boxes, chunk_shape, apart=True)
 
 
-def _aligned(boxes: IndexArray, chunk_shape: Sequence[int]) -> IndexArray:
-    """Disjoint boxes of whole chunks around some boxes; the same if there are too many chunks."""
+def _aligned(boxes: IndexArray, chunk_shape: IndexArray, *, apart: bool) -> Iterator[IndexArray]:
+    """Disjoint boxes of whole chunks around some boxes.
+
+    If there are too many chunks: the same boxes, if they are apart, or none.
+    """
     lo, hi = boxes[:, 0] // chunk_shape, -(-boxes[:, 1] // chunk_shape)
     edges = np.stack([lo, hi], axis=1)
-    if not len(boxes) or np.array_equal(edges * chunk_shape, boxes):
-        return boxes
-    if int((hi - lo).prod(axis=1).sum()) > _MOST_CHUNKS:
-        return boxes
-    region = Box.around_coords(np.concatenate([lo, hi - 1]))
-    each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
-    numbers = [box.carried(np.arange(box.size), region) for box in each]
-    found = boxes_of(np.unique(np.concatenate(numbers)), region)
-    return np.asarray(found * np.array(chunk_shape), np.int64)
+    many = int((hi - lo).prod(axis=1).sum()) > _MOST_CHUNKS
+    if not len(boxes) or (apart and (many or np.array_equal(edges * chunk_shape, boxes))):
+        yield boxes
+    elif not many:
+        region = Box.around_coords(np.concatenate([lo, hi - 1]))
+        each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
+        numbers = [box.carried(np.arange(box.size), region) for box in each]
+        found = boxes_of(np.unique(np.concatenate(numbers)), region)
+        yield found * chunk_shape
 
 
 def _common(some: IndexArray, others: IndexArray) -> IndexArray:

@@ -24,6 +24,7 @@ import zarr
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.selecting.chunks_where import decoded
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 
@@ -108,6 +109,10 @@ class Source:
     ----------
     group : str
         Its absolute path.
+    arrays : mapping of str to Array
+        The variables by name, in Zarr's order.
+    dims : mapping of str to tuple of str
+        Their dimensions.
     """
 
     def __init__(self, session: Session, group: str, *, decode_times: bool = True) -> None:
@@ -115,7 +120,7 @@ class Source:
         path = group.strip("/")
         self.group = f"/{path}"
         self._session, self._store = session, session.store.with_read_only(True)
-        self._arrays, self._dims, self._refused = _arrays(self._store, path)
+        self.arrays, self.dims, self._refused = _arrays(self._store, path)
         self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
         self._decoders: dict[str, BulkDecoder | None] = {}
 
@@ -128,7 +133,7 @@ class Source:
         opened = xr.backends.ZarrStore.open_group(self._store, mode="r", **within)
         # Only determines which variables are coordinates; values are decoded when they are read.
         encoded, _, coordinates = xr.conventions.decode_cf_variables(
-            {name: opened.open_store_variable(name) for name in self._arrays},
+            {name: opened.open_store_variable(name) for name in self.arrays},
             opened.get_attrs(),
             concat_characters=False,
             mask_and_scale=False,
@@ -141,7 +146,7 @@ class Source:
     def data_variables(self) -> tuple[str, ...]:
         """Names of the variables that are not coordinates, sorted."""
         encoded, coordinates = self._opened
-        dimensions = {dim for dims in self._dims.values() for dim in dims}
+        dimensions = {dim for dims in self.dims.values() for dim in dims}
         return tuple(sorted(encoded.keys() - coordinates - dimensions))
 
     def encoded(self, name: str) -> xr.Variable:
@@ -154,7 +159,7 @@ class Source:
         InvalidArgumentError
             If its dimensions are unnamed, or a name occurs twice.
         """
-        if name in self._arrays:
+        if name in self.arrays:
             return self._opened[0][name]
         if name in self._refused:
             raise InvalidArgumentError(
@@ -162,28 +167,16 @@ class Source:
                 "columns cannot be named after them; give the array other dimension_names"
             )
         data = ", ".join(sorted(self.data_variables)) or "none"
-        coordinates = ", ".join(sorted(self._arrays.keys() - {*self.data_variables})) or "none"
+        coordinates = ", ".join(sorted(self.arrays.keys() - {*self.data_variables})) or "none"
         raise NotFoundError(
             f"there is no variable {name!r} in group {self.group}; there are: {data} "
             f"(and coordinates: {coordinates})"
         )
 
-    def has(self, name: str) -> bool:
-        """Whether there is a variable of that name."""
-        return name in self._arrays
-
-    def dims(self, name: str) -> tuple[str, ...]:
-        """The dimensions of a variable that there is."""
-        return self._dims[name]
-
-    def itemsize(self, name: str) -> int:
-        """Bytes of a stored value."""
-        return int(self._arrays[name].dtype.itemsize)
-
     def coordinate(self, dimension: str, recipe: Recipe | None = None) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
-            one = self._dims.get(dimension) == (dimension,)
+            one = self.dims.get(dimension) == (dimension,)
             self._coordinates[dimension] = self.read(dimension, recipe) if one else None
         return self._coordinates[dimension]
 
@@ -195,7 +188,7 @@ class Source:
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
-        shape = self._arrays[name].shape
+        shape = self.arrays[name].shape
         return self.decode(name, self.stored(name, Box((0,) * len(shape), shape)), recipe)
 
     def stored(self, name: str, block: Box, parts: Sequence[Box] | None = None) -> npt.NDArray[Any]:
@@ -204,7 +197,10 @@ class Source:
         The chunks are fetched and decoded many at a time. If parts of the block are given, only
         their chunks are read, and the other values of the block mean nothing.
         """
-        array, decoder = self._arrays[name], self._decoder(name)
+        array = self.arrays[name]
+        if name not in self._decoders:
+            self._decoders[name] = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
+        decoder = self._decoders[name]
         due = [block] if parts is None else parts
         if decoder is not None and all(self._in_whole_shards(name, part) for part in due):
             fill = array.metadata.fill_value
@@ -222,15 +218,9 @@ class Source:
             out[place_in(block, part)] = array[cells]
         return out
 
-    def _decoder(self, name: str) -> BulkDecoder | None:
-        if name not in self._decoders:
-            array = self._arrays[name]
-            self._decoders[name] = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
-        return self._decoders[name]
-
     def _in_whole_shards(self, name: str, part: Box) -> bool:
         """Whether it is best to read whole shards; else Zarr reads only what is due of them."""
-        array = self._arrays[name]
+        array = self.arrays[name]
         if array.shards is None:
             return True
         sides = zip(part.lo, part.hi, array.shards, array.shape, strict=True)
@@ -242,28 +232,14 @@ class Source:
 
         With `in_shards` it is a shard of a sharded variable, unless a shard is large.
         """
-        array = self._arrays[name]
+        array = self.arrays[name]
         whole = in_shards and math.prod(array.shards or ()) <= _LARGEST_SHARD_CELLS
         return tuple(array.shards or array.chunks) if whole else tuple(array.chunks)
 
-    def chunk_cells(self, name: str) -> int:
-        """Number of cells in a chunk of a variable that is not at an edge."""
-        return math.prod(self._arrays[name].chunks)
-
     def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a stored chunk, which is a shard if the variable is sharded."""
-        array = self._arrays[name]
+        array = self.arrays[name]
         return tuple(array.shards or array.chunks)
-
-    def absent_is_missing(self, name: str) -> bool:
-        """Whether cells of chunks that were never written have no value; reads no data."""
-        array = self._arrays[name]
-        if array.dtype.kind not in "fiu":
-            return False
-        fill = 0 if array.fill_value is None else array.fill_value
-        decoded = self.decode(name, np.full(1, fill, array.dtype))
-        # Of what is no number, only NaN and NaT are unlike themselves; dates may also be None.
-        return bool((decoded[0] is None) or decoded[0] != decoded[0])
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
@@ -292,42 +268,19 @@ class Source:
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
-        decoded = None if recipe is None else recipe.decode(values)
-        if decoded is not None:
-            return decoded
-        import xarray as xr
-
+        found = None if recipe is None else recipe.decode(values)
+        if found is not None:
+            return found
         if not values.size and self.is_time(name):
             return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
-        dims = [f"axis {number}" for number in range(max(values.ndim, 1))]
-        given = values.reshape(values.shape or (1,))
-        encoded = xr.Variable(dims, given, self.attributes(name), self.encoded(name).encoding)
-        times = xr.coders.CFDatetimeCoder(time_unit=_TIME_UNIT)
-        durations = xr.coders.CFTimedeltaCoder(
-            time_unit=_TIME_UNIT, decode_via_units=False, decode_via_dtype=True
-        )
-        try:
-            with warnings.catch_warnings():
-                # It warns that it uses cftime, as the type of the column shows.
-                warnings.filterwarnings("ignore", "Unable to decode time", xr.SerializationWarning)
-                found = xr.conventions.decode_cf_variable(
-                    name,
-                    encoded,
-                    stack_char_dim=False,  # a character is a cell here
-                    decode_times=times if self._decode_times else False,
-                    decode_timedelta=durations,
-                ).to_numpy()
-        except ValueError as error:
-            hint = ". With decode_times=False, times stay numbers" if self.is_time(name) else ""
-            raise InvalidArgumentError(
-                f"variable {name!r} in group {self.group} cannot be decoded: {error}{hint}"
-            ) from error
+        what, how = f"variable {name!r} in group {self.group}", self.encoded(name).encoding
+        found = decoded(what, values, self.attributes(name), how, decode_times=self._decode_times)
         plain = found.dtype.kind in "TUV" and found.dtype.names is None
-        return (found.astype(object) if plain else found).reshape(values.shape)
+        return found.astype(object) if plain else found
 
     def recipe(self, name: str) -> Recipe | None:
         """How tasks decode a variable without xarray; None if they need it. Reads no data."""
-        stored, dtype = self._arrays[name].dtype, self.decoded_dtype(name)
+        stored, dtype = self.arrays[name].dtype, self.decoded_dtype(name)
         times = dtype.kind in "mM" and stored.kind in "iu" and stored != np.uint64
         if not times and (stored.kind not in "biuf" or dtype.kind not in "biuf"):
             return None

@@ -110,10 +110,7 @@ def session(
     settings.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     # Other hosts, and those of local-cluster, launch their JVMs later.
     alone = own["spark.master"].partition("[")[0] == "local"
-    with (
-        java_home(local=alone) as home,
-        _environment({"JAVA_HOME": str(home)} | _launch_environment(local)),
-    ):
+    with java_home(local=alone) as home, _environment(home, local=local):
         return SparkSession.Builder().config(map=settings).getOrCreate()
 
 
@@ -126,8 +123,9 @@ def _runs_elsewhere() -> bool:
     )
 
 
-def _launch_environment(local: bool) -> dict[str, str]:
-    """Environment variables for the launch, unless the caller has set them."""
+@contextmanager
+def _environment(home: Path, *, local: bool) -> Iterator[None]:
+    """Set what a launch needs in the process environment, for the block; but for Java, if unset."""
     # Workers must be the Python that has this package, not the first python3 on PATH.
     launch = {"PYSPARK_PYTHON": sys.executable}
     if local:
@@ -135,12 +133,8 @@ def _launch_environment(local: bool) -> dict[str, str]:
     if "SPARK_CONF_DIR" not in os.environ:
         logging = Path(__file__).with_name("log4j2.properties").as_uri()
         launch["SPARK_SUBMIT_OPTS"] = f"-Dlog4j2.configurationFile={logging}"
-    return {name: value for name, value in launch.items() if not os.environ.get(name)}
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change the process environment for the block."""
+    changes = {name: value for name, value in launch.items() if not os.environ.get(name)}
+    changes["JAVA_HOME"] = str(home)
     before = {name: os.environ[name] for name in changes if name in os.environ}
     os.environ.update(changes)
     try:

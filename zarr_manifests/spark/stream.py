@@ -1,7 +1,7 @@
 """The streaming source: the cells that commits of a branch add, batch by batch.
 
 An offset is a snapshot of the branch. A batch has the cells that were added between two offsets, as
-the snapshot at its end has them (`changed_rows`). So over all batches each cell comes once, and
+the snapshot at its end has them (`cell_rows`). So over all batches each cell comes once, and
 they are the rows of the table at the end.
 
 Spark makes the reader in one process that lives as long as the query, and asks it for offsets and
@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -46,9 +46,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
-from zarr_manifests.spark.changed_rows import plan_changes
+from zarr_manifests.spark.cell_rows import plan_changes
 from zarr_manifests.spark.job import Job, chunks_in
-from zarr_manifests.spark.plan import ReadOptions, SparkFacts
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.versions import HEADS, MAIN
 
@@ -57,6 +56,16 @@ __all__ = ["ChangeStream", "Offset", "StreamOptions", "same_columns"]
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(seconds=120)
 _REWRITE: Final = "rewrite"
+
+type Offset = dict[str, Any]
+"""A place in the history, as Spark stores it.
+
+`repository` and `stream` are ids; `snapshot` is the id of the snapshot, None before the first one.
+`begun` is that at which the stream began, and `first` says that this is where it begins.
+"""
+type _Commit = tuple[str | None, SnapshotInfo]
+"""A commit that changes data, after the snapshot that it goes on from."""
+_OFFSET: Final = frozenset(("repository", "stream", "snapshot", "begun", "first"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,69 +94,6 @@ class StreamOptions:
     keep_for: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    """A commit that the stream may deliver, with the snapshot that it goes on from."""
-
-    info: SnapshotInfo
-    parent_id: str | None
-    changes_data: bool
-
-    @property
-    def snapshot_id(self) -> str:
-        return self.info.snapshot_id
-
-
-@dataclass(frozen=True, slots=True)
-class Offset:
-    """A place in the history of a repository.
-
-    Parameters
-    ----------
-    repository : str
-        Id of the repository.
-    stream : str
-        Id of the stream, chosen where it began.
-    snapshot : str or None
-        Id of the snapshot; None before the first one.
-    begun : str or None
-        Id of the snapshot at which the stream began; None if it began before the first one.
-    first : bool
-        Whether this is where the stream begins.
-    """
-
-    repository: str
-    stream: str
-    snapshot: str | None
-    begun: str | None
-    first: bool = False
-
-    def to(self, snapshot_id: str) -> Offset:
-        """A later offset of the same stream."""
-        return replace(self, snapshot=snapshot_id, first=False)
-
-    def pack(self) -> dict[str, Any]:
-        """As Spark stores it."""
-        return asdict(self)
-
-    @classmethod
-    def parse(cls, packed: dict[str, Any]) -> Offset:
-        """From what `pack` made.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it was made by another source.
-        """
-        try:
-            return cls(**packed)
-        except TypeError as error:
-            raise InvalidArgumentError(
-                f"the checkpoint has an offset of another source: {str(packed)[:200]}; start the "
-                "stream with another checkpoint"
-            ) from error
-
-
 class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of the cells that commits of a branch add.
 
@@ -155,16 +101,10 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ----------
     repository : Repository
         The repository.
-    options : ReadOptions
-        What to read and how, with a branch or without.
-    facts : SparkFacts
-        Where tasks run.
+    job : Job
+        The read of the head of the branch, which says what to read; its columns may not change.
     stream : StreamOptions
         How to go through the history.
-    schema : pyspark.sql.types.StructType
-        The columns, which may not change.
-    names : sequence of str
-        The variables among them.
 
     Raises
     ------
@@ -172,26 +112,17 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         If the options name a version that is no branch.
     """
 
-    def __init__(
-        self,
-        repository: Repository,
-        options: ReadOptions,
-        facts: SparkFacts,
-        stream: StreamOptions,
-        schema: StructType,
-        names: Sequence[str],
-    ) -> None:
-        branch = options.version or MAIN
+    def __init__(self, repository: Repository, job: Job, stream: StreamOptions) -> None:
+        branch = job.options.version or MAIN
         if branch not in repository.list_branches():
             raise InvalidArgumentError(
                 f"a stream follows a branch, and {branch!r} is none. Give branch, and "
                 "starting-snapshot for where to begin"
             )
-        self._repository, self._facts = repository, facts
-        self._branch = branch
-        self._names = names
-        self._options = replace(options, version=None, variables=names)
-        self._stream, self._schema = stream, schema
+        self._repository, self._branch, self._stream = repository, branch, stream
+        self._names, self._schema = [column.name for column in job.variables], job.schema
+        own: Any = {"variables": self._names, "where": job.where}
+        self._options, self._facts = replace(job.options, version=None, **own), job.facts
         self._until: str | None = None
         self._ended = False
         # A `HeldLease`, and what ends it.
@@ -202,12 +133,13 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- offsets -----------------------------------------------------------------------------
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> Offset:  # noqa: N802
         """Where the stream begins."""
         name = self._stream.starting_snapshot
         start = None if name is None else resolved(self._repository, name)
-        stream = os.urandom(8).hex()
-        return Offset(context_of(self._repository).repository_id, stream, start, start, True).pack()
+        repository, stream = context_of(self._repository).repository_id, os.urandom(8).hex()
+        begins = {"snapshot": start, "begun": start, "first": True}
+        return {"repository": repository, "stream": stream} | begins
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That a batch has limits, which `latestOffset` knows."""
@@ -218,19 +150,19 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End the stream at what is the head of the branch now."""
         self._until = self._head()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """The end of the next batch; `start` itself if there is nothing new."""
-        at = self._parsed(start)
-        if at.snapshot is None:
-            end = self._until or self._head()
-            self._lease(at.to(end))
-            return at.to(end).pack()
-        self._lease(at)
-        due = [one for one in self._since(at.snapshot) if one.changes_data]
+        self._check(start)
+        if start["snapshot"] is None:
+            end = _moved(start, self._until or self._head())
+            self._lease(end)
+            return end
+        self._lease(start)
+        due = self._since(start["snapshot"])
         if not isinstance(limit, ReadAllAvailable):
             due = self._admitted(due)
         if due:
-            return at.to(due[-1].snapshot_id).pack()
+            return _moved(start, due[-1][1].snapshot_id)
         if self._until is not None and self._stream.keep_for is None:
             self._ended = True  # Spark ends the query, and kills this process before it can
             self.stop()
@@ -240,27 +172,31 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The first commits, as many as the limits of a batch allow."""
         due = due[: self._stream.max_commits]
         most, nbytes = self._stream.max_bytes, 0
-        for number, one in enumerate(due):
-            nbytes += one.info.written.get("chunk-bytes", 0)
+        for number, (_, info) in enumerate(due):
+            nbytes += info.written.get("chunk-bytes", 0)
             if most is not None and nbytes > most:
                 return due[: max(number, 1)]
         return due
 
-    def _parsed(self, packed: dict[str, Any]) -> Offset:
-        offset = Offset.parse(packed)
-        if offset.repository != context_of(self._repository).repository_id:
+    def _check(self, offset: Offset) -> None:
+        """Raise if an offset is that of another source, or of another repository."""
+        if offset.keys() != _OFFSET:
             raise InvalidArgumentError(
-                f"the checkpoint belongs to a stream of repository {offset.repository}, not "
+                f"the checkpoint has an offset of another source: {str(offset)[:200]}; start the "
+                "stream with another checkpoint"
+            )
+        if offset["repository"] != context_of(self._repository).repository_id:
+            raise InvalidArgumentError(
+                f"the checkpoint belongs to a stream of repository {offset['repository']}, not "
                 f"of the one at {self._repository.storage.url}; start the stream with another "
                 "checkpoint"
             )
-        return offset
 
     def _head(self) -> str:
         return self._repository.readonly_session(HEADS + self._branch).snapshot_id
 
     def _since(self, snapshot_id: str) -> list[_Commit]:
-        """The commits of the branch after a snapshot, oldest first.
+        """The commits of the branch after a snapshot that change data, oldest first.
 
         Where some have expired, and a tag keeps the snapshot, the oldest one that is left counts as
         the commit of all that happened until then.
@@ -278,10 +214,13 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found.clear()
             if info.snapshot_id == snapshot_id:
                 break
-            found.append(_Commit(info, info.parent_id, info.kind != _REWRITE))
+            if info.kind != _REWRITE:
+                found.append((info.parent_id, info))
         else:
             self._check_kept(snapshot_id, info)
-            found[-1] = replace(found[-1], parent_id=snapshot_id, changes_data=True)
+            if info.kind != _REWRITE:
+                found.pop()
+            found.append((snapshot_id, info))
         return found[::-1]
 
     def _check_kept(self, snapshot_id: str, oldest: SnapshotInfo) -> None:
@@ -309,14 +248,15 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- batches -----------------------------------------------------------------------------
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The parts of the batch between two offsets, each with all that its task needs."""
-        first, last = self._parsed(start), self._parsed(end)
-        begin = last.begun if first.first else first.snapshot
-        if last.snapshot is None or begin == last.snapshot:
+        self._check(start)
+        self._check(end)
+        begin, last = end["begun"] if start["first"] else start["snapshot"], end["snapshot"]
+        if last is None or begin == last:
             return []
-        self._lease(last if begin is None else last.to(begin))
-        jobs = (self._job(since, until) for since, until in self._segments(begin, last.snapshot))
+        self._lease(end if begin is None else _moved(end, begin))
+        jobs = (self._job(since, until) for since, until in self._segments(begin, last))
         return [InputPartition(task) for job in jobs if job is not None for task in _tasks(job)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -328,14 +268,13 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The read of the cells that were added; None if there are none of the variables yet."""
         if not self._paths(end):
             return None
-        plan = plan_changes(self._repository, self._options, self._facts, start, end)
-        columns = plan.whole.schema
-        if not same_columns(columns, self._schema):
+        job = plan_changes(self._repository, self._options, self._facts, start, end)["added"]
+        if not same_columns(job.schema, self._schema):
             raise InvalidArgumentError(
                 f"the stream has the columns {self._schema.simpleString()}, and at snapshot {end} "
-                f"they are {columns.simpleString()}; start the stream with another checkpoint"
+                f"they are {job.schema.simpleString()}; start the stream with another checkpoint"
             )
-        return plan.job(plan.cells.added)
+        return job
 
     def _paths(self, *snapshots: str) -> list[str]:
         """Paths of the variables that one of these snapshots has."""
@@ -360,14 +299,15 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [(start, end)]
         segments: list[tuple[str | None, str]] = []
         since: str = start
-        for one in self._between(start, end):
-            if one.changes_data and not self._only_adds(one):
-                if since != one.parent_id:
-                    segments.append((since, str(one.parent_id)))
-                since = one.snapshot_id
+        for parent_id, info in self._between(start, end):
+            assert parent_id is not None  # a commit after another one
+            if not self._only_adds(parent_id, info):
+                if since != parent_id:
+                    segments.append((since, parent_id))
+                since = info.snapshot_id
         return [*segments, (since, end)] if since != end else segments
 
-    def _only_adds(self, one: _Commit) -> bool:
+    def _only_adds(self, parent_id: str, info: SnapshotInfo) -> bool:
         """Whether a commit overwrites and removes no cell.
 
         Raises
@@ -375,11 +315,10 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         InvalidArgumentError
             If it does, and the stream shall fail then.
         """
-        assert one.parent_id is not None  # a commit after another one
-        paths = self._paths(one.parent_id, one.snapshot_id)
+        paths = self._paths(parent_id, info.snapshot_id)
         if not paths:
             return True
-        cells = changed_cells(self._repository, paths, one.parent_id, one.snapshot_id)
+        cells = changed_cells(self._repository, paths, parent_id, info.snapshot_id)
         if not cells.only_added and self._stream.overwrite_mode == "fail":
             what = " and ".join(
                 f"{word} {chunks_in(boxes):,} cells"
@@ -387,7 +326,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if len(boxes)
             )
             raise InvalidArgumentError(
-                f"commit {one.snapshot_id} ({one.info.message!r}) {what} of {', '.join(paths)}, "
+                f"commit {info.snapshot_id} ({info.message!r}) {what} of {', '.join(paths)}, "
                 "and a stream delivers only added cells. The option streaming-overwrite-mode=skip "
                 "skips such commits, and added-only delivers the cells that they added"
             )
@@ -396,15 +335,16 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _between(self, start: str, end: str) -> list[_Commit]:
         """The commits after a snapshot up to another one, oldest first."""
         found = self._since(start)
-        ids = [one.snapshot_id for one in found]
+        ids = [info.snapshot_id for _, info in found]
         return found[: ids.index(end) + 1] if end in ids else self._since(end)
 
     # --- the lease ---------------------------------------------------------------------------
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: Offset) -> None:
         """Go on with the lease: Spark asks for nothing before this offset any more."""
         if not self._ended:
-            self._lease(self._parsed(end))
+            self._check(end)
+            self._lease(end)
 
     def stop(self) -> None:
         """Give the lease up, or leave it behind."""
@@ -415,22 +355,23 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lease(self, at: Offset) -> None:
         """Hold the lease on this offset's snapshot, and no other."""
-        if at.snapshot is None:
+        snapshot_id = at["snapshot"]
+        if snapshot_id is None:
             return
         if self._leased is not None:
             lease, _ = self._leased
-            if lease.snapshot_id == at.snapshot and not lease.lost:
+            if lease.snapshot_id == snapshot_id and not lease.lost:
                 return
         keep_for, stack = self._stream.keep_for, ExitStack()
         # It is renewed at a third of its timeout, so two thirds of that are left at least.
         timeout = _LEASE if keep_for is None else max(keep_for * 1.5, _LEASE)
-        owner = f"Spark stream {at.stream}"
+        owner = f"Spark stream {at['stream']}"
         try:
             lease = stack.enter_context(
-                self._repository.lease(at.snapshot, timeout, owner=owner, instead=True)
+                self._repository.lease(snapshot_id, timeout, owner=owner, instead=True)
             )
         except SnapshotExpiredError:
-            self._since(at.snapshot)  # raises, and says what is still there
+            self._since(snapshot_id)  # raises, and says what is still there
             raise
         except StorageError:
             # It cannot be written. Should history expire, the next batch says so.
@@ -441,6 +382,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.stop()
         lease.keep(keep_for is not None)
         self._leased = lease, stack
+
+
+def _moved(offset: Offset, snapshot_id: str) -> Offset:
+    """Another offset of the same stream."""
+    return {**offset, "snapshot": snapshot_id, "first": False}
 
 
 def same_columns(one: StructType, other: StructType) -> bool:

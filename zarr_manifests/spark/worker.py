@@ -37,8 +37,7 @@ from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.skipping import comparable, matching_cells
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.session import Session
-from zarr_manifests.spark.job import Containers, Job
-from zarr_manifests.spark.schema import plain_arrow, to_arrow
+from zarr_manifests.spark.job import Containers, Job, plain_arrow, to_arrow
 from zarr_manifests.spark.source import Source, place_in
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
@@ -113,7 +112,7 @@ def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
         if job.lease is not None:
             job.lease.renew()
         boxes = (box for number in numbers for box in job.boxes(number))
-        made = _chunk_rows(job, boxes) if job.layout == "chunk" else _pieces(job, boxes)
+        made = _chunk_rows(job, boxes) if job.options.layout == "chunk" else _pieces(job, boxes)
         yield from batches(made)
 
 
@@ -216,7 +215,7 @@ def _stored(
     Values that are repeated are kept in `held`, since the next block may have the same.
     """
     all_of = [column.name for column in job.dimensions]
-    dims = list(source.dims(name))
+    dims = list(source.dims[name])
     if dims == all_of:
         return source.stored(name, block, parts)
     at = [all_of.index(dim) for dim in dims]
@@ -232,6 +231,7 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     """Yield a row for each chunk of boxes, with the values of its selected cells."""
     source, coordinates = _open(job)
     schema = pa.schema([(column.name, column.arrow) for column in job.columns])
+    drop = job.options.nan == "drop"
     held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
         stored = [_stored(job, source, each.name, block, parts, held) for each in job.variables]
@@ -246,8 +246,7 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
                 axes, along = zip(*map(side, count(), chunk.lo, chunk.hi), strict=True)
                 values = [_taken(each[place_in(part, chunk)], axes, chunk) for each in decoded]
-                gone = [bool(comparable(each)[1].all()) for each in values if job.nan == "drop"]
-                if gone and all(gone):
+                if drop and values and all(comparable(each)[1].all() for each in values):
                     continue
                 cells = [each.astype(each.dtype.newbyteorder("<"), copy=False) for each in values]
                 data = [{"dtype": each.dtype.str, "data": each.tobytes()} for each in cells]
@@ -274,11 +273,11 @@ def _blocks(
     Yields blocks of cells, each with the parts of it that are due, or None for all of it.
     """
     # A packed value is decoded to as many as 8 bytes.
-    row_bytes = sum(max(source.itemsize(column.name), 8) for column in job.variables)
+    row_bytes = sum(max(source.arrays[column.name].dtype.itemsize, 8) for column in job.variables)
     # Of variables that lack a dimension there are fewer chunks.
     names = [each.name for each in job.variables]
-    wide = [name for name in names if len(source.dims(name)) == len(job.dimensions)]
-    chunk_cells = min(map(source.chunk_cells, wide), default=1)
+    wide = [name for name in names if len(source.dims[name]) == len(job.dimensions)]
+    chunk_cells = min((math.prod(source.arrays[name].chunks) for name in wide), default=1)
     most = max(min(BLOCK_BYTES // (row_bytes or 1), BLOCK_CHUNKS * chunk_cells), 1)
     chunk_shape = [axis.chunk for axis in job.scan.axes]
 
@@ -336,38 +335,39 @@ def _taken(values: npt.NDArray[Any], axes: tuple[Axis, ...], block: Box) -> npt.
 
 def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> pa.Table:
     """The rows of cells with these coordinates and values."""
+    null = job.options.nan != "keep"
     cells = [
-        to_arrow(each, column, nan_is_null=job.nan != "keep")
+        to_arrow(each, column, nan_is_null=null)
         for column, each in zip(job.variables, values, strict=True)
     ]
     names = [column.name for column in (*job.dimensions, *job.variables)]
     table = pa.Table.from_arrays([*along, *cells], names)
     due = np.ones(len(table), np.bool_)
-    if job.nan == "drop" and values:
+    if job.options.nan == "drop" and values:
         due &= ~np.logical_and.reduce([comparable(each)[1] for each in values])
     decoded = {column.name: each for column, each in zip(job.variables, values, strict=True)}
     for comparison in job.where.comparisons if job.where else ():
         # The others choose positions along dimensions, which are all that is read.
         if comparison.column in decoded:
-            how: Any = {"zone": zone_of(job.time_zone), "nan_is_null": job.nan != "keep"}
+            how: Any = {"zone": zone_of(job.facts.time_zone), "nan_is_null": null}
             due &= matching_cells(comparison, decoded[comparison.column], **how)
     return table if due.all() else table.filter(plain_arrow(due))
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     """The job's group and its coordinates as columns, opened on first use."""
-    null = job.nan != "keep"
+    null = job.options.nan != "keep"
 
     def open_source() -> tuple[Source, dict[str, pa.Array]]:
         session = opened(job.storage, job.snapshot_id, job.containers)
-        source = Source(session, job.group, decode_times=job.decode_times)
+        source = Source(session, job.group, decode_times=job.options.decode_times)
         # Everything imported and opened so far lives as long as the worker.
         if not gc.get_freeze_count():
             gc.freeze()
         return source, {}
 
     place = (place_of(job.storage), job.containers, job.snapshot_id)
-    source, columns = _kept((*place, job.group, job.decode_times, null), open_source)
+    source, columns = _kept((*place, job.group, job.options.decode_times, null), open_source)
     for each in job.dimensions:
         values = source.coordinate(each.name, each.recipe)
         if each.name not in columns and values is not None:

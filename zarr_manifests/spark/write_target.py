@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotF
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
+from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.planning.zones.skipping import matching_runs
 from zarr_manifests.planning.zones.time_zone import zone_of
 from zarr_manifests.planning.zones.where import parse_where
@@ -37,7 +38,7 @@ from zarr_manifests.spark.cell_values import (
     to_numpy,
 )
 from zarr_manifests.spark.cell_writer import WritePlan
-from zarr_manifests.spark.checks import check_counts, check_words
+from zarr_manifests.spark.job import check_options
 from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
@@ -48,9 +49,6 @@ from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
 
 __all__ = ["Rows", "WriteOptions", "plan_write"]
 
-_MODES: Final = ("append", "overwrite-region", "create")
-_MISSING: Final = ("fill", "keep", "error")
-_DUPLICATES: Final = ("error", "last")
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}
 _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "M": {**_WHOLE, "units": "microseconds since 1970-01-01"},
@@ -73,23 +71,27 @@ class WriteOptions:
 
     target: str
     dims: Sequence[str]
-    mode: str = "append"
+    mode: Literal["append", "overwrite-region", "create"] = "append"
     append_dim: str | None = None
     region: Mapping[str, Any] | None = None
     template: Any = None
     encoding: Mapping[str, Mapping[str, Any]] | None = None
-    missing: str = "fill"
-    duplicates: str = "error"
+    missing: Literal["fill", "keep", "error"] = "fill"
+    duplicates: Literal["error", "last"] = "error"
     order_by: str | None = None
     tolerance: Mapping[str, Any] | None = None
     statistics: bool = True
     buffer_bytes: int = 256 * 1024**2
     max_tasks: int = 1000
     time_zone: str = "UTC"
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    message: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    branch: str = "main"
 
     def __post_init__(self) -> None:
-        check_words(self, mode=_MODES, missing=_MISSING, duplicates=_DUPLICATES)
-        check_counts(self, "buffer_bytes", "max_tasks")
+        check_options(self)
         for name in ("region", "encoding", "tolerance"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
@@ -116,6 +118,18 @@ class WriteOptions:
             )
         for name in sorted({*(self.tolerance or ()), *(self.region or ())} - set(self.dims)):
             raise InvalidArgumentError(f"{name!r} is not among the dims {', '.join(self.dims)}")
+
+    def txn(self) -> Txn | None:
+        """The transaction that the write is, if it is not a batch of a stream.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If only one of its two parts is given.
+        """
+        if (self.txn_app_id is None) != (self.txn_version is None):
+            raise InvalidArgumentError("txn_app_id and txn_version go together")
+        return None if self.txn_app_id is None else txn_of((self.txn_app_id, self.txn_version))
 
 
 class Rows(Protocol):

@@ -15,9 +15,7 @@ from grids import DIMS, SCHEMA, hours
 from on_cluster.hosts import another_host
 from on_cluster.trouble import Troubles, storage_at, troubled
 from zarr_manifests.spark import foreach_batch, write_dataframe
-from zarr_manifests.spark.data_sink import BatchSink, Sink, StreamSink
 from zarr_manifests.spark.data_source import ManifestsDataSource
-from zarr_manifests.spark.plan import SparkFacts
 
 _OPTIONS: Final = {"dims": ",".join(DIMS), "append-dim": "time"}
 
@@ -25,24 +23,23 @@ _OPTIONS: Final = {"dims": ",".join(DIMS), "append-dim": "time"}
 class TroubledDataSource(ManifestsDataSource):
     """The data source on a storage that has troubles; its sinks use the option `troubles`."""
 
+    def __init__(self, options: Mapping[str, str]) -> None:
+        own = dict(options)
+        self._troubles = json.loads(own.pop("troubles"))
+        super().__init__(own)
+
     @classmethod
     def name(cls) -> str:
         return "troubled"
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        return BatchSink(
-            self._troubled(Sink.of(self._given(), schema, overwrite=overwrite, facts=SparkFacts()))
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        return self._troubled(super().writer(schema, overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        return StreamSink(self._troubled(Sink.of_stream(self._given(), schema, facts=SparkFacts())))
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        return self._troubled(super().streamWriter(schema, overwrite))
 
-    def _given(self) -> Mapping[str, str]:
-        return {name: value for name, value in self.options.items() if name != "troubles"}
-
-    def _troubled(self, sink: Sink) -> Sink:
-        troubles = json.loads(self.options["troubles"])
-        storage = storage_at(sink.repository.storage.url, troubles)
+    def _troubled(self, sink: Any) -> Any:
+        storage = storage_at(sink.repository.storage.url, self._troubles)
         return replace(sink, repository=zm.open(storage))
 
 
