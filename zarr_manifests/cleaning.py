@@ -21,7 +21,7 @@ from zarr_manifests.engine.upkeep.expire import expire
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.upkeep.expiry import retention
-from zarr_manifests.reports import CleanReport
+from zarr_manifests.reports import CollectionReport
 from zarr_manifests.versions import milliseconds
 
 __all__ = ["clean"]
@@ -35,7 +35,7 @@ def clean(
     grace: timedelta,
     *,
     dry_run: bool,
-) -> CleanReport:
+) -> CollectionReport:
     """Delete what the snapshots to keep do not need: so many, those not older, or as configured."""
     by_age = keep if isinstance(keep, timedelta) else None
     by_count = None if isinstance(keep, timedelta) else keep
@@ -53,7 +53,7 @@ def clean(
             kept = replace(kept, keep_last=kept.keep_last + more)
         due = expire(context, kept, dry_run=False)
     found = collect(context, grace_ms, dry_run=dry_run)
-    return CleanReport(due, compacted, found)
+    return replace(found, expiry=due, compacted=compacted)
 
 
 def _holds(context: Context, branch: str, kept: int) -> bool:

@@ -14,8 +14,6 @@ from typing import Any, Final
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
-__all__ = ["Row", "fields_of", "hierarchy", "html_page"]
-
 _SHOWN_ROWS: Final = 500
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -16,9 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zarr_manifests.texts import bytes_text, plain_text, time_text
-
-__all__ = ["PlainConsole", "columns", "fact_table", "html", "more", "report", "says", "shown"]
+from zarr_manifests.texts import bytes_text, parts_of, plain_text, time_text
 
 _MOST_ROWS: Final = 200
 _MOST_CHARS: Final = 300
@@ -88,7 +86,7 @@ def more(count: int) -> list[Text]:
 
 def says(value: object) -> bool:
     """Whether its class says in words what it is."""
-    return "__str__" in vars(type(value))
+    return not vars(type(value)).keys().isdisjoint(("__str__", "_lines"))
 
 
 def report(value: Any) -> Group:
@@ -96,25 +94,13 @@ def report(value: Any) -> Group:
     if says(value):
         return Group(Text(plain_text(str(value), lines=True)))
     single, parts = [], []
-    for name, found in _fields(value):
+    for name, found in parts_of(value):
         if isinstance(found, Mapping) or (isinstance(found, tuple) and not _is_shape(found)):
             if found:
                 parts += [Text(f"{_words(name)} ({len(found):,})", "bold"), *_listed(name, found)]
-        elif found is not None:
-            single.append((_words(name), shown(name, found)))
+        elif text := shown(name, found):
+            single.append((_words(name), text))
     return Group(fact_table(single), *parts)
-
-
-def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Its fields that `repr` shows, then its properties that are no arrays."""
-    for field in fields(value):
-        if field.repr:
-            yield field.name, getattr(value, field.name)
-    for name, found in vars(type(value)).items():
-        if isinstance(found, property):
-            kind = str(getattr(found.fget, "__annotations__", {}).get("return", ""))
-            if "Array" not in kind:
-                yield name, getattr(value, name)
 
 
 def _listed(name: str, values: Any) -> Iterator[RenderableType]:
@@ -123,7 +109,7 @@ def _listed(name: str, values: Any) -> Iterator[RenderableType]:
     if isinstance(values, Mapping):
         yield fact_table((str(key), shown(str(key), one)) for key, one in first)
     elif is_dataclass(first[0]) and not says(first[0]):
-        rows = [dict(_fields(one)) for one in first]
+        rows = [dict(parts_of(one)) for one in first]
         used = [key for key in rows[0] if any(row[key] not in (None, "", ()) for row in rows)]
         right = [key for key in used if all(isinstance(row[key], int | float) for row in rows)]
         table = columns(*map(_words, used), right=[*map(_words, right)], whole=("path", "key"))
@@ -167,19 +153,15 @@ def shown(name: str, value: Any) -> str:
     if isinstance(value, tuple) and _is_shape(value):
         return " x ".join(shown("", length) for length in value)
     if isinstance(value, Mapping):
-        return _cut(", ".join(f"{key}: {shown(str(key), one)}" for key, one in value.items()))
+        value = ", ".join(f"{key}: {shown(str(key), one)}" for key, one in value.items())
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return f"{len(value):,}"
     if isinstance(value, tuple | list):
-        return _cut(", ".join(shown(name, one) for one in value))
-    return _cut(str(value))
+        value = ", ".join(shown(name, one) for one in value)
+    return plain_text(value, lines=True, most=_MOST_CHARS)
 
 
 def _coordinates(value: Any) -> str:
     rows = value[:_SHOWN].tolist()
     first = ", ".join(str(tuple(row) if isinstance(row, list) else row) for row in rows)
     return f"{len(value):,}: {first}{', ...' if len(value) > _SHOWN else ''}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"

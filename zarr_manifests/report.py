@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.texts import parts_of, plain_text
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
-
-__all__ = ["Report", "json_line", "plain"]
-
-_TOO_LARGE: Final = frozenset({"map"})
-"""Properties left out: `ValueChanges.map` has a number for every chunk of an array."""
 
 
 class Report:
@@ -33,12 +29,16 @@ class Report:
 
     __slots__ = ()
 
+    def _lines(self) -> Iterable[str]:
+        """What it is in words, if it has any: then that is what `str`, terminals, notebooks say."""
+        return ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(plain_text, self._lines())) or repr(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The attributes by name, in types that JSON knows; times are ISO 8601 in UTC."""
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        of_class = (name for name, found in vars(type(self)).items() if isinstance(found, property))
-        names += [name for name in of_class if name not in _TOO_LARGE]
-        return {name: plain(getattr(self, name)) for name in names}
+        return {name: plain(value) for name, value in parts_of(self)}
 
     def to_json(self) -> str:
         """The attributes as one line of JSON, in ASCII."""
@@ -48,10 +48,12 @@ class Report:
         """One row for each element of its first collection of reports; else one row of all."""
         import pandas as pd
 
-        for value in (getattr(self, field.name) for field in fields(self)):  # type: ignore[arg-type]
+        told = self.to_dict()
+        for name in told:
+            value = getattr(self, name)
             if isinstance(value, tuple) and value and isinstance(value[0], Report):
-                return pd.json_normalize([one.to_dict() for one in value])
-        return pd.json_normalize(self.to_dict(), max_level=0)
+                return pd.json_normalize(told[name])
+        return pd.json_normalize(told, max_level=0)
 
     def __rich__(self) -> RenderableType:
         """What a terminal shows."""
@@ -64,6 +66,17 @@ class Report:
         from zarr_manifests.rendering import html
 
         return html(type(self).__name__, self.__rich__())
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Report):
+    """One thing that is wrong: the key of an object or the URL of a file, and what is wrong."""
+
+    key: str
+    what: str
+
+    def _lines(self) -> Iterator[str]:
+        yield self.what if self.key in self.what else f"{self.key}: {self.what}"
 
 
 def json_line(value: object) -> str:
@@ -87,7 +100,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else _unusual(value)
+        return _number(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -107,8 +120,8 @@ def plain(value: Any) -> Any:
     return value.to_dict() if isinstance(value, Report) else Report.to_dict(value)
 
 
-def _unusual(number: float) -> str:
-    """As in the documents of Zarr: JSON has no such numbers."""
-    if math.isnan(number):
-        return "NaN"
-    return "Infinity" if number > 0 else "-Infinity"
+def _number(number: float) -> float | str:
+    """The number; or text, as in the documents of Zarr, where JSON has no such number."""
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

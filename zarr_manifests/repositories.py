@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
@@ -16,7 +16,7 @@ from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.snapshot.opening import create_at, exists_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.ids import object_key
-from zarr_manifests.reports import RecoveryReport, RestoreReport
+from zarr_manifests.reports import RecoveryReport
 from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
@@ -149,27 +149,6 @@ def exists(
     return exists_at(storage_of(location, storage_options))
 
 
-@overload
-def recover(
-    location: str | os.PathLike[str] | Storage | Repository,
-    *,
-    dry_run: bool = False,
-    collections_ended: bool = False,
-    storage_options: Mapping[str, object] | None = None,
-    runtime: Runtime = SYSTEM,
-) -> RecoveryReport: ...
-
-
-@overload
-def recover(
-    location: str | os.PathLike[str] | Storage | Repository,
-    version: int,
-    *,
-    dry_run: bool = False,
-    storage_options: Mapping[str, object] | None = None,
-) -> RestoreReport: ...
-
-
 def recover(
     location: str | os.PathLike[str] | Storage | Repository,
     version: int | None = None,
@@ -178,7 +157,7 @@ def recover(
     collections_ended: bool = False,
     storage_options: Mapping[str, object] | None = None,
     runtime: Runtime = SYSTEM,
-) -> RecoveryReport | RestoreReport:
+) -> RecoveryReport:
     """Replace a lost or damaged root by the newest archived one whose objects are all there.
 
     No writer that began before can commit afterwards. Chunk objects are only looked for;
@@ -206,7 +185,7 @@ def recover(
 
     Returns
     -------
-    RecoveryReport or RestoreReport
+    RecoveryReport
         Which version was taken, and which ones may be lost; with a version, which branches and tags
         have moved.
 

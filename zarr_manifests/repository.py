@@ -46,16 +46,13 @@ from zarr_manifests.reports import (
     Ancestry,
     CellChanges,
     Change,
-    CleanReport,
     CollectionReport,
     CompactionReport,
     Diff,
     ExpiryReport,
-    IndexReport,
     LoggedOperation,
     ManifestLayout,
     MergeReport,
-    RepackReport,
     SnapshotInfo,
     StatisticsReport,
     Usage,
@@ -73,7 +70,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from zarr_manifests.commits import SessionCommits
-    from zarr_manifests.picturing.lanes import GraphRow
+    from zarr_manifests.picturing.graph import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
     from zarr_manifests.session import Session
     from zarr_manifests.store import ManifestStore
@@ -852,7 +849,7 @@ class Repository:
             if path is None:
                 return usage
             array = usage[path]
-            return Usage(usage.snapshot_id, (array,), array.total, array.growth)
+            return replace(array, path="", arrays=(array,), snapshot_id=usage.snapshot_id)
 
         return opened(count)
 
@@ -1032,27 +1029,6 @@ class Repository:
 
     # --- maintenance -------------------------------------------------------------------------
 
-    @overload
-    def compact(  # type: ignore[overload-overlap]
-        self,
-        branch: str = "main",
-        *,
-        mode: Literal["packs"],
-        min_live: float = 0.5,
-        dry_run: bool = False,
-        run: Run | None = None,
-    ) -> RepackReport: ...
-
-    @overload
-    def compact(
-        self,
-        branch: str = "main",
-        mode: str = "major",
-        *,
-        dry_run: bool = False,
-        run: Run | None = None,
-    ) -> CompactionReport: ...
-
     def compact(
         self,
         branch: str = "main",
@@ -1061,7 +1037,7 @@ class Repository:
         min_live: float = 0.5,
         dry_run: bool = False,
         run: Run | None = None,
-    ) -> CompactionReport | RepackReport:
+    ) -> CompactionReport:
         """Bring the deltas of a branch together, as a commit that changes no data; or its packs.
 
         Runs beside writers: what they commit meanwhile stays on top, and a chunk that they change
@@ -1096,7 +1072,7 @@ class Repository:
 
         Returns
         -------
-        CompactionReport or RepackReport
+        CompactionReport
             What was done; its `snapshot_id` is None if there was nothing to do.
 
         Raises
@@ -1177,8 +1153,10 @@ class Repository:
         ...     a[:] = [1, 2, 3, 4, 5, 6]
         >>> _ = repo.compact("main", mode="full")
         >>> layout = repo.explain_manifests(costs=True)
-        >>> [(one.set_name, one.refs) for one in layout.manifests], layout.costs.opening.requests
-        ([('coordinates', 3)], 1)
+        >>> [(one.set_name, one.refs) for one in layout.manifests]
+        [('coordinates', 3)]
+        >>> layout.costs["opening"]["requests"]
+        1
         >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
         ('/a', 0, (0,))
         """
@@ -1241,7 +1219,7 @@ class Repository:
         grace: timedelta = timedelta(hours=24),
         *,
         dry_run: bool = False,
-    ) -> CleanReport:
+    ) -> CollectionReport:
         """Free the space of what old snapshots need alone, and say what is still held, by what.
 
         Like `expire_snapshots` and then `garbage_collect`. Before, branches are repacked and
@@ -1274,7 +1252,7 @@ class Repository:
         ...     with repo.transaction(message=f"make {name}") as store:
         ...         _ = zarr.create_group(store, path=name)
         >>> report = repo.clean(keep=1, grace=timedelta(0))
-        >>> len(report.expiry.snapshots), report.collection.waiting
+        >>> len(report.expiry.snapshots), report.waiting
         (3, 0)
         """
         from zarr_manifests.cleaning import clean
@@ -1510,11 +1488,12 @@ def changed_cells(
         return history.changed_cells.compared_cells(repository._context, kept, last, named)
 
 
-def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> IndexReport:
+def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> int:
     """Bring the index of initialised chunks up to date with a branch.
 
-    It reads the manifests of the branch that the index does not know yet. An index changes
-    speed, never results, and conflicts with no commit.
+    It reads the manifests of the branch that the index does not know yet, and returns how many
+    leaves of these are new to it. An index changes speed, never results, and conflicts with no
+    commit.
 
     Raises
     ------
@@ -1526,15 +1505,13 @@ def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> IndexRe
     >>> import zarr_manifests as zm
     >>> from zarr_manifests.repository import build_index
     >>> repo = zm.create("memory://index-example")
-    >>> build_index(repo).indexed
+    >>> build_index(repo)
     0
     """
     return compact.presence_index.build_index(repository._context, branch)
 
 
-def graph_of(
-    repository: Repository, *, rows: int = 60, limit: int = 1000
-) -> tuple[GraphRow[SnapshotInfo], ...]:
+def graph_of(repository: Repository, *, rows: int = 60, limit: int = 1000) -> list[GraphRow]:
     """The graph of the history of all branches and tags, for the rest of the package.
 
     Parameters
@@ -1546,7 +1523,7 @@ def graph_of(
     limit : int
         At most so many commits of a branch.
     """
-    from zarr_manifests.picturing.lanes import lanes, lines
+    from zarr_manifests.picturing.graph import history_graph
 
     refs = _refs_of(repository)
 
@@ -1554,7 +1531,7 @@ def graph_of(
         with suppress(SnapshotExpiredError):  # of something that was merged
             yield from repository.ancestry(snapshot_id, limit=limit)
 
-    return lanes(lines(refs, ancestry, limit), refs, rows)
+    return history_graph(refs, ancestry, refs, rows, limit)
 
 
 def _drawn(repository: Repository) -> Axes:

@@ -40,7 +40,7 @@ from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.reports import (
     ChunkSelection,
-    PreloadReport,
+    PreloadedManifest,
     Status,
     Usage,
 )
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ChunkStatistics",
     "Fork",
-    "PreloadReport",
     "Session",
     "Status",
     "chunk_map_of",
@@ -911,7 +910,7 @@ def estimate_of(session: Session) -> Usage:
     return totals_of(session._contents.view)
 
 
-def preload_report(session: Session, wait_s: float = 0.0) -> PreloadReport:
+def preload_report(session: Session, wait_s: float = 0.0) -> tuple[PreloadedManifest, ...]:
     """Which manifests were fetched in the background, and why others were not.
 
     Parameters
@@ -927,7 +926,7 @@ def preload_report(session: Session, wait_s: float = 0.0) -> PreloadReport:
     >>> with repo.transaction(message="a coordinate") as store:
     ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
     >>> report = preload_report(repo.readonly_session(), wait_s=1)
-    >>> [(one.state.value, one.refs, one.why) for one in report.manifests]
+    >>> [(one.state, one.refs, one.why) for one in report]
     [('skipped', 1, 'it is here already')]
     """
     if wait_s > 0:

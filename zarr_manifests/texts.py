@@ -10,11 +10,12 @@ from __future__ import annotations
 import reprlib
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import datetime
 from difflib import get_close_matches
 from heapq import nlargest, nsmallest
-from typing import Final
+from typing import Any, Final
 
 __all__ = [
     "bytes_text",
@@ -23,6 +24,7 @@ __all__ = [
     "known_as",
     "listed",
     "near_names",
+    "parts_of",
     "plain_text",
     "shown",
     "spelled",
@@ -35,8 +37,11 @@ _CANDIDATES: Final = 100
 _COMPARED: Final = 25_000
 """Characters of a name times those of all names that it is compared with: at most some 3 ms."""
 
+_TOO_LARGE: Final = frozenset({"map"})
+"""Properties left out: `ValueChanges.map` has a number for every chunk of an array."""
 
-def plain_text(value: object, *, lines: bool = False) -> str:
+
+def plain_text(value: object, *, lines: bool = False, most: int | None = None) -> str:
     r"""The value as text with control characters escaped, such as `\x1b`.
 
     Characters that change the direction of text and invisible characters are escaped, too.
@@ -47,6 +52,8 @@ def plain_text(value: object, *, lines: bool = False) -> str:
         Converted with `str`.
     lines : bool
         Keep newlines.
+    most : int, optional
+        Longer text is cut, and ends with `…`.
 
     Examples
     --------
@@ -55,9 +62,10 @@ def plain_text(value: object, *, lines: bool = False) -> str:
     air\x1b[2J\nerror: none
     """
     text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(c if _harmless(c) or (lines and c == "\n") else _written_out(c) for c in text)
+    if not text.isprintable():
+        kept = (c if _harmless(c) or (lines and c == "\n") else _written_out(c) for c in text)
+        text = "".join(kept)
+    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _harmless(char: str) -> bool:
@@ -188,3 +196,10 @@ def totals_text(totals: Mapping[str, int]) -> str:
         elif totals.get(f"{name}-at-most"):
             parts.append(f"at most {text(totals[f'{name}-at-most'])}")
     return ", ".join(parts)
+
+
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields and properties of a dataclass, by name."""
+    names = [field.name for field in fields(value)]
+    names += [name for name, found in vars(type(value)).items() if isinstance(found, property)]
+    return ((name, getattr(value, name)) for name in names if name not in _TOO_LARGE)

@@ -60,18 +60,17 @@ def test_kept_versions_stay_as_they_were(repo: zm.Repository) -> None:
 def test_it_says_what_a_tag_and_a_lease_keep(repo: zm.Repository) -> None:
     repo.create_tag("v1", "main~2")
     with repo.lease(resolved(repo, "main~1"), timeout=timedelta(hours=1)):
-        report = repo.clean(keep=1, grace=NOW)
-        found = report.collection
+        found = repo.clean(keep=1, grace=NOW)
         lease = next(name for name in found.held_by if name.startswith("lease of "))
-        assert f"{lease} keeps its snapshot and all newer ones until" in str(report)
-        assert report.expiry.kept["main"] > 1
+        assert f"{lease} keeps its snapshot and all newer ones until" in str(found)
+        assert found.expiry.kept["main"] > 1
         assert found.held_by[lease] is not None
         assert found.held_by["tag 'v1'"] is None
-    found = repo.clean(keep=1, grace=NOW).collection
+    found = repo.clean(keep=1, grace=NOW)
     assert list(found.held_by) == ["tag 'v1'"]
     assert found.held_nbytes == 16 * CHUNK  # its deltas overwrite one another
     repo.delete_tag("v1")
-    assert repo.clean(keep=1, grace=NOW).collection.held_by == {}
+    assert repo.clean(keep=1, grace=NOW).held_by == {}
     assert chunks(repo) == 4
 
 

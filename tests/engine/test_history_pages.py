@@ -190,7 +190,7 @@ def test_a_damaged_page_does_not_make_a_recovery_go_back(deep: MemoryStorage) ->
         storage.put(key, b"damaged")
     storage.delete_many(["current"])
     report = zm.recover(storage)
-    assert report.branches == newest
+    assert report.branches.keys() == newest.keys()
     assert zm.open(storage).list_branches() == newest
     check(storage)
 

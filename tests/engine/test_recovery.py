@@ -110,7 +110,7 @@ def test_a_root_that_can_be_read_says_how_many_versions_there_were() -> None:
     zarr.open_array(session.store, path="a")[:] = 9
     storage.delete_many([snapshot_key(lost)])
     report = zm.recover(storage, runtime=in_order())
-    assert (report.recovered, report.branches) == (done - 1, {"main": before})
+    assert (report.recovered, report.branches) == (done - 1, {"main": (None, before)})
     assert report.version == version + 1
     assert report.perhaps_lost == range(done, version + 1)
     with pytest.raises(FencedError):

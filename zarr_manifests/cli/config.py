@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from zarr_manifests.config import Config
-    from zarr_manifests.reports import ArrayPlace, ManifestLayout, ReadCost
+    from zarr_manifests.reports import ArrayPlace, ManifestLayout
 
 __all__ = ["run_config", "run_explain"]
 
@@ -288,8 +288,8 @@ def _sum(layout: ManifestLayout) -> str:
 
 
 def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
-    def said(cost: ReadCost) -> str:
-        return f"{count_text(cost.requests, 'request')}, {bytes_text(cost.nbytes)}"
+    def said(cost: Mapping[str, int]) -> str:
+        return f"{count_text(cost['requests'], 'request')}, {bytes_text(cost['nbytes'])}"
 
     table = columns("to read for", "now", "then", right=("now", "then"))
     for name, what in (
@@ -297,7 +297,7 @@ def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
         ("coordinates", "then all coordinates"),
         ("last_step", "then one more step"),
     ):
-        table.add_row(what, said(getattr(now.costs, name)), said(getattr(then.costs, name)))
+        table.add_row(what, *(said(costs[name]) for costs in (now.costs, then.costs) if costs))
     return table
 
 

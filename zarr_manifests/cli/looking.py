@@ -22,7 +22,7 @@ from zarr_manifests.versions import VersionName
 
 if TYPE_CHECKING:
     from zarr_manifests.display import Row
-    from zarr_manifests.reports import Amount, ArrayStatistics, Usage
+    from zarr_manifests.reports import Amount, StatisticsReport, Usage
 
 __all__ = ["run_cat", "run_du", "run_info", "run_tree", "value_text"]
 
@@ -94,7 +94,7 @@ def _record(row: Row) -> dict[str, Any]:
     }
 
 
-def _described(found: ArrayStatistics) -> str:
+def _described(found: StatisticsReport) -> str:
     if found.skipped:
         return f"none: {found.skipped}"
     if not found.known:

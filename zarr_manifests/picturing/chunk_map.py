@@ -1,20 +1,25 @@
-"""A grid of chunks folded onto two dimensions, with what is known of the chunks in each cell."""
+"""A grid of chunks folded onto two dimensions: its layout, and how texts and pages draw it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 
 from zarr_manifests.grid import Coords, IndexArray
-
-__all__ = ["ChunkMap", "Folding"]
+from zarr_manifests.texts import bytes_text, count_text
 
 _WIDE: Final = 4
 """So many times the columns of a square picture fit, where there are few rows."""
+_LINE: Final = 60
+_FEW: Final = 24
+_MANY: Final = 64
+_COLORS: Final = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +44,10 @@ class Folding:
     column_edges: IndexArray
 
     @classmethod
-    def of(cls, grid_shape: Sequence[int], side: int) -> Folding:
-        """A folding to at most `side` x `side` cells; columns may be more where rows are few.
+    def of(cls, grid_shape: Sequence[int], side: int, most: int | None = None) -> Folding:
+        """A folding to at most `side` rows, and `most` columns.
+
+        Without `most`, there are at most `side` columns, too, or more where rows are few.
 
         Examples
         --------
@@ -61,7 +68,8 @@ class Folding:
             axes = (column, row) if grid[row] > 2 * grid[column] else (row, column)
         sizes = [1 if axis is None else grid[axis] for axis in axes]
         rows = min(sizes[0], side)
-        columns = min(sizes[1], max(side, min(_WIDE * side, side * side // max(rows, 1))))
+        most = most or max(side, min(_WIDE * side, side * side // max(rows, 1)))
+        columns = min(sizes[1], most)
         return cls(grid, axes, _edges(sizes[0], rows), _edges(sizes[1], columns))
 
     @property
@@ -106,6 +114,29 @@ class Folding:
         found = np.bincount(cells[inside], weight, size)
         return found.astype(np.int64).reshape(self.shape)
 
+    def cover(self, boxes: IndexArray) -> IndexArray:
+        """How many chunks of disjoint boxes (int64[n, 2, ndim]) are in each cell.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from zarr_manifests.picturing.chunk_map import Folding
+        >>> Folding.of((2, 4), 2).cover(np.array([[[0, 1], [2, 4]]])).tolist()
+        [[1, 2], [1, 2]]
+        """
+        ndim = len(self.grid_shape)
+        axes = [ndim if axis is None else axis for axis in self.axes]
+        ends = np.broadcast_to([[0], [1]], (len(boxes), 2, 1))  # along an axis that is not there
+        sides, of_box = np.concatenate([boxes, ends], axis=2), np.diff(boxes, axis=1)[:, 0]
+        depths = np.delete(of_box, [axis for axis in axes if axis < ndim], axis=1).prod(axis=1)
+        sides, same = np.unique(sides[:, :, axes], axis=0, return_inverse=True)
+        depths = np.bincount(same.ravel(), depths, len(sides)).astype(np.int64)
+        counts = np.zeros(self.shape, np.int64)
+        for (lo, hi), depth in zip(sides.tolist(), depths.tolist(), strict=True):
+            edges = zip((self.row_edges, self.column_edges), lo, hi, strict=True)
+            counts += depth * np.outer(*(np.diff(np.clip(edge, a, b)) for edge, a, b in edges))
+        return counts
+
 
 def _edges(size: int, parts: int) -> IndexArray:
     return np.arange(parts + 1, dtype=np.int64) * size // max(parts, 1)
@@ -139,3 +170,99 @@ class ChunkMap:
     nbytes: IndexArray
     changed_ms: IndexArray
     since_ms: int
+
+    def name(self, axis: int | None) -> str:
+        """What an axis is called."""
+        return axis_name(self.dimensions, axis)
+
+
+def axis_name(dimensions: Sequence[str | None], axis: int | None) -> str:
+    """The name of a dimension, or which axis it is; empty for none."""
+    return "" if axis is None else dimensions[axis] or f"axis {axis}"
+
+
+def as_svg(places: IndexArray) -> str:
+    """A picture of cells that are 0, 1 or 2, from grey to blue."""
+    height, width = places.shape
+    side = max(1, min(6, 480 // max(width, 1)))
+    runs = []
+    for line, row in enumerate(places.tolist()):
+        for place, same in groupby(enumerate(row), itemgetter(1)):
+            first, *rest = [column for column, _ in same]
+            runs.append(
+                f'<rect x="{first}" y="{line}" width="{1 + len(rest)}" height="1" '
+                f'fill="{_COLORS[place]}"/>'
+            )
+    return (
+        f'<svg width="{width * side}" height="{height * side}" viewBox="0 0 {width} {height}" '
+        f'preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(runs)}</svg>'
+    )
+
+
+def as_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -> dict[str, Any]:
+    """A map of chunks as the table of a page.
+
+    Parameters
+    ----------
+    found : ChunkMap
+        What exists.
+    changed : int64[n, ndim], optional
+        Coordinates of chunks that were written or removed; None if that is not known.
+    chunk_shape : tuple of int
+        In elements.
+
+    Returns
+    -------
+    dict
+        `lines` of cells, each with `name` (the classes of its style), `text` (what there is to say
+        of its chunks), and `first` (the position of the first of these along the axes of the table,
+        None along others); `name` and `text` of the table (which chunks its rows and columns are),
+        and whether it `has_parts`, cells with some of their chunks, but not all.
+    """
+    folding = found.folding
+    height, width = folding.shape
+    counts = np.zeros(folding.shape, np.int64) if changed is None else folding.place(changed)
+    lines = [
+        [_cell(found, new, chunk_shape, (row, column)) for column, new in enumerate(line)]
+        for row, line in enumerate(counts.tolist())
+    ]
+    names = [found.name(axis) for axis in folding.axes]
+    text = f"chunks along {names[1]}" if width > 1 else "one chunk"
+    if height > 1:
+        text = f"rows are {names[0]}, columns are {names[1]}"
+    elif width > _LINE:
+        lines = [lines[0][at : at + _LINE] for at in range(0, width, _LINE)]
+        text += ", line by line"
+    if folding.is_folded:
+        text += f"; each cell stands for up to {count_text(int(folding.whole.max()), 'chunk')}"
+    widest = max(map(len, lines), default=0)
+    size = " few" if max(widest, len(lines)) <= _FEW else " many" if widest > _MANY else ""
+    parts = bool(((found.chunks > 0) & (found.chunks < folding.whole)).any())
+    return {"lines": lines, "name": f"chunks{size}", "text": text, "has_parts": parts}
+
+
+def _cell(found: ChunkMap, new: int, chunk_shape: Coords, at: tuple[int, int]) -> dict[str, Any]:
+    folding = found.folding
+    there, whole = int(found.chunks[at]), int(folding.whole[at])
+    where: list[str] = []
+    first: list[int | None] = [None] * len(folding.grid_shape)
+    edges = folding.row_edges, folding.column_edges
+    for axis, places, place in zip(folding.axes, edges, at, strict=True):
+        if axis is not None:
+            lo, hi = int(places[place]), int(places[place + 1]) - 1
+            first[axis] = lo * chunk_shape[axis]
+            if folding.grid_shape[axis] > 1:
+                where.append(f"{found.name(axis)} {lo}" + (f" to {hi}" if hi > lo else ""))
+    size = bytes_text(int(found.nbytes[at]))
+    if whole == 1:
+        told = (f"there, {size}" if there else "not there") + ("; changed" if new else "")
+    else:
+        told = f"{there:,} of {whole:,} there, {size}" + (f"; {new:,} changed" if new else "")
+    if found.changed_ms[at]:
+        moment = np.datetime64(int(found.changed_ms[at]), "ms").astype("datetime64[m]")
+        told += f"; written {str(moment).replace('T', ' ')} UTC"
+    name = "changed" if new and there else "gone" if new else ""
+    if there and not new:
+        name = f"stored-{4 if there == whole else 1 + 3 * there // whole}"
+    chunk = f"chunk {', '.join(where)}" if where else "the chunk"
+    return {"name": name, "text": f"{chunk}: {told}", "first": first}

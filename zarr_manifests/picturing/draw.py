@@ -14,18 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
-from zarr_manifests.picturing.graph import lane_color
-from zarr_manifests.picturing.lanes import GraphRow, width_of
-from zarr_manifests.texts import plain_text
+from zarr_manifests.picturing.chunk_map import ChunkMap, Folding, axis_name
+from zarr_manifests.picturing.graph import GraphRow, lane_color, width_of
+from zarr_manifests.texts import bytes_text, plain_text
 from zarr_manifests.versions import short_ids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
     from matplotlib.colors import Colormap
-
-__all__ = ["draw_chunks", "draw_diff", "draw_history"]
 
 _SIDE: Final = 96
 _MOST_ARRAYS: Final = 6
@@ -37,10 +34,9 @@ _DAY_MS: Final = 86_400_000
 _MINUTE_DAYS: Final = 1 / 1440
 _LANE_INCHES: Final = 0.22
 _TEXT_INCHES: Final = 7.5
-_UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
-def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
+def draw_history(rows: Sequence[GraphRow]) -> Axes:
     """Draw the graph of history, newest first, with a line of text for each row."""
     pyplot = _pyplot("ancestry().plot()")
     inches = _LANE_INCHES * width_of(rows) + _TEXT_INCHES, 0.29 * len(rows) + 0.9
@@ -67,7 +63,7 @@ def draw_history(rows: Sequence[GraphRow[Any]]) -> Axes:
     return axes  # type: ignore[no-any-return]
 
 
-def _draw_commit(axes: Axes, at: int, row: GraphRow[Any]) -> None:
+def _draw_commit(axes: Axes, at: int, row: GraphRow) -> None:
     color: Any = {"color": lane_color(row.lane), "zorder": 2}
     if len(row.commits) > 1:  # beads on the line
         axes.scatter([row.lane] * 3, at + np.array([-0.22, 0, 0.22]), 9, **color)
@@ -76,18 +72,16 @@ def _draw_commit(axes: Axes, at: int, row: GraphRow[Any]) -> None:
         axes.scatter(row.lane, at, 46, marker=marker, edgecolors="white", **color)
 
 
-def _write_row(
-    axes: Axes, at: int, row: GraphRow[Any], width: int, short: Mapping[str, str]
-) -> None:
+def _write_row(axes: Axes, at: int, row: GraphRow, width: int, short: Mapping[str, str]) -> None:
     """Write what the row is about beside the graph."""
     last = row.commits[-1]
     time_at = 20 + 6 * max(map(len, short.values()))
     message_at = time_at + 104
     text: Any = {"va": "center", "parse_math": False, "fontsize": 9, "in_layout": False}
 
-    def write(points: int, what: str, **more: Any) -> Any:
+    def write(points: int, what: str, **more: Any) -> None:
         spot: Any = {"xytext": (points, 0), "textcoords": "offset points"}
-        return axes.annotate(what, (width - 0.5, at), **spot, **text, **more)
+        axes.annotate(what, (width - 0.5, at), **spot, **text, **more)
 
     if len(row.commits) > 1:
         count = f"{len(row.commits):,} commits since {last.written_at:%Y-%m-%d %H:%M}"
@@ -95,35 +89,30 @@ def _write_row(
         return
     write(4, short[last.id], family="monospace")
     write(time_at, f"{last.written_at:%Y-%m-%d %H:%M}", color="#5b6b78")
-    names = " ".join(f"[{_short(str(ref), 20)}]" for ref in row.refs[:3])
+    names = " ".join(f"[{plain_text(str(ref), most=20)}]" for ref in row.refs[:3])
     names += f" and {len(row.refs) - 3} more" if len(row.refs) > 3 else ""
-    message = _short(last.message, max(_MOST_CHARS - len(names), 12))
-    if names:
-        named = write(message_at, names, fontweight="bold")
-        axes.annotate(f"  {message}", (1, 0.5), xycoords=named, **text)
-    else:
-        write(message_at, message)
+    message = plain_text(last.message, most=max(_MOST_CHARS - len(names), 12))
+    write(message_at, f"{names} {message}".strip(), fontweight="bold" if names else "normal")
 
 
 def draw_chunks(chunks: ChunkMap) -> npt.NDArray[np.object_]:
     """Draw which chunks of an array exist, how large they are, and when they last changed."""
     pyplot = _pyplot("plot_chunks()")
+    from matplotlib.ticker import EngFormatter
+
     folding, there = chunks.folding, chunks.chunks > 0
     wide = folding.shape[1] > 2 * folding.shape[0]
     shape: Any = {"nrows": 2, "figsize": (9, 4.6)} if wide else {"ncols": 2, "figsize": (10.5, 4.4)}
     figure, axes = pyplot.subplots(**shape, layout="constrained", sharex=True, sharey=True)
     mean = chunks.nbytes / np.maximum(chunks.chunks, 1)
-    factor, unit = _unit(mean.max(initial=0))
-    sizes = _mesh(axes[0], folding, np.where(there, mean / factor, np.nan), "viridis")
+    sizes = _mesh(axes[0], folding, np.where(there, mean, np.nan), "viridis")
     if sizes is not None:
-        sizes.set_clim(0, float(mean.max()) / factor or 1)
-        figure.colorbar(sizes, ax=axes[0], label=f"{unit} in a chunk")
+        sizes.set_clim(0, float(mean.max()) or 1)
+        figure.colorbar(sizes, ax=axes[0], label="in a chunk", format=EngFormatter("B"))
     _draw_changed(figure, axes[1], chunks)
     count, whole = int(chunks.chunks.sum()), int(folding.whole.sum())
-    stored = int(chunks.nbytes.sum())
-    of_all, name = _unit(stored)
-    size = f"{stored / of_all:,.3g} {name}"
-    title = f"{_short(chunks.path, 40)}: {count:,} of {whole:,} chunks, {size}"
+    size = bytes_text(int(chunks.nbytes.sum()))
+    title = f"{plain_text(chunks.path, most=40)}: {count:,} of {whole:,} chunks, {size}"
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", parse_math=False)
     for one, text in zip(axes, ("mean stored size", "last change"), strict=True):
         one.set_title(text, loc="left", fontsize=10)
@@ -209,7 +198,7 @@ def draw_diff(
         if mesh is not None:
             mesh.set_clim(0, 100)
         whole = int(folding.whole.sum())
-        about = f"{_short(path, 28)}: {len(coords):,} of {whole:,} chunks"
+        about = f"{plain_text(path, most=28)}: {len(coords):,} of {whole:,} chunks"
         one.set_title(about, loc="left", fontsize=10, parse_math=False)
         _label_axes(one, folding, dimensions.get(path) or (None,) * len(folding.grid_shape))
     _explain(axes[len(shown[:columns]) - 1], [Patch(**_NOTHING, label="unchanged")])
@@ -238,24 +227,14 @@ def _label_axes(axes: Axes, folding: Folding, dimensions: Sequence[str | None]) 
         (folding.axes[0], axes.yaxis, folding.row_edges),
         (folding.axes[1], axes.xaxis, folding.column_edges),
     ):
-        name = "" if axis is None else dimensions[axis] or f"axis {axis}"
-        side.set_label_text(f"{_short(name, 24)} (chunks)" if name else "", parse_math=False)
+        name = plain_text(axis_name(dimensions, axis), most=24)
+        side.set_label_text(f"{name} (chunks)" if name else "", parse_math=False)
         if len(edges) <= 2:
             side.set_ticks([])
         else:
             side.set_major_locator(MaxNLocator(integer=True))
     if len(folding.row_edges) > 1 and not axes.yaxis_inverted():
         axes.invert_yaxis()
-
-
-def _unit(nbytes: float) -> tuple[int, str]:
-    """The unit of bytes in which a number is short, and how many bytes that is."""
-    return next(((n, name) for n, name in _UNITS if nbytes >= n), _UNITS[-1])
-
-
-def _short(text: str, most: int) -> str:
-    plain = plain_text(text)
-    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def _pyplot(what: str) -> Any:

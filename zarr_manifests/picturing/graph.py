@@ -1,19 +1,26 @@
-"""The graph of history as text: a piece of it before each commit, as `git log --graph` draws it."""
+"""The graph of history: its layout, newest first, and how terminals, notebooks and pages draw it.
+
+Invariant: a commit stands above its parent, whatever the clocks of the committers said.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from zarr_manifests.picturing.lanes import GraphRow, width_of
+from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.texts import plain_text
-from zarr_manifests.versions import short_ids
+from zarr_manifests.versions import RefName, short_ids
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["graph_lines", "lane_color"]
-
+_MOST_LINES: Final = 50
+_MERGED: Final = "merged-from"
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Of lanes: told apart with any color vision, on white and on black."""
 _MOST_MESSAGE: Final = 120
@@ -23,6 +30,183 @@ _STROKES: Final = {
     _DOWN | _LEFT: "╮", _DOWN | _RIGHT: "╭", _UP | _DOWN | _LEFT: "┤", _UP | _DOWN | _RIGHT: "├",
     _UP | _LEFT | _RIGHT: "┴", _DOWN | _LEFT | _RIGHT: "┬", _UP | _DOWN | _LEFT | _RIGHT: "┼",
 }  # fmt: skip
+_HEIGHT: Final = 56  # of a row of a page, as in page.css
+_STEP: Final = 18
+_MARGIN: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """A row of the graph: a commit, or several that are folded into one.
+
+    Parameters
+    ----------
+    commits : list of SnapshotInfo
+        Newest first.
+    lane : int
+        Where the commit stands, from 0.
+    refs : sequence of RefName
+        Branches and tags that are there.
+    above, below : list of (int, int)
+        Pieces of lines in the upper and in the lower half of the row: lanes where they begin, at
+        the top, and end.
+    """
+
+    commits: list[Any]
+    lane: int
+    refs: Sequence[RefName]
+    above: list[tuple[int, int]]
+    below: list[tuple[int, int]]
+
+
+def history_graph(
+    heads: Iterable[str],
+    ancestry: Callable[[str], Iterable[Any]],
+    refs: Mapping[str, Sequence[RefName]],
+    rows: int = 60,
+    limit: int = 1000,
+) -> list[GraphRow]:
+    """The rows of the history below some heads and below what was merged into them, newest first.
+
+    Where there are more commits than rows, older ones that follow each other without a branch,
+    merge or name in between share a row. What is still too old is left out.
+
+    Parameters
+    ----------
+    heads : iterable of str
+        Ids of snapshots; the first one's line is whole, and at the left if nothing follows it.
+    ancestry : callable
+        The `SnapshotInfo` of a snapshot and those before it, by its id. The metadata of a merge has
+        its other parent as `merged-from`.
+    refs : mapping of str to sequence of RefName
+        Branches and tags of snapshots, by their ids.
+    rows, limit : int
+        At most so many rows, and commits of a line. There are at most 50 lines.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> from zarr_manifests.picturing.graph import history_graph
+    >>> from zarr_manifests.versions import refs_by_snapshot
+    >>> repo = zm.create("memory://graph-example")
+    >>> repo.create_branch("side")
+    >>> for branch in ("main", "side"):
+    ...     with repo.transaction(branch, message=f"on {branch}") as store:
+    ...         _ = zarr.create_group(store, path=branch)
+    >>> refs = refs_by_snapshot(repo.list_branches(), repo.list_tags())
+    >>> for row in history_graph(refs, repo.ancestry, refs):
+    ...     print(row.lane, row.commits[0].message, *row.refs)
+    1 on side side
+    0 on main main
+    0 create repository
+    """
+    groups = _folded(_lines(heads, ancestry, limit), refs, rows)
+    node_of = {commit.id: node for node, group in enumerate(groups) for commit in group}
+    parents = [node_of.get(group[-1].parent_id or "") for group in groups]
+    merges = [[node_of[one] for one in _merged(group[-1]) if one in node_of] for group in groups]
+    order = _sorted(groups, parents, merges)
+    if len(order) < len(groups):  # metadata pretends a circle
+        merges = [[] for _ in groups]
+        order = _sorted(groups, parents, merges)
+    # What the line in each lane comes to next; the first one's lane is kept for it until it begins.
+    waiting: list[int | None] = [] if 0 in parents else [0]
+    begun: set[int] = set()
+    found = []
+    for node in order[:rows]:
+        ends = [lane for lane, due in enumerate(waiting) if due == node]
+        lane = ends[0] if ends else _free(waiting)
+        passing = [(at, at) for at in begun if waiting[at] not in (None, node)]
+        above = passing + [(end, lane) for end in ends if end in begun]
+        for end in ends:
+            waiting[end] = None
+        below = passing + [(lane, lane)] * (groups[node][-1].parent_id is not None)
+        waiting[lane] = parents[node]  # if that is not shown, the line just ends
+        begun.add(lane)
+        for source in merges[node]:
+            to = waiting.index(source) if source in waiting else _free(waiting)
+            waiting[to] = source
+            begun.add(to)
+            below.append((lane, to))
+        found.append(GraphRow(groups[node], lane, refs.get(groups[node][0].id, ()), above, below))
+    return found
+
+
+def _lines(
+    heads: Iterable[str], ancestry: Callable[[str], Iterable[Any]], limit: int
+) -> list[list[Any]]:
+    """Runs of commits, each the parent of the one before, that end where another has the next."""
+    seen: set[str] = set()
+    found: list[list[Any]] = []
+    due = deque(heads)
+    while due and len(found) < _MOST_LINES:
+        head = due.popleft()
+        line: list[Any] = []
+        for commit in islice(() if head in seen else ancestry(head), limit):
+            if commit.id in seen:
+                break
+            seen.add(commit.id)
+            line.append(commit)
+            due.extend(_merged(commit))
+        found += [line] if line else []
+    return found
+
+
+def _merged(commit: Any) -> list[str]:
+    """The other parent of a merge; metadata may say anything."""
+    source = commit.metadata.get(_MERGED)
+    return [source] if isinstance(source, str) and is_snapshot_id(source) else []
+
+
+def _folded(
+    history: Sequence[Sequence[Any]], refs: Mapping[str, Sequence[RefName]], rows: int
+) -> list[list[Any]]:
+    """The commits in groups: of one commit, or of many where there is no room."""
+    every = [*chain(*history)]
+    fixed = {*refs, *(line[-1].parent_id for line in history)}
+    fixed |= {end.id for line in history for end in (line[0], line[-1])}
+    fixed |= {name for one in every if _merged(one) for name in (one.id, *_merged(one))}
+    plain = [commit for commit in every if commit.id not in fixed]
+    plain.sort(key=lambda commit: commit.written_at, reverse=True)
+    room = max(rows - 2 * (len(every) - len(plain)), 0) if len(every) > rows else len(every)
+    folded = {commit.id for commit in plain[room:]}
+    runs = (groupby(line, lambda one: None if one.id in folded else one.id) for line in history)
+    return [[*run] for _, run in chain(*runs)]
+
+
+def _sorted(
+    groups: Sequence[Sequence[Any]], parents: Sequence[int | None], merges: Sequence[Sequence[int]]
+) -> list[int]:
+    """The nodes, newest first, each above those it comes from; without those in a circle."""
+    older = [
+        [*merged] if parent is None else [parent, *merged]
+        for parent, merged in zip(parents, merges, strict=True)
+    ]
+    children = Counter(chain(*older))
+    keys = [(-group[0].written_at.timestamp(), node) for node, group in enumerate(groups)]
+    ready = [key for key in keys if not children[key[1]]]
+    heapify(ready)
+    order = []
+    while ready:
+        node = heappop(ready)[1]
+        order.append(node)
+        for source in older[node]:
+            children[source] -= 1
+            if not children[source]:
+                heappush(ready, keys[source])
+    return order
+
+
+def _free(waiting: list[int | None]) -> int:
+    """The first lane without a line."""
+    if None not in waiting:
+        waiting.append(None)
+    return waiting.index(None)
+
+
+def width_of(rows: Iterable[GraphRow]) -> int:
+    """How many lanes the rows have."""
+    ends = (lane for row in rows for lane in chain((row.lane,), *row.above, *row.below))
+    return 1 + max(ends, default=0)
 
 
 def lane_color(lane: int) -> str:
@@ -30,39 +214,66 @@ def lane_color(lane: int) -> str:
     return _COLORS[lane % len(_COLORS)]
 
 
-def graph_lines(rows: Sequence[GraphRow[Any]]) -> list[Text]:
-    """The rows of a graph of snapshots as lines of text, newest first.
+# --- as a page draws it ---------------------------------------------------------------------------
 
-    Examples
-    --------
-    >>> import zarr_manifests as zm
-    >>> from zarr_manifests.picturing.graph import graph_lines
-    >>> from zarr_manifests.picturing.lanes import lanes, lines
-    >>> repo = zm.create("memory://graph-example")
-    >>> history = lines(repo.list_branches().values(), repo.ancestry, 100)
-    >>> [str(line)[:1] for line in graph_lines(lanes(history, {}))]
-    ['●']
+
+def graph_shapes(rows: Sequence[GraphRow]) -> dict[str, Any]:
+    """The shapes of a graph for SVG.
+
+    Returns
+    -------
+    dict
+        `width` and `height` of the whole graph; `edges`, pieces of lines as a path and the number
+        of a color; `dots`, as x, y, the number of a color and whether there are several commits.
     """
+
+    def x(lane: int) -> int:
+        return _MARGIN + _STEP * lane
+
+    edges, dots = [], []
+    for at, row in enumerate(rows):
+        middle = _HEIGHT * at + _HEIGHT // 2
+        for pieces, start in ((row.above, _HEIGHT * at), (row.below, middle)):
+            half, end = start + _HEIGHT // 4, start + _HEIGHT // 2
+            for a, b in pieces:
+                path = f"M{x(a)} {start}C{x(a)} {half} {x(b)} {half} {x(b)} {end}"
+                edges.append((path, max(a, b) % len(_COLORS)))  # of the line that leaves or joins
+        dots.append((x(row.lane), middle, row.lane % len(_COLORS), len(row.commits) > 1))
+    width = x(width_of(rows) - 1) + _MARGIN
+    return {"width": width, "height": _HEIGHT * len(rows), "edges": edges, "dots": dots}
+
+
+# --- as a terminal and a notebook draw it ---------------------------------------------------------
+
+
+def graph_lines(rows: Sequence[GraphRow]) -> list[Text]:
+    """The rows as lines of text, as `git log --graph` draws them."""
+    from rich.text import Text
+
     width = width_of(rows)
     short = short_ids(one.id for row in rows for one in row.commits)
     found: list[Text] = []
     for row in rows:
-        if any(a != b for a, b in row.above):
-            found.append(_pieces(row.above, width))
-        line = _pieces([(a, a) for _, a in row.above] + [(b, b) for b, _ in row.below], width)
-        mark = "●" if len(row.commits) == 1 else "┇"
-        line.plain = f"{line.plain[: 2 * row.lane]}{mark}{line.plain[2 * row.lane + 1 :]}"
-        line.append_text(_about(row, short))
-        found.append(line)
-        if any(a != b for a, b in row.below):
-            found.append(_pieces(row.below, width))
+        through = [(a, a) for _, a in row.above] + [(b, b) for b, _ in row.below]
+        for pieces in (row.above, through, row.below):
+            if pieces is not through and all(a == b for a, b in pieces):
+                continue
+            line = Text()
+            for at, (stroke, lane) in enumerate(_strokes(pieces, width)):
+                dot = pieces is through and at == 2 * row.lane
+                mark = "●" if len(row.commits) == 1 else "┇"
+                line.append(mark if dot else _STROKES.get(stroke, "│"), lane_color(lane))
+            found.append(line.append(" "))
+            if pieces is through:
+                line.append_text(_about(row, short))
     return found
 
 
-def _pieces(pieces: Iterable[tuple[int, int]], width: int) -> Text:
-    """One line of strokes: each piece comes from above in one lane and goes down in another."""
-    from rich.text import Text
+def _strokes(pieces: Iterable[tuple[int, int]], width: int) -> Iterable[tuple[int, int]]:
+    """Of each place in a line of text: where strokes leave it, and of which lane they are.
 
+    Each piece comes from above in one lane and goes down in another.
+    """
     strokes, lane_of = [0] * (2 * width), [0] * (2 * width)
     for a, b in pieces:
         strokes[2 * a] |= _UP
@@ -71,13 +282,10 @@ def _pieces(pieces: Iterable[tuple[int, int]], width: int) -> Text:
         for at in range(low, high + 1):
             strokes[at] |= (_LEFT * (at > low)) | (_RIGHT * (at < high))
             lane_of[at] = max(a, b, lane_of[at])
-    line = Text()
-    for stroke, lane in zip(strokes, lane_of, strict=True):
-        line.append(_STROKES.get(stroke, "│"), lane_color(lane))
-    return line.append(" ")
+    return zip(strokes, lane_of, strict=True)
 
 
-def _about(row: GraphRow[Any], short: dict[str, str]) -> Text:
+def _about(row: GraphRow, short: Mapping[str, str]) -> Text:
     from rich.text import Text
 
     first, last = row.commits[0], row.commits[-1]
@@ -87,7 +295,5 @@ def _about(row: GraphRow[Any], short: dict[str, str]) -> Text:
     text = Text(short[first.id])
     if row.refs:
         text.append(f" ({', '.join(plain_text(ref) for ref in row.refs)})", "bold green")
-    message = first.message
-    cut = message if len(message) <= _MOST_MESSAGE else f"{message[: _MOST_MESSAGE - 1]}…"
-    text.append(f" {plain_text(cut)}")
+    text.append(f" {plain_text(first.message, most=_MOST_MESSAGE)}")
     return text.append(f"  {first.written_at:%Y-%m-%d %H:%M}, {first.kind}", "dim")

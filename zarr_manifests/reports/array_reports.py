@@ -1,34 +1,25 @@
-"""Values that tell of arrays: their chunks, sizes and statistics."""
+"""Values that tell of arrays: chunks, sizes, statistics, manifests and ingested files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
+from zarr_manifests.picturing.chunk_map import Folding, as_svg
+from zarr_manifests.planning.layout.sets import Overflow
 from zarr_manifests.planning.tables.sums import Amount
-from zarr_manifests.report import Report
-from zarr_manifests.texts import plain_text
+from zarr_manifests.report import Problem, Report
+from zarr_manifests.texts import bytes_text, count_text
 
-__all__ = [
-    "ArrayStatistics",
-    "ArrayUsage",
-    "ChunkSelection",
-    "StatisticsReport",
-    "Usage",
-]
-
+_SHOWN = 20
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
-_COLORS = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,43 +88,30 @@ class ChunkSelection(Report):
             found.append(tuple(slice(a * n, min(b * n, size)) for a, b, n, size in sides))
         return tuple(found)
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
         stored = f"{self.selected_bytes:,} of {self.bytes:,}"
-        lines = [
-            f"{self.path} where {self.where}",
-            f"{self.selected:,} of {self.chunks:,} chunks may match ({stored} bytes)",
-            "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items()),
-            *(f"  {n:,} by {comparison}" for comparison, n in self.reasons.items() if n),
-            *self._advice(),
-        ]
-        return "\n".join(map(plain_text, lines))
-
-    def _advice(self) -> list[str]:
-        """Why no more is left out."""
+        yield f"{self.path} where {self.where}"
+        yield f"{self.selected:,} of {self.chunks:,} chunks may match ({stored} bytes)"
+        yield "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items())
+        yield from (f"  {n:,} by {comparison}" for comparison, n in self.reasons.items() if n)
         if not self.data or not self.selected:
-            return []
-        paths = ", ".join(f'"{path}"' for path in self.data)
-        found = []
+            return
+        # Why no more is left out.
         if self.unknown:
-            call = f"repo.compute_statistics([{paths}])"
-            found.append(
-                f"{self.unknown:,} chunks have no statistics and are read; {call} makes them"
-            )
+            call = f"repo.compute_statistics([{', '.join(f'"{path}"' for path in self.data)}])"
+            yield f"{self.unknown:,} chunks have no statistics and are read; {call} makes them"
         if not self.left_out["statistics"] and self.unknown < self.selected:
             names = [name or f"axis {i}" for i, name in enumerate(self.dimensions)]
             spans = [name for name, n in zip(names, self.grid_shape, strict=True) if n == 1]
             shape = " x ".join(map(str, self.chunk_shape))
             why = f": each spans all of {', '.join(spans)}" if spans else ""
             values = f"chunks of {shape} hold values of all sizes{why}"
-            found.append(
-                f"no chunk is left out by its values, because {values}; smaller ones can be"
-            )
-        return found
+            yield f"no chunk is left out by its values, because {values}; smaller ones can be"
 
     def picture(self, columns: int = 72, lines: int = 24) -> str:
         """The grid of chunks as text: a block is selected, a dot left out, a grey block is both.
 
-        It shows the last two axes. Along the others, a place counts as selected if it is anywhere.
+        It shows the two longest axes, and all chunks along the others in one place.
 
         Parameters
         ----------
@@ -148,68 +126,41 @@ class ChunkSelection(Report):
         for name, most in (("columns", columns), ("lines", lines)):
             if type(most) is not int or most < 1:
                 raise InvalidArgumentError(f"{name} of a picture must be 1 or more, not {most!r}")
-        marks = np.array([_NONE, _PART, _FULL])[self._places(columns, lines)]
+        marks = np.array([_NONE, _PART, _FULL])[self._places(lines, columns)]
         return "\n".join("".join(row) for row in marks.tolist())
 
     def _repr_html_(self) -> str:
         """What `str` says, and the grid of chunks as a picture."""
-        places = self._places(120, 80)
-        height, width = places.shape
-        side = max(1, min(6, 480 // max(width, 1)))
-        runs = []
-        for line, row in enumerate(places.tolist()):
-            for place, same in groupby(enumerate(row), itemgetter(1)):
-                first, *rest = [column for column, _ in same]
-                runs.append(
-                    f'<rect x="{first}" y="{line}" width="{1 + len(rest)}" height="1" '
-                    f'fill="{_COLORS[place]}"/>'
-                )
-        return (
-            f"<pre>{escape(str(self))}</pre>"
-            f'<svg width="{width * side}" height="{height * side}" viewBox="0 0 {width} {height}" '
-            f'preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(runs)}</svg>'
-        )
+        return f"<pre>{escape(str(self))}</pre>{as_svg(self._places(80, 120))}"
 
-    def _places(self, columns: int, lines: int) -> npt.NDArray[np.int64]:
+    def _places(self, lines: int, columns: int) -> IndexArray:
         """A grid of at most this size: 0 for places left out, 2 for selected ones, 1 for both."""
-        grid = (1, 1, *self.grid_shape)[-2:]
-        shape = tuple(min(n, most) for n, most in zip(grid, (lines, columns), strict=True))
-        if not math.prod(shape):
-            return np.zeros((0, 0), np.int64)
-        # Number of selected chunks from the beginning on, by place.
-        places = [np.arange(n + 1) * size // n for n, size in zip(shape, grid, strict=True)]
-        counts = np.zeros(shape)
-        boxes = np.zeros((len(self.boxes), 2, 2), np.int64)
-        boxes[:, 1] = 1
-        ndim = min(2, len(self.shape))
-        boxes[:, :, 2 - ndim :] = self.boxes[:, :, len(self.shape) - ndim :]
-        for lo, hi in np.unique(boxes, axis=0).tolist():
-            shares = [
-                np.clip(edges[1:], a, b) - np.clip(edges[:-1], a, b)
-                for edges, a, b in zip(places, lo, hi, strict=True)
-            ]
-            counts += np.outer(*shares)
-        whole = np.outer(*(edges[1:] - edges[:-1] for edges in places))
-        return np.where(counts >= whole, 2, np.where(counts > 0, 1, 0))
+        folding = Folding.of(self.grid_shape, lines, columns)
+        counts = folding.cover(self.boxes)
+        return np.where(counts == folding.whole, 2, counts > 0)
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayUsage(Report):
-    """Chunks and bytes of one array, or of one key that is not part of an array.
+class Usage(Report):
+    """Chunks and bytes of the arrays of a snapshot; or of one array or other key of it.
 
     Parameters
     ----------
     path : str
-        Its absolute path.
+        The absolute path of the array or key; empty for all together.
     total : Amount
         Chunks and bytes in the snapshot.
     growth : Amount
-        The difference to the snapshot before; negative if there is less now.
+        The difference to the snapshot before, deleted arrays included; negative if there is less.
     grid_shape : tuple of int or None
-        Chunks of the whole array along each axis; None for a key that is no array.
+        Chunks of the whole array along each axis; None for what is no array.
     inline, native, virtual : Amount or None
         Those in manifests, in objects of the repository, and in files elsewhere; None if they were
         not counted apart.
+    arrays : tuple of Usage
+        Of all together: that of every array and of every key that belongs to none, by path.
+    snapshot_id : str
+        Of all together: the snapshot.
     """
 
     path: str
@@ -219,6 +170,16 @@ class ArrayUsage(Report):
     inline: Amount | None = None
     native: Amount | None = None
     virtual: Amount | None = None
+    arrays: tuple[Usage, ...] = field(default=(), kw_only=True)
+    snapshot_id: str = field(default="", kw_only=True)
+
+    def __getitem__(self, path: str) -> Usage:
+        """Of the array at that path, with or without a leading slash."""
+        for array in self.arrays:
+            if array.path.strip("/") == path.strip("/"):
+                return array
+        arrays = (array.path for array in self.arrays)
+        raise no_array(path, arrays, f" in snapshot {self.snapshot_id}")
 
     @property
     def chunks(self) -> int:
@@ -231,73 +192,39 @@ class ArrayUsage(Report):
         return self.total.nbytes
 
     @property
-    def fraction(self) -> float:
-        """How much of the grid is there, from 0 to 1; 1 for an empty grid."""
-        size = math.prod(self.grid_shape or ())
-        return self.chunks / size if size else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Usage(Report):
-    """Chunks and bytes of the arrays of a snapshot.
-
-    Parameters
-    ----------
-    snapshot_id : str
-        The snapshot.
-    arrays : tuple of ArrayUsage
-        By path, of every array and of every key that belongs to none.
-    total : Amount
-        All of them together.
-    growth : Amount
-        The difference to the snapshot before, deleted arrays included.
-    """
-
-    snapshot_id: str
-    arrays: tuple[ArrayUsage, ...]
-    total: Amount
-    growth: Amount
-
-    def __getitem__(self, path: str) -> ArrayUsage:
-        """Of the array at that path, with or without a leading slash."""
-        for array in self.arrays:
-            if array.path.strip("/") == path.strip("/"):
-                return array
-        arrays = (array.path for array in self.arrays)
-        raise no_array(path, arrays, f" in snapshot {self.snapshot_id}")
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of all arrays."""
-        return self.total.chunks
-
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes of all of them; None if unknown."""
-        return self.total.nbytes
-
-    @property
     def exact(self) -> bool:
         """Whether all numbers are."""
         return self.total.exact and self.growth.exact
 
+    @property
+    def fraction(self) -> float | None:
+        """How much of an array's grid is there, from 0 to 1; 1 for an empty grid, None without."""
+        if self.grid_shape is None:
+            return None
+        size = math.prod(self.grid_shape)
+        return self.chunks / size if size else 1.0
+
 
 @dataclass(frozen=True, slots=True)
-class ArrayStatistics(Report):
-    """How many chunks of an array have statistics.
+class StatisticsReport(Report):
+    """How many chunks of an array have statistics; or those of all arrays that were asked for.
 
     Parameters
     ----------
     path : str
-        The array.
+        The array; empty for all together.
     chunks : int
-        Its initialised chunks.
+        Initialised chunks of what can have statistics.
     known : int
         Those of them that had statistics before.
     measured : int
         Those of them that were measured now.
     skipped : str
-        Why it cannot have any; empty if it can.
+        Why an array cannot have any; empty if it can.
+    arrays : tuple of StatisticsReport
+        Of all together: those of each array.
+    snapshot_id : str
+        Of all together: the snapshot whose chunks were measured.
     """
 
     path: str
@@ -305,34 +232,219 @@ class ArrayStatistics(Report):
     known: int
     measured: int
     skipped: str = ""
+    arrays: tuple[StatisticsReport, ...] = field(default=(), kw_only=True)
+    snapshot_id: str = field(default="", kw_only=True)
 
     @property
     def complete(self) -> bool:
-        """Whether all its chunks have statistics."""
+        """Whether all these chunks have statistics."""
         return not self.skipped and self.known + self.measured == self.chunks
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsReport(Report):
-    """What computing statistics has done.
+class ManifestPlace(Report):
+    """A manifest of the base.
+
+    Parameters
+    ----------
+    key : str or None
+        Its key in the storage; None if it is only planned.
+    set_name : str
+        The manifest set it was packed for.
+    refs : int
+        Chunk refs in it.
+    nbytes : int
+        Its bytes.
+    arrays : int
+        How many arrays have refs in it.
+    """
+
+    key: str | None
+    set_name: str
+    refs: int
+    nbytes: int
+    arrays: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPlace(Report):
+    """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
+
+    lo: Coords
+    hi: Coords
+    refs: int
+    manifest: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlace(Report):
+    """Where the refs of an array are, and why there.
+
+    Parameters
+    ----------
+    path : str
+        Its absolute path.
+    rule : int or None
+        Position of the rule that matched; None if none did.
+    wanted : str
+        The manifest set that says.
+    overflows : tuple of Overflow
+        The sets that did not take it, each with `set_name` and `why`.
+    leaves : tuple of LeafPlace
+        Where its refs are.
+    pending_refs : int
+        Refs that commits since have set or unset, and that are in no leaf yet.
+    is_coordinate : bool
+        Whether it is a 1-d array named as its own dimension.
+    """
+
+    path: str
+    rule: int | None
+    wanted: str
+    overflows: tuple[Overflow, ...]
+    leaves: tuple[LeafPlace, ...]
+    pending_refs: int
+    is_coordinate: bool
+
+    @property
+    def refs(self) -> int:
+        """Refs in all its leaves."""
+        return sum(leaf.refs for leaf in self.leaves)
+
+    @property
+    def manifests(self) -> tuple[int, ...]:
+        """Positions of the manifests with leaves of it, each once."""
+        return tuple(sorted({leaf.manifest for leaf in self.leaves}))
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestLayout(Report):
+    """Which manifests there are, and in which of them the refs of each array are.
 
     Parameters
     ----------
     snapshot_id : str
-        The snapshot whose chunks were measured.
-    arrays : tuple of ArrayStatistics
-        The arrays, in the order of their paths.
+        The snapshot.
+    manifests : tuple of ManifestPlace
+        The base's.
+    arrays : tuple of ArrayPlace
+        By path; opaque keys that are stored as chunks are among them.
+    costs : mapping of str to mapping, or None
+        If it was measured: the `requests` and the `nbytes` by which a process that has read nothing
+        yet fetches metadata; chunks are not counted. `opening`: to open the repository and the
+        snapshot, with its groups, arrays and attributes. `coordinates`: after that, to find all
+        chunks of all coordinates. `last_step`: after that, to find the last chunks along the first
+        axis of all other arrays, which is where one more step is appended.
     """
 
     snapshot_id: str
-    arrays: tuple[ArrayStatistics, ...]
+    manifests: tuple[ManifestPlace, ...]
+    arrays: tuple[ArrayPlace, ...]
+    costs: Mapping[str, Mapping[str, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadedManifest(Report):
+    """A manifest or delta with chunk refs of an array that is preloaded.
+
+    Parameters
+    ----------
+    key : str
+        Its key in the storage.
+    refs : int
+        Chunk refs in it.
+    nbytes : int
+        Its bytes.
+    state : {"fetched", "skipped", "failed", "waiting", "cancelled"}
+        What became of it.
+    why : str
+        Why it was skipped, or could not be fetched; else empty.
+    """
+
+    key: str
+    refs: int
+    nbytes: int
+    state: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestedFile(Report):
+    """A file whose rows were committed.
+
+    Parameters
+    ----------
+    url : str
+        Where it is.
+    start, rows : int
+        Its first row in the arrays, and how many it has.
+    nbytes : int
+        Its size.
+    snapshot_id : str
+        The commit that has it.
+    """
+
+    url: str
+    start: int
+    rows: int
+    nbytes: int
+    snapshot_id: str
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.url}: rows {self.start} to {self.start + self.rows - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport(Report):
+    """What `ingest` has done.
+
+    Parameters
+    ----------
+    snapshot_ids : tuple of str
+        The commits it made, oldest first; empty if there was nothing to do.
+    added, replaced : tuple of IngestedFile
+        Files whose rows were appended, and files that had changed.
+    failed : tuple of Problem
+        Files that were left out, each with its URL as `key`, and `what` the reason is.
+    unchanged : int
+        The number of files that had been ingested before.
+    seconds : float
+        How long it took.
+
+    Examples
+    --------
+    >>> print(IngestReport((), (), (), (), 365, 0.5))
+    nothing to do: 365 files were there already
+    """
+
+    snapshot_ids: tuple[str, ...]
+    added: tuple[IngestedFile, ...]
+    replaced: tuple[IngestedFile, ...]
+    failed: tuple[Problem, ...]
+    unchanged: int
+    seconds: float
 
     @property
-    def chunks(self) -> int:
-        """Initialised chunks of arrays that can have statistics."""
-        return sum(one.chunks for one in self.arrays)
+    def nbytes(self) -> int:
+        """Bytes of the files that were read."""
+        return sum(file.nbytes for file in (*self.added, *self.replaced))
 
-    @property
-    def measured(self) -> int:
-        """Chunks that were measured now."""
-        return sum(one.measured for one in self.arrays)
+    def _lines(self) -> Iterator[str]:
+        there = f"{count_text(self.unchanged, 'file')} {'was' if self.unchanged == 1 else 'were'}"
+        counts = (
+            (len(self.added), f"{count_text(len(self.added), 'file')} added"),
+            (len(self.replaced), f"{len(self.replaced):,} replaced"),
+            (self.unchanged, f"{there} there already"),
+            (len(self.failed), f"{len(self.failed):,} left out"),
+        )
+        done = ", ".join(what for count, what in counts if count) or "no files"
+        if self.snapshot_ids:
+            rate = round(self.nbytes / self.seconds) if self.seconds > 0 else 0
+            done += f", in {count_text(len(self.snapshot_ids), 'commit')}: "
+            done += f"{bytes_text(self.nbytes)} in {self.seconds:.1f} s, {bytes_text(rate)}/s"
+        yield done if self.snapshot_ids else f"nothing to do: {done}"
+        parts: dict[str, Sequence[object]] = {"added": self.added, "replaced": self.replaced}
+        for title, files in {**parts, "left out": self.failed}.items():
+            yield from (f"  {title} {file}" for file in files[:_SHOWN])
+            if len(files) > _SHOWN:
+                yield f"  {title} {len(files) - _SHOWN:,} more"

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from zarr_manifests.grid import Coords
-from zarr_manifests.report import Report
-from zarr_manifests.texts import bytes_text, count_text, plain_text, time_text
-
-__all__ = [
-    "CleanReport",
-    "CloneReport",
-    "CollectionReport",
-    "CompactionReport",
-    "ExpiryReport",
-    "ExportReport",
-    "IndexReport",
-    "Problem",
-    "RecoveryReport",
-    "RepackReport",
-    "RestoreReport",
-    "RewriteReport",
-    "VerifyReport",
-]
+from zarr_manifests.report import Problem, Report
+from zarr_manifests.texts import bytes_text, count_text, time_text
 
 _SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport(Report):
-    """What a compaction did, or would do.
+    """What a compaction did, or would do: of deltas and manifests, or of packs.
 
     Attributes
     ----------
     snapshot_id : str or None
-        The snapshot that it made; None if there was nothing to do, for a dry run, and if somebody
-        else was faster.
+        The branch's head that it made; None if there was nothing to do, for a dry run, and if
+        somebody else was faster.
+    mode : str
+        How: `minor`, `major`, `full` or `packs`. What is of another mode is 0.
+    dry_run : bool
+        Whether nothing was written.
     deltas_before, deltas_after : int
         Deltas and runs that readers merge.
     manifests_before, manifests_after : int
@@ -51,9 +39,22 @@ class CompactionReport(Report):
         Bytes of all objects that were written.
     bytes_read : int
         Bytes of all objects that were fetched; what is in the cache is not fetched.
+    objects, nbytes : int
+        With `packs`: chunk objects that the head refers to, and their bytes, as far as they are
+        there.
+    packs, packs_nbytes : int
+        Those of them whose live part is below `min_live`, and their bytes.
+    chunks, chunks_nbytes : int
+        Live chunks in these packs, those that were moved, or would be; and their bytes.
+    chunks_overtaken : int
+        Chunks that somebody else has changed meanwhile, which were therefore not moved.
+    packs_written : int
+        New packs.
     """
 
     snapshot_id: str | None = None
+    mode: str = "major"
+    dry_run: bool = False
     deltas_before: int = 0
     deltas_after: int = 0
     manifests_before: int = 0
@@ -62,50 +63,6 @@ class CompactionReport(Report):
     refs_merged: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
-
-    def __str__(self) -> str:
-        deltas, manifests = f"{self.deltas_before:,}", f"{self.manifests_before:,}"
-        written = count_text(self.manifests_written, "manifest")
-        written += f" with {count_text(self.refs_merged, 'ref')}"
-        if self.snapshot_id is None:
-            wanted = f"would write {written}" if self.manifests_written else "nothing was written"
-            return f"deltas and runs: {deltas}; manifests: {manifests}; {wanted}"
-        return (
-            f"deltas and runs: {deltas} -> {self.deltas_after:,}; manifests: {manifests} -> "
-            f"{self.manifests_after:,}\nwrote {written}; read {bytes_text(self.bytes_read)} and "
-            f"wrote {bytes_text(self.bytes_written)} in all\n{self.snapshot_id}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RepackReport(Report):
-    """What a repacking did, or would do.
-
-    Attributes
-    ----------
-    snapshot_id : str or None
-        The branch's head that it made; None if there was nothing to do, and for a dry run.
-    objects : int
-        Chunk objects that the head refers to.
-    nbytes : int
-        Bytes of these, as far as they are there.
-    packs : int
-        Those of them whose live part is below `min_live`.
-    packs_nbytes : int
-        Bytes of these packs.
-    chunks : int
-        Live chunks in these packs: those that were moved, or would be.
-    chunks_nbytes : int
-        Bytes of these chunks.
-    chunks_overtaken : int
-        Chunks that somebody else has changed meanwhile, which were therefore not moved.
-    packs_written : int
-        New packs.
-    dry_run : bool
-        Whether nothing was written.
-    """
-
-    snapshot_id: str | None = None
     objects: int = 0
     nbytes: int = 0
     packs: int = 0
@@ -114,28 +71,41 @@ class RepackReport(Report):
     chunks_nbytes: int = 0
     chunks_overtaken: int = 0
     packs_written: int = 0
-    dry_run: bool = False
 
     @property
     def dead_nbytes(self) -> int:
         """Bytes of the packs that nothing of the head refers to, and that become garbage."""
         return self.packs_nbytes - self.chunks_nbytes
 
-    def __str__(self) -> str:
-        packs = f"{count_text(self.packs, 'mostly dead pack')}, {bytes_text(self.packs_nbytes)}"
-        chunks = f"{count_text(self.chunks, 'chunk')}, {bytes_text(self.chunks_nbytes)}"
-        lines = [
-            f"objects with chunks: {self.objects:,}, {bytes_text(self.nbytes)}",
-            f"of these {packs}, of which {bytes_text(self.dead_nbytes)} are dead",
-            f"would move {chunks}" if self.dry_run else f"moved {chunks}",
-        ]
-        if self.chunks_overtaken:
-            others = count_text(self.chunks_overtaken, "chunk")
-            lines.append(f"{others} changed by others meanwhile, and left alone")
+    def _lines(self) -> Iterator[str]:
+        if self.mode == "packs":
+            packs = f"{count_text(self.packs, 'mostly dead pack')}, {bytes_text(self.packs_nbytes)}"
+            yield f"objects with chunks: {self.objects:,}, {bytes_text(self.nbytes)}"
+            yield f"of these {packs}, of which {bytes_text(self.dead_nbytes)} are dead"
+            chunks = f"{count_text(self.chunks, 'chunk')}, {bytes_text(self.chunks_nbytes)}"
+            new = f", to {count_text(self.packs_written, 'new pack')}" if self.snapshot_id else ""
+            yield f"{'would move' if self.dry_run else 'moved'} {chunks}{new}"
+            if self.chunks_overtaken:
+                others = count_text(self.chunks_overtaken, "chunk")
+                yield f"{others} changed by others meanwhile, and left alone"
+        else:
+            deltas, manifests = f"{self.deltas_before:,}", f"{self.manifests_before:,}"
+            written = count_text(self.manifests_written, "manifest")
+            written += f" with {count_text(self.refs_merged, 'ref')}"
+            if self.snapshot_id is None:
+                wanted = (
+                    f"would write {written}" if self.manifests_written else "nothing was written"
+                )
+                yield f"deltas and runs: {deltas}; manifests: {manifests}; {wanted}"
+                return
+            yield (
+                f"deltas and runs: {deltas} -> {self.deltas_after:,}; "
+                f"manifests: {manifests} -> {self.manifests_after:,}"
+            )
+            read, wrote = bytes_text(self.bytes_read), bytes_text(self.bytes_written)
+            yield f"wrote {written}; read {read} and wrote {wrote} in all"
         if self.snapshot_id is not None:
-            lines[2] += f", to {count_text(self.packs_written, 'new pack')}"
-            lines.append(self.snapshot_id)
-        return "\n".join(lines)
+            yield self.snapshot_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,49 +148,23 @@ class RewriteReport(Report):
     tasks: int
     reused_tasks: int
 
-    def __str__(self) -> str:
-        what = [f"{name} {_shape(old)} -> {_shape(new)}" for name, (old, new) in self._shapes()]
-        times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
-        tasks = f"tasks: {self.tasks:,}"
-        did = "would read", "write"
-        if self.snapshot_id is not None:
-            did = "read", "wrote"
-            tasks += f", {self.reused_tasks:,} of them done before" if self.reused_tasks else ""
-        objects = "shards" if self.shards[1] else "chunks"
-        return (
-            f"{plain_text(self.path)}: {', '.join(what) or 'other codecs'}\n"
-            f"{did[0]} {self.chunks_before:,} {'shards' if self.shards[0] else 'chunks'} {times}, "
-            f"and {did[1]} {self.chunks_after:,} {objects}; {tasks}"
-        )
-
-    def _shapes(self) -> list[tuple[str, tuple[Coords | None, Coords | None]]]:
-        """The shapes that change."""
+    def _lines(self) -> Iterator[str]:
         shapes = [("chunks", self.chunks), ("shards", self.shards)]
-        return [(name, pair) for name, pair in shapes if pair[0] != pair[1]]
+        what = [f"{name} {_shape(a)} -> {_shape(b)}" for name, (a, b) in shapes if a != b]
+        yield f"{self.path}: {', '.join(what) or 'other codecs'}"
+        times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
+        done = self.snapshot_id is not None
+        again = f", {self.reused_tasks:,} of them done before" if done and self.reused_tasks else ""
+        old, new = ("shards" if shards else "chunks" for shards in self.shards)
+        yield (
+            f"{'read' if done else 'would read'} {self.chunks_before:,} {old} {times}, "
+            f"and {'wrote' if done else 'write'} {self.chunks_after:,} {new}; "
+            f"tasks: {self.tasks:,}{again}"
+        )
 
 
 def _shape(shape: Coords | None) -> str:
     return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexReport(Report):
-    """What building the index has done.
-
-    Parameters
-    ----------
-    leaves : int
-        Leaves of the branch's base.
-    indexed : int
-        Those of them that were new to the index.
-    read_bytes, written_bytes : int
-        Of the manifests that were read, and of the objects that were written.
-    """
-
-    leaves: int
-    indexed: int
-    read_bytes: int
-    written_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,14 +191,11 @@ class ExpiryReport(Report):
         """Ids of all snapshots that have left the history of some branch, each once."""
         return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
 
-    def __str__(self) -> str:
-        verb = "would expire" if self.dry_run else "expired"
-        lines = [f"{verb} {count_text(len(self.snapshots), 'snapshot')}"]
-        word = "to expire" if self.dry_run else "expired"
+    def _lines(self) -> Iterator[str]:
+        verb, word = ("would expire", "to expire") if self.dry_run else ("expired", "expired")
+        yield f"{verb} {count_text(len(self.snapshots), 'snapshot')}"
         for name, kept in sorted(self.kept.items()):
-            gone = len(self.expired.get(name, ()))
-            lines.append(plain_text(f"  {name}: {gone:,} {word}, {kept:,} kept"))
-        return "\n".join(lines)
+            yield f"  {name}: {len(self.expired.get(name, ())):,} {word}, {kept:,} kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,21 +233,16 @@ class ExportReport(Report):
     referenced: int = 0
     tag: str | None = None
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.path} of snapshot {self.snapshot_id} as {self.format} at {self.dest}",
-            f"arrays: {self.arrays:,}; chunks: {self.chunks:,}, {self.nbytes:,} bytes",
-        ]
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.path} of snapshot {self.snapshot_id} as {self.format} at {self.dest}"
+        yield f"arrays: {self.arrays:,}; chunks: {self.chunks:,}, {self.nbytes:,} bytes"
         if self.tag is not None:
-            lines.append(
-                f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"
-            )
-        return "\n".join(map(plain_text, lines))
+            yield f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionReport(Report):
-    """What a collection has deleted, or would delete.
+    """What a collection has deleted, or would delete; or what `Repository.clean` has done.
 
     Parameters
     ----------
@@ -334,6 +270,11 @@ class CollectionReport(Report):
         Bytes of the chunks that only tags, and leases on snapshots of no branch, need.
     waiting_until : datetime or None
         When what waits can be deleted, at the latest; leases may keep some of it longer.
+    expiry : ExpiryReport
+        Of `clean`: which snapshots have left the history.
+    compacted : tuple of str
+        Of `clean`: branches that were compacted, since they held chunks that no kept snapshot
+        reads.
     """
 
     fence: int
@@ -349,19 +290,8 @@ class CollectionReport(Report):
     held_by: Mapping[str, datetime | None] = field(default_factory=dict)
     held_nbytes: int = 0
     waiting_until: datetime | None = None
-
-    def __str__(self) -> str:
-        verb = "would delete" if self.dry_run else "deleted"
-        lines = [f"{verb} {count_text(self.deleted, 'object')}, {bytes_text(self.deleted_nbytes)}"]
-        for kind, count in sorted(self.objects.items()):
-            lines.append(f"  {kind}: {count:,}, {bytes_text(self.nbytes[kind])}")
-        kept = [f"kept {count_text(self.kept, 'object')}"]
-        if self.leases_removed:
-            kept.append(f"{count_text(self.leases_removed, 'lease')} over")
-        if self.temporary_files:
-            kept.append(f"{count_text(self.temporary_files, 'temporary file')} removed")
-        lines += ["; ".join(kept), *_held(self)]
-        return plain_text("\n".join(lines), lines=True)
+    expiry: ExpiryReport = field(default_factory=ExpiryReport)
+    compacted: tuple[str, ...] = ()
 
     @property
     def deleted(self) -> int:
@@ -373,69 +303,44 @@ class CollectionReport(Report):
         """Bytes of all of them."""
         return sum(self.nbytes.values())
 
-
-def _held(report: CollectionReport) -> list[str]:
-    """What was not deleted and why, and until when, as lines."""
-    found = []
-    if not (report.deleted or report.waiting):
-        found.append(
-            "a branch, a tag or a lease reaches everything: what old snapshots alone need goes "
-            "when they have expired"
-        )
-    if report.waiting:
-        until = "" if report.waiting_until is None else f" until {time_text(report.waiting_until)}"
-        found.append(
-            f"{count_text(report.waiting, 'object')}, {bytes_text(report.waiting_nbytes)}, that "
-            f"nothing reaches may belong to writers that are not done, and can stay{until}: "
-            "that is the grace. A grace of 0 deletes them now, and such writers cannot commit"
-        )
-    tags = [name for name, until in report.held_by.items() if until is None]
-    if report.held_nbytes:
-        more = f" and {len(tags) - _SHOWN:,} more" if len(tags) > _SHOWN else ""
-        said = f"{', '.join(tags[:_SHOWN])}{more}" if tags else "leases"
-        found.append(f"{bytes_text(report.held_nbytes)} of chunks are only kept for {said}")
-    for name, end in report.held_by.items():
-        if end is not None:
-            said = f"until {time_text(end)}, if it is not renewed"
-            found.append(f"{name} keeps its snapshot and all newer ones {said}")
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class CleanReport(Report):
-    """What `Repository.clean` has done, or would do.
-
-    Parameters
-    ----------
-    expiry : ExpiryReport
-        Which snapshots have left the history.
-    compacted : tuple of str
-        Branches that were compacted, since they held chunks that no kept snapshot reads.
-    collection : CollectionReport
-        What was deleted, and what is still held, by what, until when.
-    """
-
-    expiry: ExpiryReport
-    compacted: tuple[str, ...]
-    collection: CollectionReport
-
-    def __str__(self) -> str:
-        lines = [str(self.expiry)]
+    def _lines(self) -> Iterator[str]:
+        if self.expiry.kept:
+            yield from self.expiry._lines()
         if self.compacted:
-            verb = "would compact" if self.expiry.dry_run else "compacted"
-            lines.append(plain_text(f"{verb} {', '.join(self.compacted)}"))
-        return "\n".join([*lines, str(self.collection)])
-
-
-@dataclass(frozen=True, slots=True)
-class Problem(Report):
-    """One thing that is wrong: the key of an object, and what is wrong with it."""
-
-    key: str
-    what: str
-
-    def __str__(self) -> str:
-        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
+            verb = "would compact" if self.dry_run else "compacted"
+            yield f"{verb} {', '.join(self.compacted)}"
+        verb = "would delete" if self.dry_run else "deleted"
+        yield f"{verb} {count_text(self.deleted, 'object')}, {bytes_text(self.deleted_nbytes)}"
+        for kind, count in sorted(self.objects.items()):
+            yield f"  {kind}: {count:,}, {bytes_text(self.nbytes[kind])}"
+        kept = [f"kept {count_text(self.kept, 'object')}"]
+        if self.leases_removed:
+            kept.append(f"{count_text(self.leases_removed, 'lease')} over")
+        if self.temporary_files:
+            kept.append(f"{count_text(self.temporary_files, 'temporary file')} removed")
+        yield "; ".join(kept)
+        # What was not deleted and why, and until when.
+        if not (self.deleted or self.waiting):
+            yield (
+                "a branch, a tag or a lease reaches everything: what old snapshots alone need goes "
+                "when they have expired"
+            )
+        if self.waiting:
+            until = "" if self.waiting_until is None else f" until {time_text(self.waiting_until)}"
+            yield (
+                f"{count_text(self.waiting, 'object')}, {bytes_text(self.waiting_nbytes)}, that "
+                f"nothing reaches may belong to writers that are not done, and can stay{until}: "
+                "that is the grace. A grace of 0 deletes them now, and such writers cannot commit"
+            )
+        tags = [name for name, until in self.held_by.items() if until is None]
+        if self.held_nbytes:
+            more = f" and {len(tags) - _SHOWN:,} more" if len(tags) > _SHOWN else ""
+            said = f"{', '.join(tags[:_SHOWN])}{more}" if tags else "leases"
+            yield f"{bytes_text(self.held_nbytes)} of chunks are only kept for {said}"
+        for name, end in self.held_by.items():
+            if end is not None:
+                said = f"until {time_text(end)}, if it is not renewed"
+                yield f"{name} keeps its snapshot and all newer ones {said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,15 +374,15 @@ class VerifyReport(Report):
         """Whether nothing is wrong."""
         return not self.problems
 
-    def __str__(self) -> str:
-        lines = [*map(str, self.problems)]
+    def _lines(self) -> Iterator[str]:
+        yield from map(str, self.problems)
         if self.unguarded:
             said = count_text(self.unguarded, "virtual chunk")
-            lines.append(f"{said} without an etag or a time: a change of the file is not noticed")
+            yield f"{said} without an etag or a time: a change of the file is not noticed"
         found = "sound" if self.ok else count_text(len(self.problems), "problem")
         chunks = f"{count_text(self.chunks, 'chunk')} in {count_text(self.chunk_objects, 'object')}"
         objects = count_text(self.objects, "metadata object")
-        return "\n".join([*lines, f"{found}: {objects}, {chunks}, {bytes_text(self.nbytes)}"])
+        yield f"{found}: {objects}, {chunks}, {bytes_text(self.nbytes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,7 +425,8 @@ class CloneReport(Report):
     chunks: int = 0
     virtual: int = 0
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
+        yield from (f"{name}  {head}" for name, head in self.branches.items())
         facts = [
             count_text(self.snapshots, "new snapshot"),
             f"{count_text(self.objects, 'object')} copied ({bytes_text(self.nbytes)})",
@@ -531,58 +437,28 @@ class CloneReport(Report):
             facts.append(f"{self.skipped:,} there already")
         if self.virtual:
             facts.append(f"{count_text(self.virtual, 'chunk')} in files elsewhere, not copied")
-        heads = [plain_text(f"{name}  {head}") for name, head in self.branches.items()]
-        return "\n".join([*heads, "; ".join(facts)])
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreReport(Report):
-    """The branches and tags that `recover` has moved, or would move.
-
-    Parameters
-    ----------
-    version : int
-        The version whose branches and tags these are.
-    branches, tags : mapping of str to (str or None, str or None)
-        By name, of those that differ: the ids of their snapshots before and after; None where
-        there is no such branch or tag.
-    dry_run : bool
-        Whether nothing was changed.
-    """
-
-    version: int
-    branches: dict[str, tuple[str | None, str | None]]
-    tags: dict[str, tuple[str | None, str | None]]
-    dry_run: bool = False
-
-    def __str__(self) -> str:
-        verb = "would be" if self.dry_run else "is now"
-        lines = [
-            plain_text(f"{what} {name} was {was or 'not there'}, {verb} {now or 'not there'}")
-            for what, moved in (("branch", self.branches), ("tag", self.tags))
-            for name, (was, now) in moved.items()
-        ]
-        verb = "would be" if self.dry_run else "are"
-        lines.append(f"branches and tags {verb} those of version {self.version} again")
-        return "\n".join(lines)
+        yield "; ".join(facts)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport(Report):
-    """What a recovery has done, or would do.
+    """What a recovery has done, or would do: of a damaged root, or of branches and tags.
 
     Parameters
     ----------
     recovered : int
-        The version of the root whose archive was taken.
+        The version of the root whose archive was taken, or whose branches and tags these are.
     version : int
         The version of the root now.
-    branches : mapping of str to str
-        The id of each branch's head.
-    perhaps_lost : range
-        Versions after it that there were, or may have been, and that are not in the root now. If
-        the root could not be read, how many there were is not known: then these are all from the
-        first one on up to the root's version now. Empty if the newest version was taken.
+    branches, tags : mapping of str to (str or None, str or None)
+        By name: the ids of their snapshots before and after; None where there is no such branch or
+        tag. Without a damaged root, those that differ; with one, all branches, of which nobody
+        knows where they were before.
+    perhaps_lost : range or None
+        Of a damaged root: versions after it that there were, or may have been, and that are not in
+        the root now. If the root could not be read, how many there were is not known: then these
+        are all from the first one on up to the root's version now. Empty if the newest version was
+        taken.
     skipped : mapping of int to str
         Newer archives that were not taken, and what was wrong with each.
     dry_run : bool
@@ -591,17 +467,25 @@ class RecoveryReport(Report):
 
     recovered: int
     version: int
-    branches: dict[str, str]
-    perhaps_lost: range
-    skipped: dict[int, str]
+    branches: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    tags: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    perhaps_lost: range | None = None
+    skipped: Mapping[int, str] = field(default_factory=dict)
     dry_run: bool = False
 
-    def __str__(self) -> str:
-        lines = [f"version {at} was not taken: {why}" for at, why in self.skipped.items()]
-        lines += [f"{name}  {head}" for name, head in self.branches.items()]
-        took, now = ("would take", "would be") if self.dry_run else ("took", "is now")
-        lines.append(
-            f"{took} version {self.recovered}; the root {now} version {self.version}. What "
-            f"versions from {self.recovered + 1} on did, if there were any, is not in it"
-        )
-        return "\n".join(map(plain_text, lines))
+    def _lines(self) -> Iterator[str]:
+        if self.perhaps_lost is None:
+            verb = "would be" if self.dry_run else "is now"
+            for what, moved in (("branch", self.branches), ("tag", self.tags)):
+                for name, (was, now) in moved.items():
+                    yield f"{what} {name} was {was or 'not there'}, {verb} {now or 'not there'}"
+            verb = "would be" if self.dry_run else "are"
+            yield f"branches and tags {verb} those of version {self.recovered} again"
+        else:
+            yield from (f"version {at} was not taken: {why}" for at, why in self.skipped.items())
+            yield from (f"{name}  {head}" for name, (_, head) in self.branches.items())
+            took, now = ("would take", "would be") if self.dry_run else ("took", "is now")
+            yield (
+                f"{took} version {self.recovered}; the root {now} version {self.version}. What "
+                f"versions from {self.recovered + 1} on did, if there were any, is not in it"
+            )

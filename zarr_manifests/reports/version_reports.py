@@ -14,28 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import Conflict, ManifestsError
-from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, numbers_at
+from zarr_manifests.format.entry_columns import HistoryEntries, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.planning.tables.node_fields import Fields
 from zarr_manifests.report import Report, plain
-from zarr_manifests.texts import count_text, plain_text, time_text, totals_text, written_text
+from zarr_manifests.texts import count_text, time_text, totals_text, written_text
 from zarr_manifests.versions import RefName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Ancestry",
-    "Diff",
-    "LoggedOperation",
-    "MergeReport",
-    "SnapshotInfo",
-    "Status",
-    "ValueChanges",
-    "field_lines",
-    "moved_tops",
-]
 
 _SHOWN_CHUNKS: Final = 4
 _SHOWN_COMMITS: Final = 1000
@@ -96,20 +85,13 @@ class SnapshotInfo(Report):
         self._entries = entries
         self._at = at
 
-    @classmethod
-    def from_entry(cls, entry: HistoryEntry) -> SnapshotInfo:
-        """The same, with the names that callers use."""
-        return cls(HistoryEntries.of([entry]), 0)
-
     @property
     def snapshot_id(self) -> str:
         """The snapshot's id."""
         return self._entries.ids[self._at]
 
-    @property
-    def id(self) -> str:
-        """The snapshot's id; the same as `snapshot_id`."""
-        return self.snapshot_id
+    id = snapshot_id
+    """The same."""
 
     @property
     def parent_id(self) -> str | None:
@@ -167,7 +149,7 @@ class SnapshotInfo(Report):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the other entries.
-        return SnapshotInfo.from_entry, (self._entries.entry(self._at),)
+        return SnapshotInfo, (HistoryEntries.of([self._entries.entry(self._at)]), 0)
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes by name; counts are named as attributes are."""
@@ -178,15 +160,12 @@ class SnapshotInfo(Report):
             found[name] = {key.replace("-", "_"): count for key, count in counts}
         return found
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
         done, there = written_text(self.written), totals_text(self.totals)
         facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
         by = f"  by {self.author}" if self.author else ""
-        lines = [
-            f"{self.snapshot_id}  {time_text(self.written_at)}  {self.kind}{by}",
-            f"    {self.message}" + (f"  [{facts}]" if facts else ""),
-        ]
-        return "\n".join(map(plain_text, lines))
+        yield f"{self.snapshot_id}  {time_text(self.written_at)}  {self.kind}{by}"
+        yield f"    {self.message}" + (f"  [{facts}]" if facts else "")
 
     def __repr__(self) -> str:
         names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
@@ -259,8 +238,7 @@ class Ancestry(Iterator[SnapshotInfo]):
         return self._draw()
 
     def _repr_html_(self) -> str:
-        from zarr_manifests.picturing.graph import graph_lines
-        from zarr_manifests.picturing.lanes import lanes, lines
+        from zarr_manifests.picturing.graph import graph_lines, history_graph
         from zarr_manifests.rendering import html
 
         refs: Mapping[str, Sequence[RefName]] = {}
@@ -273,9 +251,9 @@ class Ancestry(Iterator[SnapshotInfo]):
             with suppress(ManifestsError):
                 yield from shown if snapshot_id == shown[0].id else self._ancestry(snapshot_id)
 
-        found = lines([one.id for one in shown[:1]], ancestry, _SHOWN_COMMITS)
+        rows = history_graph([one.id for one in shown[:1]], ancestry, refs, limit=_SHOWN_COMMITS)
         older = ["... and older ones"] if len(self._ahead) > len(shown) else []
-        return html("History", *graph_lines(lanes(found, refs)), *older)
+        return html("History", *graph_lines(rows), *older)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +296,7 @@ class Diff(Report):
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
         return any(listed)
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
         chunks = self.chunks.items()
         shown = slice(_SHOWN_CHUNKS)
         counted = ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
@@ -375,20 +353,21 @@ def _listed(
     changes: Diff | Status,
     chunks: Iterable[tuple[str, int, Iterable[Coords]]],
     fields: Mapping[str, Fields],
-) -> str:
+) -> Iterator[str]:
     """Changes as lines; of the chunks of each array, how many there are and the first of them."""
     if not changes:
-        return "no changes"
-    lines = [f"+ {path}" for path in changes.created]
+        yield "no changes"
+    yield from (f"+ {path}" for path in changes.created)
     for path in changes.updated:
-        lines += [f"~ {path}", *field_lines(fields.get(path, {}))]
-    lines += [f"- {path}" for path in changes.deleted]
-    again = sorted({*changes.created}.intersection(changes.deleted))
-    lines += [f"  {path}: made again, so all that it held before is gone" for path in again]
-    lines += [f"> {old} to {new}" for old, new in moved_tops(changes.moved).items()]
-    lines += [f"  {path}: cut to {shape} chunks" for path, shape in changes.truncated.items()]
-    lines += [f"  {path}: {_chunks_text(count, first)}" for path, count, first in sorted(chunks)]
-    return "\n".join(map(plain_text, lines))
+        yield f"~ {path}"
+        yield from field_lines(fields.get(path, {}))
+    yield from (f"- {path}" for path in changes.deleted)
+    for path in sorted({*changes.created}.intersection(changes.deleted)):
+        yield f"  {path}: made again, so all that it held before is gone"
+    yield from (f"> {old} to {new}" for old, new in moved_tops(changes.moved).items())
+    yield from (f"  {path}: cut to {shape} chunks" for path, shape in changes.truncated.items())
+    for path, count, first in sorted(chunks):
+        yield f"  {path}: {_chunks_text(count, first)}"
 
 
 def _chunks_text(count: int, first: Iterable[Coords]) -> str:
@@ -448,15 +427,14 @@ class ValueChanges(Report):
         found[tuple(self.chunks.T)] = self.counts
         return found
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
         chunks = count_text(len(self.chunks), "chunk")
-        lines = [f"{self.path}: {count_text(self.cells, 'changed cell')} in {chunks}"]
+        yield f"{self.path}: {count_text(self.cells, 'changed cell')} in {chunks}"
         if self.mean is not None:
-            lines.append(f"  by {self.minimum:g} to {self.maximum:g}, on average by {self.mean:g}")
+            yield f"  by {self.minimum:g} to {self.maximum:g}, on average by {self.mean:g}"
         facts = [(self.to_nan, "became NaN"), (self.from_nan, "were NaN")]
         facts += [(self.added, "were added"), (self.removed, "were removed")]
-        lines += [f"  {count:,} {what}" for count, what in facts if count]
-        return plain_text("\n".join(lines), lines=True)
+        yield from (f"  {count:,} {what}" for count, what in facts if count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +472,7 @@ class Status(Report):
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
         return any(listed)
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
         named, counts = self.coordinates, self.chunks.items()
         chunks = ((path, count, named.get(path, ())) for path, count in counts)
         return _listed(self, chunks, self.fields)
@@ -536,17 +514,17 @@ class MergeReport(Report):
         """Whether there was, or is, anything to merge."""
         return self.source != self.base
 
-    def __str__(self) -> str:
+    def _lines(self) -> Iterator[str]:
         if not self.merges:
-            return plain_text(f"{self.into} has all changes of {self.source}")
-        count = count_text(self.commits, "commit")
-        would = "would bring" if self.dry_run else "brought"
-        how = "by moving the branch there" if self.fast_forward else "in one commit"
-        if self.conflicts:
-            places = [f"  {conflict}" for conflict in self.conflicts]
-            first = f"{self.source} cannot be merged into {self.into}, because of conflicts:"
-            return "\n".join([plain_text(first), *places])
-        return plain_text(f"{would} {count} of {self.source} to {self.into}, {how}")
+            yield f"{self.into} has all changes of {self.source}"
+        elif self.conflicts:
+            yield f"{self.source} cannot be merged into {self.into}, because of conflicts:"
+            yield from (f"  {conflict}" for conflict in self.conflicts)
+        else:
+            would = "would bring" if self.dry_run else "brought"
+            how = "by moving the branch there" if self.fast_forward else "in one commit"
+            count = count_text(self.commits, "commit")
+            yield f"{would} {count} of {self.source} to {self.into}, {how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,13 +567,5 @@ class LoggedOperation(Report):
         """What an entry of the log says."""
         at = datetime.fromtimestamp(entry.at_ms / 1000, UTC)
         operation, _, before = entry.operation.partition(" from ")
-        return cls(
-            entry.version,
-            at,
-            operation,
-            entry.ref,
-            entry.snapshot,
-            entry.commit_id.hex(),
-            entry.by,
-            before,
-        )
+        ids = entry.snapshot, entry.commit_id.hex()
+        return cls(entry.version, at, operation, entry.ref, *ids, entry.by, before)

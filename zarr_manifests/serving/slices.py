@@ -36,8 +36,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import absolute, directory, split
 from zarr_manifests.repository import containers_of
 from zarr_manifests.runtime import quiet
-from zarr_manifests.serving.answers import caching, etag_of
-from zarr_manifests.serving.served import OpenSnapshot, Served
+from zarr_manifests.serving.answers import OpenSnapshot, Served, caching, etag_of
 from zarr_manifests.texts import plain_text
 
 MOST_VALUES: Final = 512

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,14 +28,14 @@ from xarray.backends.zarr import FillValueCoder
 from zarr_manifests.display import fields_of, hierarchy
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
-from zarr_manifests.picturing.chunk_map import ChunkMap
-from zarr_manifests.picturing.lanes import GraphRow, width_of
+from zarr_manifests.picturing.chunk_map import ChunkMap, as_table
+from zarr_manifests.picturing.graph import graph_shapes
+from zarr_manifests.report import plain
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
 from zarr_manifests.repository import graph_of
-from zarr_manifests.serving.answers import status_of
-from zarr_manifests.serving.served import OpenSnapshot, Served
+from zarr_manifests.serving.answers import OpenSnapshot, Served, status_of
 from zarr_manifests.session import chunk_map_of, estimate_of
 from zarr_manifests.texts import bytes_text, count_text, plain_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
@@ -51,14 +51,7 @@ _MOST_CHANGED: Final = 2_000_000
 """Changed chunks of a commit; of more, the page does not say which they are."""
 _TITLES: Final = {404: "Not found", 410: "No longer here", 400: "Not understood"}
 _SIDE: Final = 48
-_LINE: Final = 60
 _LONG_SIDE: Final = 384  # four times as many cells in a row, which fill 26 lines
-_FEW: Final = 24
-_MANY: Final = 64
-_HEIGHT: Final = 56  # of a row of the graph, as in page.css
-_STEP: Final = 18
-_LEFT: Final = 16
-_COLORS: Final = 6
 
 
 class Pages:
@@ -159,7 +152,7 @@ class Pages:
             "home.html",
             branches=list(islice(self._repo.list_branches().items(), _LISTED)),
             tags=list(islice(self._repo.list_tags().items(), _LISTED)),
-            graph=_history_graph(rows),
+            graph=graph_shapes(rows),
             rows=rows,
             more=min(4 * wanted, _MOST_ROWS) if is_cut and wanted < _MOST_ROWS else None,
         )
@@ -199,7 +192,7 @@ class Pages:
         array, commit = _ShownArray.at(opened, request.path_params["path"]), self._commit(opened)
         changed = array.changed(self._written_by(commit["info"]))
         found = array.chunk_map()
-        table = _cell_table(found, changed, array.meta.chunk_shape)
+        table = as_table(found, changed, array.meta.chunk_shape)
         return self._render(
             request,
             "array.html",
@@ -221,19 +214,9 @@ class Pages:
         array = _ShownArray.at(opened, request.path_params["path"])
         changed = array.changed(self._written_by(self._commit(opened)["info"]))
         found = array.chunk_map()
-        folding = found.folding
-        told = {
-            "path": found.path,
-            "dimensions": found.dimensions,
-            "grid_shape": folding.grid_shape,
-            "axes": folding.axes,
-            "row_edges": folding.row_edges.tolist(),
-            "column_edges": folding.column_edges.tolist(),
-            "whole": folding.whole.tolist(),
-            "chunks": found.chunks.tolist(),
-            "nbytes": found.nbytes.tolist(),
-            "changed": None if changed is None else folding.place(changed).tolist(),
-        }
+        told = plain(found)
+        told |= told.pop("folding")
+        told["changed"] = None if changed is None else found.folding.place(changed).tolist()
         return JSONResponse(told, headers={"Cache-Control": "no-cache"})
 
     # --- differences -------------------------------------------------------------------------
@@ -260,7 +243,7 @@ class Pages:
         array = _ShownArray.at(new, request.path_params["path"])
         diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
         changed = array.changed(diff)
-        table = _cell_table(array.chunk_map(), changed, array.meta.chunk_shape)
+        table = as_table(array.chunk_map(), changed, array.meta.chunk_shape)
         versions = {"New": array}
         before = old.contents.guarded(partial(old.contents.node, array.node.path))
         meta = None if before is None else before.array
@@ -332,11 +315,11 @@ class _ShownArray:
         found = diff.chunks.get(absolute(self.node.path), np.empty((0, len(hi)), np.int64))
         return found[(found < hi).all(axis=1)]
 
-    def start(self, changed: IndexArray | None, table: _Table) -> list[int]:
+    def start(self, changed: IndexArray | None, table: Mapping[str, Any]) -> list[int]:
         """Where the quick look begins: at the last chunk that changed, else the last one there."""
         if changed is not None and len(changed):
             return [int(at) for at in changed[-1] * self.meta.chunk_shape]
-        there = [cell.first for line in table.lines for cell in line if cell.name]
+        there = [cell["first"] for line in table["lines"] for cell in line if cell["name"]]
         return [at or 0 for at in there[-1]] if there else [0] * len(self.meta.shape)
 
 
@@ -418,137 +401,3 @@ def _text(document: bytes) -> str:
         return _value(json.loads(document), 10 * _VALUE, 2)
     except (ValueError, RecursionError):
         return _value(document.decode("utf-8", "replace"), 10 * _VALUE)
-
-
-# --- what the pages draw -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """One cell of the table.
-
-    Parameters
-    ----------
-    name : str
-        The classes of its style.
-    text : str
-        What there is to say of its chunks.
-    first : list of (int or None)
-        The position of the first of its chunks along the axes of the table; None along others.
-    """
-
-    name: str
-    text: str
-    first: list[int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The chunks of an array as a table.
-
-    Parameters
-    ----------
-    lines : sequence of (sequence of _Cell)
-        The cells.
-    name : str
-        The classes of its style.
-    text : str
-        Which chunks its rows and columns are.
-    has_parts : bool
-        Whether any cell holds some of its chunks, but not all.
-    """
-
-    lines: Sequence[Sequence[_Cell]]
-    name: str
-    text: str
-    has_parts: bool
-
-
-def _cell_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -> _Table:
-    """The cells of a map of chunks.
-
-    Parameters
-    ----------
-    found : ChunkMap
-        What exists.
-    changed : int64[n, ndim], optional
-        Coordinates of chunks that were written or removed; None if that is not known.
-    chunk_shape : tuple of int
-        In elements.
-    """
-    folding = found.folding
-    height, width = folding.shape
-    counts = np.zeros(folding.shape, np.int64) if changed is None else folding.place(changed)
-    rows = [
-        [_cell(found, new, chunk_shape, (row, column)) for column, new in enumerate(line)]
-        for row, line in enumerate(counts.tolist())
-    ]
-    names = [_name(found, axis) for axis in folding.axes]
-    text = f"chunks along {names[1]}" if width > 1 else "one chunk"
-    if height > 1:
-        text = f"rows are {names[0]}, columns are {names[1]}"
-    elif width > _LINE:
-        rows = [rows[0][at : at + _LINE] for at in range(0, width, _LINE)]
-        text += ", line by line"
-    if folding.is_folded:
-        text += f"; each cell stands for up to {count_text(int(folding.whole.max()), 'chunk')}"
-    widest = max(map(len, rows), default=0)
-    size = " few" if max(widest, len(rows)) <= _FEW else " many" if widest > _MANY else ""
-    parts = bool(((found.chunks > 0) & (found.chunks < folding.whole)).any())
-    return _Table(rows, f"chunks{size}", text, parts)
-
-
-def _cell(found: ChunkMap, new: int, chunk_shape: Coords, at: tuple[int, int]) -> _Cell:
-    folding = found.folding
-    there, whole = int(found.chunks[at]), int(folding.whole[at])
-    shade = "" if not there else f"stored-{4 if there == whole else 1 + 3 * there // whole}"
-    where: list[str] = []
-    first: list[int | None] = [None] * len(folding.grid_shape)
-    edges = (folding.row_edges, folding.column_edges)
-    for axis, places, place in zip(folding.axes, edges, at, strict=True):
-        if axis is not None:
-            lo, hi = int(places[place]), int(places[place + 1]) - 1
-            first[axis] = lo * chunk_shape[axis]
-            if folding.grid_shape[axis] > 1:
-                where.append(f"{_name(found, axis)} {lo}" + (f" to {hi}" if hi > lo else ""))
-    size = bytes_text(int(found.nbytes[at]))
-    if whole == 1:
-        told = (f"there, {size}" if there else "not there") + ("; changed" if new else "")
-    else:
-        told = f"{there:,} of {whole:,} there, {size}" + (f"; {new:,} changed" if new else "")
-    if found.changed_ms[at]:
-        moment = np.datetime64(int(found.changed_ms[at]), "ms").astype("datetime64[m]")
-        told += f"; written {str(moment).replace('T', ' ')} UTC"
-    name = ("changed" if there else "gone") if new else shade
-    return _Cell(name, f"{'chunk ' + ', '.join(where) if where else 'the chunk'}: {told}", first)
-
-
-def _name(found: ChunkMap, axis: int | None) -> str:
-    return "" if axis is None else found.dimensions[axis] or f"axis {axis}"
-
-
-def _history_graph(rows: Sequence[GraphRow[Any]]) -> dict[str, Any]:
-    """What the template draws of these rows, newest first.
-
-    Returns
-    -------
-    dict
-        `width` and `height` of the whole graph; `edges`, pieces of lines as a path and the number
-        of a color; `dots`, as x, y, the number of a color and whether there are several commits.
-    """
-    edges, dots = [], []
-    for at, row in enumerate(rows):
-        top, middle, bottom = _HEIGHT * at, _HEIGHT * at + _HEIGHT // 2, _HEIGHT * (at + 1)
-        for pieces, start, end in ((row.above, top, middle), (row.below, middle, bottom)):
-            half = (start + end) // 2
-            for lanes in pieces:
-                a, b = map(_x, lanes)
-                path = f"M{a} {start}C{a} {half} {b} {half} {b} {end}"
-                edges.append((path, max(lanes) % _COLORS))  # of the line that leaves or joins
-        dots.append((_x(row.lane), middle, row.lane % _COLORS, len(row.commits) > 1))
-    width = _x(width_of(rows) - 1) + _LEFT
-    return {"width": width, "height": _HEIGHT * len(rows), "edges": edges, "dots": dots}
-
-
-def _x(lane: int) -> int:
-    return _LEFT + _STEP * lane

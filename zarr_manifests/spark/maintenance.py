@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from zarr_manifests.reports import (
     CollectionReport,
     CompactionReport,
-    RepackReport,
     RewriteReport,
     StatisticsReport,
     VerifyReport,
@@ -83,7 +82,7 @@ def compact(
     *,
     storage_options: Options = None,
     **options: Any,
-) -> CompactionReport | RepackReport:
+) -> CompactionReport:
     """Bring the deltas of a branch together, or its packs; tasks write leaves, or copy chunks.
 
     Commits that land meanwhile stay on top. As `Repository.compact`.

@@ -53,7 +53,7 @@ from zarr_manifests.planning.file_rows import (
     write_groups,
 )
 from zarr_manifests.progress import expect, tell
-from zarr_manifests.reports import FailedFile, IngestedFile, IngestReport
+from zarr_manifests.reports import IngestedFile, IngestReport, Problem
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session, initialized_chunks
@@ -304,9 +304,9 @@ def _they_are(urls: Sequence[str]) -> str:
 
 def _look(
     source: SourceFiles, files: Sequence[tuple[str, _Record | None]]
-) -> list[FileFacts | FailedFile]:
+) -> list[FileFacts | Problem]:
     """Look at files; those that are as they were are left out."""
-    found: list[FileFacts | FailedFile] = []
+    found: list[FileFacts | Problem] = []
     layouts: dict[FileLayout, FileLayout] = {}
     for url, known in files:
         try:
@@ -346,7 +346,7 @@ class _Ingestion:
     message: str | None
     waiting: dict[str, FileFacts] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
-    failed: dict[str, FailedFile] = field(default_factory=dict)
+    failed: dict[str, Problem] = field(default_factory=dict)
     added: list[IngestedFile] = field(default_factory=list)
     replaced: list[IngestedFile] = field(default_factory=list)
     unchanged: int = 0
@@ -381,16 +381,16 @@ class _Ingestion:
         looked, done = self.runner.run(partial(_look, self.source), groups), 0
         expect("looking at files", len(urls))
         for group, found in zip(groups, looked, strict=True):
-            self.failed |= {each.url: each for each in found if isinstance(each, FailedFile)}
+            self.failed |= {each.key: each for each in found if isinstance(each, Problem)}
             new = {each.url: each for each in found if isinstance(each, FileFacts)}
             self.waiting |= new
             done += len(group)
             tell("looking at files", done)
         self._leave_out(())
 
-    def _leave_out(self, files: Iterable[FailedFile]) -> None:
+    def _leave_out(self, files: Iterable[Problem]) -> None:
         """Go on without the files, if they are only to be reported."""
-        self.failed |= {file.url: file for file in files}
+        self.failed |= {file.key: file for file in files}
         for url in self.failed:
             self.waiting.pop(url, None)
         if not self.failed or self.reports:
@@ -461,7 +461,7 @@ class _Ingestion:
                 del self.waiting[url]
                 self.unchanged += 1
             elif url not in self.changed:
-                refused.append(FailedFile(url, "somebody else has ingested it as it was before"))
+                refused.append(Problem(url, "somebody else has ingested it as it was before"))
         files, dim = [*self.waiting.values()], self.source.dim
         if not refused and files:
             due, whose = files[0].layout, files[0].url
@@ -471,14 +471,14 @@ class _Ingestion:
             for file in files:
                 found = differs(file.layout)
                 if found is not None:
-                    refused.append(FailedFile(file.url, f"{found[0]}, and {whose} has {found[1]}"))
+                    refused.append(Problem(file.url, f"{found[0]}, and {whose} has {found[1]}"))
         if refused:
             raise FailedFilesError(*refused)
         before = {url: (known[url].start, known[url].rows) for url in self.changed & known.keys()}
         labels = rows.held[1].get(dim) if rows.arrays else None
         placed, unfit = place(files, before, rows.length, labels, dim)
         if unfit:
-            raise FailedFilesError(*(FailedFile(file.url, reason) for file, reason in unfit))
+            raise FailedFilesError(*(Problem(file.url, reason) for file, reason in unfit))
         return placed
 
     def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: _GroupRows) -> None:
@@ -507,7 +507,7 @@ class _Ingestion:
         """
         target = session.fork() if self.runner.elsewhere else session
         forks: list[Fork] = []
-        failed: list[FailedFile] = []
+        failed: list[Problem] = []
         run = partial(_write, write, target, self.group, self.source)
         for written in self.runner.run(run, items):
             if isinstance(written, FailedFilesError):
@@ -633,7 +633,7 @@ class _GroupRows:
             for each in run if len(run) > 1 else ():  # raises for the first that does not fit
                 self.write_axis(session, [each])
             told = str(error).partition(". Nothing is committed")[0]
-            raise FailedFilesError(FailedFile(run[0].file.url, told)) from None
+            raise FailedFilesError(Problem(run[0].file.url, told)) from None
 
     # --- what tasks write --------------------------------------------------------------------
 

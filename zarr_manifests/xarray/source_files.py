@@ -30,7 +30,7 @@ from zarr_manifests import moving, repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
-from zarr_manifests.reports import FailedFile
+from zarr_manifests.reports import Problem
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.storage.memory import MemoryStorage
@@ -136,7 +136,7 @@ def _stamp_of(url: str) -> tuple[int, str]:
 class FailedFilesError(Exception):
     """Files that cannot be ingested, and why."""
 
-    def __init__(self, *files: FailedFile) -> None:
+    def __init__(self, *files: Problem) -> None:
         super().__init__(*files)
         self.files = files
 
@@ -157,7 +157,7 @@ def told_of(url: str) -> Iterator[None]:
     except (ImportError, FailedFilesError):
         raise
     except Exception as error:
-        told = FailedFile(url, f"{type(error).__name__}: {error}")
+        told = Problem(url, f"{type(error).__name__}: {error}")
         raise FailedFilesError(told) from error
 
 
@@ -223,7 +223,7 @@ class SourceFiles:
             with self.opened(file.url) as opened:
                 yield opened
             if _stamp_of(file.url) != (file.nbytes, file.stamp):
-                told = FailedFile(file.url, "it has changed since it was looked at")
+                told = Problem(file.url, "it has changed since it was looked at")
                 raise FailedFilesError(told)
 
     @contextmanager

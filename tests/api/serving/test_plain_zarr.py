@@ -25,7 +25,6 @@ from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
 from zarr_manifests.repository import resolved
 from zarr_manifests.serving import answers
-from zarr_manifests.serving.served import Room
 from zarr_manifests.storage.memory import MemoryStorage
 
 IMMUTABLE = "max-age=31536000, immutable"
@@ -190,7 +189,7 @@ def test_a_large_value_is_checked_before_any_of_it_is_sent(
 def test_requests_wait_for_room() -> None:
     held = most = 0
 
-    async def request(room: Room, nbytes: int) -> None:
+    async def request(room: answers.Room, nbytes: int) -> None:
         nonlocal held, most
         async with room.hold(nbytes):
             held += min(nbytes, MIB)
@@ -199,7 +198,7 @@ def test_requests_wait_for_room() -> None:
             held -= min(nbytes, MIB)
 
     async def all_at_once() -> None:
-        room = Room(MIB)
+        room = answers.Room(MIB)
         await asyncio.gather(*(request(room, n) for n in [MIB // 3, MIB // 2, MIB, 9 * MIB] * 10))
 
     asyncio.run(all_at_once())

@@ -56,8 +56,9 @@ def days(*numbers: int) -> xr.Dataset:
 
 
 def names(report: Any) -> dict[str, list[str]]:
-    parts = {"added": report.added, "replaced": report.replaced, "failed": report.failed}
-    return {k: [Path(f.url).stem for f in found] for k, found in parts.items() if found}
+    parts = {name: [f.url for f in getattr(report, name)] for name in ("added", "replaced")}
+    parts["failed"] = [problem.key for problem in report.failed]
+    return {k: [Path(url).stem for url in urls] for k, urls in parts.items() if urls}
 
 
 # --- one commit ------------------------------------------------------------------------------

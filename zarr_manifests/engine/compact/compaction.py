@@ -148,10 +148,12 @@ def _compact(
     root = context.roots.with_branch(at.root, branch)
     tip = root.branches.get(branch)
     if tip is None:
-        return CompactionReport(), None
+        return CompactionReport(mode=mode, dry_run=dry_run), None
     view = context.open_branch(tip)
     entries = view.snapshot.deltas
     before = CompactionReport(
+        mode=mode,
+        dry_run=dry_run,
         deltas_before=len(entries),
         deltas_after=len(entries),
         manifests_before=len(view.manifests),

@@ -63,7 +63,7 @@ from zarr_manifests.planning.zones.entries import (
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.progress import expect, tell
-from zarr_manifests.reports import ArrayStatistics, StatisticsReport
+from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run
 
 __all__ = ["compute_statistics", "statistics_of"]
@@ -195,12 +195,12 @@ class _Measuring:
         self.expected = sum(array.chunks for array in arrays if array.path in paths)
         expect("measuring", self.expected)
 
-    def do(self, node: Node) -> ArrayStatistics:
+    def do(self, node: Node) -> StatisticsReport:
         """Measure the chunks of one array that have no entry."""
         array, path = _MeasuredArray.of(node), f"/{node.path}"
         view, node_id = self.contents.view, node.node_id
         if isinstance(array, str):
-            return ArrayStatistics(path, 0, 0, 0, array)
+            return StatisticsReport(path, 0, 0, 0, array)
         chunks = known = measured = 0
         beside: list[ZoneTable] = []  # of chunks that no leaf has
         some_new = False
@@ -224,7 +224,7 @@ class _Measuring:
             pages = [(page, False) for page in in_pages(merged(beside))]
             self._write([(node_id, None, page.box, [(page, done)]) for page, done in pages])
             self.new[node_id].replaces_loose = True
-        return ArrayStatistics(path, chunks, known, measured)
+        return StatisticsReport(path, chunks, known, measured)
 
     def _due(self, array: _MeasuredArray) -> Iterator[_Due]:
         """The chunks of one leaf after the other, and then those of no leaf."""
@@ -381,7 +381,10 @@ def _compute(
     arrays = tuple(work.do(node) for node in nodes)
     if work.new:
         _land(context, branch, view, work)
-    return StatisticsReport(view.snapshot_id, arrays)
+    chunks, known = sum(one.chunks for one in arrays), sum(one.known for one in arrays)
+    measured = sum(one.measured for one in arrays)
+    at = view.snapshot_id
+    return StatisticsReport("", chunks, known, measured, arrays=arrays, snapshot_id=at)
 
 
 def _land(context: Context, branch: str, view: SnapshotView, work: _Measuring) -> None:
@@ -414,7 +417,7 @@ def _land(context: Context, branch: str, view: SnapshotView, work: _Measuring) -
 
 def statistics_of(
     context: ReadContext, view: SnapshotView, node: Node, branch: str | None = None
-) -> ArrayStatistics:
+) -> StatisticsReport:
     """How many chunks of an array have an entry that counts; nothing is measured."""
     root = context.roots.with_branch(context.roots.latest.root, branch or "main")
     tip = root.branches.get(branch or "main")
@@ -422,7 +425,7 @@ def statistics_of(
     why = _MeasuredArray.of(node)
     skipped = why if isinstance(why, str) else ""
     if table is None or tip is None:
-        return ArrayStatistics(path, 0, 0, 0, skipped)
+        return StatisticsReport(path, 0, 0, 0, skipped)
     zones = LeafZones.of(context, root, view, tip)
     known = sum(len(entries) for entries, _ in zones.of_leaf(node, table))
-    return ArrayStatistics(path, len(table), known, 0, skipped)
+    return StatisticsReport(path, len(table), known, 0, skipped)

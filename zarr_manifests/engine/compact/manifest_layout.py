@@ -32,8 +32,6 @@ from zarr_manifests.reports import (
     LeafPlace,
     ManifestLayout,
     ManifestPlace,
-    ReadCost,
-    ReadCosts,
 )
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -43,13 +41,15 @@ from zarr_manifests.virtual.containers import Containers
 
 __all__ = ["layout_now", "plan_layout", "read_costs"]
 
+type _Costs = dict[str, dict[str, int]]
+
 
 def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     """Return which manifests hold the refs of a snapshot."""
     return _layout(context.config, view, view.manifests, _pending_rows(view))
 
 
-def read_costs(context: Context, version: str | None) -> ReadCosts:
+def read_costs(context: Context, version: str | None) -> _Costs:
     """Measure what a new process fetches to open and to read that snapshot."""
     return _costs(unmetered(context.storage), context.config, context.runtime, version)
 
@@ -101,7 +101,7 @@ def _opened(storage: Storage, config: Config, runtime: Runtime) -> tuple[Context
     return context, Refs(context, at)
 
 
-def _costs(storage: Storage, config: Config, runtime: Runtime, version: str | None) -> ReadCosts:
+def _costs(storage: Storage, config: Config, runtime: Runtime, version: str | None) -> _Costs:
     context, refs = _opened(storage, config, runtime)
     view = refs.view(version, first=True)
     arrays = [node for node in view.nodes.values() if node.array is not None]
@@ -112,11 +112,15 @@ def _costs(storage: Storage, config: Config, runtime: Runtime, version: str | No
     others = (node for node in arrays if node not in coordinates)
     runtime.parallel([partial(_read_last_step, view, node) for node in others])
     stepped = context.meter.read()
-    return ReadCosts(_cost(opened), _cost(explored - opened), _cost(stepped - explored))
+    return {
+        "opening": _cost(opened),
+        "coordinates": _cost(explored - opened),
+        "last_step": _cost(stepped - explored),
+    }
 
 
-def _cost(counted: Metrics) -> ReadCost:
-    return ReadCost(counted.read_requests, counted.bytes_read)
+def _cost(counted: Metrics) -> dict[str, int]:
+    return {"requests": counted.read_requests, "nbytes": counted.bytes_read}
 
 
 def _read_last_step(view: SnapshotView, node: Node) -> None:

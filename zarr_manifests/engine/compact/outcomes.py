@@ -50,7 +50,7 @@ def compact(
         If there is no such mode.
     """
     if mode not in set(CompactionMode):
-        raise InvalidArgumentError(f"mode {mode!r} is not one of minor, major, full")
+        raise InvalidArgumentError(f"mode {mode!r} is not one of minor, major, full, packs")
     context.roots.branch(context.roots.read().root, branch)  # there is one
     if run is not None:
         # Planning reads each object once, and tasks have caches of the same size.

@@ -51,7 +51,7 @@ from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
-from zarr_manifests.reports import Amount, ArrayUsage, IndexReport, Usage
+from zarr_manifests.reports import Amount, Usage
 
 __all__ = [
     "Presence",
@@ -294,8 +294,8 @@ def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: s
     chunks = total.chunks if total.chunks_exact else presence.count(node.node_id)
     nbytes = total.nbytes if total.nbytes_exact else presence.stored_bytes(node.node_id)
     growth = changes_of(view).get(node.node_id, NOTHING).at_most(chunks)
-    found = ArrayUsage(f"/{node.path}", Amount(chunks, nbytes), growth, node.array.grid.shape)
-    return Usage(view.snapshot_id, (found,), found.total, growth)
+    found = Usage(f"/{node.path}", Amount(chunks, nbytes), growth, node.array.grid.shape)
+    return Usage("", found.total, growth, arrays=(found,), snapshot_id=view.snapshot_id)
 
 
 def leaf_names(ref: ManifestRef) -> list[LeafName]:
@@ -361,12 +361,12 @@ def with_entries(
     return replace(branch, index=uploads[-1].ref.bare()), uploads
 
 
-def build_index(context: Context, branch: str) -> IndexReport:
-    """Index the leaves of the branch's base that are not indexed yet."""
+def build_index(context: Context, branch: str) -> int:
+    """Index the leaves of the branch's base that are not indexed yet; return how many."""
     return opened(partial(_build_index, context, branch))
 
 
-def _build_index(context: Context, branch: str) -> IndexReport:
+def _build_index(context: Context, branch: str) -> int:
     at = context.roots.read()
     tip = context.roots.branch(at.root, branch)
     keys = SessionKeys(at.root.version, context.runtime)
@@ -375,12 +375,11 @@ def _build_index(context: Context, branch: str) -> IndexReport:
     known = _usable(context, tip.index, leaves)
     due = [leaf for leaf in leaves if leaf.name not in known]
     if not due:
-        return IndexReport(len(leaves), 0, 0, 0)
+        return 0
     uploads, entries = index_leaves(keys, _bitmaps(view, due))
     context.runtime.parallel(
         [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
     )
-    written = [len(upload.data) for upload in uploads]
 
     def change(root: Root) -> Root:
         if admission(root, Writer(keys.start)) is not None:
@@ -396,12 +395,10 @@ def _build_index(context: Context, branch: str) -> IndexReport:
         new, uploads = with_entries(context, old, keys, entries, live, now.by_id)
         for upload in uploads:
             context.objects.create(upload.key, upload.data)
-            written.append(len(upload.data))
         return replace(root, branches={**root.branches, branch: new})
 
     context.roots.update(change, "build index", branch, "", _ATTEMPTS)
-    read = {leaf.manifest.blob.key: leaf.manifest.blob.length for leaf in due}
-    return IndexReport(len(leaves), len(due), sum(read.values()), sum(written))
+    return len(due)
 
 
 def _usable(

@@ -68,7 +68,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.progress import expect, tell
-from zarr_manifests.reports import RepackReport
+from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 
@@ -94,7 +94,7 @@ def repack_chunks(
     *,
     dry_run: bool,
     run: Run = map,
-) -> RepackReport:
+) -> CompactionReport:
     """Move the live chunks of a branch's head out of packs whose live part is below `min_live`.
 
     `run` reads and writes packs.
@@ -121,7 +121,8 @@ def repack_chunks(
     at, uses = opened(look)
     sizes = _sizes(context, uses)
     due = due_packs(uses, sizes, min_live)
-    report = RepackReport(
+    report = CompactionReport(
+        mode="packs",
         objects=len(uses),
         nbytes=sum(sizes.values()),
         packs=len(due),

@@ -18,7 +18,7 @@ from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import changed_nodes
 from zarr_manifests.planning.tables.sums import NOTHING, sum_of
 from zarr_manifests.progress import counted
-from zarr_manifests.reports import Amount, ArrayUsage, Status, Usage
+from zarr_manifests.reports import Amount, Status, Usage
 
 __all__ = ["status_of", "summary", "usage_of"]
 
@@ -95,10 +95,11 @@ def usage_of(contents: SessionView) -> Usage:
         path = absolute(node.path)
         kinds = [_amount(table, kind) for kind in (RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL)]
         grown = growth.get(path, NOTHING)
-        arrays.append(ArrayUsage(path, sum_of(kinds), grown, grid_of(node), *kinds))
+        arrays.append(Usage(path, sum_of(kinds), grown, grid_of(node), *kinds))
     arrays.sort(key=lambda array: array.path)
     total = sum_of(array.total for array in arrays)
-    return Usage(contents.view.snapshot_id, tuple(arrays), total, known.growth)
+    at = known.snapshot_id
+    return Usage("", total, known.growth, arrays=tuple(arrays), snapshot_id=at)
 
 
 def _amount(table: ChunkTable | None, kind: RefKind) -> Amount:

@@ -35,7 +35,7 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import NodeFacts
 from zarr_manifests.planning.layout.preload_plan import Candidate, PreloadPlan, plan_preload
-from zarr_manifests.reports import PreloadedManifest, PreloadReport, PreloadState
+from zarr_manifests.reports import PreloadedManifest
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 
 __all__ = ["RefsPreload", "SnapshotPreload"]
@@ -70,7 +70,7 @@ class SnapshotPreload:
         self._cancelled = False
         self._plan: PreloadPlan | None = None
         self._queue: deque[Candidate] = deque()
-        self._became: dict[str, tuple[PreloadState, str]] = {}
+        self._became: dict[str, tuple[str, str]] = {}
         self._filled = False
         self._lanes = 0
         self._ended: Future[None] = Future()
@@ -99,21 +99,20 @@ class SnapshotPreload:
         if self._pid == os.getpid():
             wait_for([self._ended], timeout_s)
 
-    def report(self) -> PreloadReport:
+    def report(self) -> tuple[PreloadedManifest, ...]:
         """What has become of the planned fetches."""
         plan = self._planned()
         with self._lock:
             # A thread of the parent may have held the future's lock when this child was forked.
             done = self._pid != os.getpid() or self._ended.done()
             became = dict(self._became)
-        left = PreloadState.CANCELLED if done or self._cancelled else PreloadState.WAITING
+        left = "cancelled" if done or self._cancelled else "waiting"
         found = [(c, *became.get(c.blob.key, (left, ""))) for c in plan.fetched]
-        found += [(one.candidate, PreloadState.SKIPPED, one.why) for one in plan.skipped]
-        manifests = tuple(
+        found += [(one.candidate, "skipped", one.why) for one in plan.skipped]
+        return tuple(
             PreloadedManifest(c.blob.key, c.refs, c.blob.length, state, why)
             for c, state, why in sorted(found, key=lambda one: one[0].order)
         )
-        return PreloadReport(self.snapshot_id, manifests, done)
 
     def _any_is_elsewhere(self, view: SnapshotView) -> bool:
         """Whether anything may have to be fetched; a quick check before planning."""
@@ -155,12 +154,12 @@ class SnapshotPreload:
         if due is None:
             self._leave()
             return
-        became = PreloadState.FAILED, "it could not be fetched"
+        became = "failed", "it could not be fetched"
         try:
             self._objects.load(due.blob, _kind(due.blob))
-            became = PreloadState.FETCHED, ""
+            became = "fetched", ""
         except (ManifestsError, OSError) as error:
-            became = PreloadState.FAILED, str(error)
+            became = "failed", str(error)
             _LOG.debug("%s could not be preloaded", due.blob.key, exc_info=True)
         finally:
             with self._lock:

@@ -48,7 +48,7 @@ from zarr_manifests.planning.tables.sums import (
     sum_of,
     sums_of,
 )
-from zarr_manifests.reports import ArrayUsage, Usage
+from zarr_manifests.reports import Usage
 
 __all__ = [
     "Effect",
@@ -496,12 +496,13 @@ def totals_of(view: SnapshotView) -> Usage:
     for path, total in alive.items():
         # It cannot be more by more than there is.
         growth = changes.get(nodes[path].node_id, NOTHING).at_most(total.chunks)
-        arrays.append(ArrayUsage(absolute(path), total, growth, grid_of(nodes[path])))
+        arrays.append(Usage(absolute(path), total, growth, grid_of(nodes[path])))
     return Usage(
-        view.snapshot_id,
-        tuple(sorted(arrays, key=lambda array: array.path)),
+        "",
         sum_of(alive.values()),
         sum_of(changes.values()),
+        arrays=tuple(sorted(arrays, key=lambda array: array.path)),
+        snapshot_id=view.snapshot_id,
     )
 
 

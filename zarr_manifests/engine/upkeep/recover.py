@@ -48,7 +48,7 @@ from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, L
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.collection import unended_since
 from zarr_manifests.progress import counted
-from zarr_manifests.reports import LoggedOperation, RecoveryReport, RestoreReport
+from zarr_manifests.reports import LoggedOperation, RecoveryReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token
@@ -73,7 +73,7 @@ def operations(context: ReadContext) -> Iterator[LoggedOperation]:
     return map(LoggedOperation.from_entry, logged(context, context.roots.read().root))
 
 
-def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> RestoreReport:
+def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> RecoveryReport:
     """Set branches and tags to what they were in that version.
 
     Raises
@@ -93,7 +93,7 @@ def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> Re
             f"there is no archive of version {version}; `repo.ops_log()` lists the versions"
         ) from error
 
-    report = RestoreReport(version, {}, {}, dry_run)
+    report = RecoveryReport(version, version, dry_run=dry_run)
 
     def change(root: Root) -> Root:
         nonlocal report
@@ -113,8 +113,8 @@ def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> Re
             deleted_branches=(),
             swept=0,
         )
-        tags = _moved(whole.tags, new.tags)
-        report = RestoreReport(version, _moved(_heads(whole), _heads(new)), tags, dry_run)
+        moved = _moved(_heads(whole), _heads(new)), _moved(whole.tags, new.tags)
+        report = RecoveryReport(version, root.version + 1, *moved, dry_run=dry_run)
         return new
 
     if dry_run:
@@ -207,9 +207,9 @@ def recover(
                         "repository and look at it first"
                     )
                 _archive(roots, at)
-            heads = {name: snapshot_id_of(ref.key) for name, ref in sorted(_heads(new).items())}
+            heads = _moved({}, _heads(new))
             lost = range(version + 1, next_version)
-            return RecoveryReport(version, new.version, heads, lost, skipped, dry_run)
+            return RecoveryReport(version, new.version, heads, {}, lost, skipped, dry_run)
         skipped[version] = problem
         newer += [] if found is None else [found]
     raise CorruptObjectError(

@@ -121,7 +121,7 @@ FAULTS = [
     ),
     Fault(
         "requests-hold-any-number-of-bytes",
-        "serving/served.py",
+        "serving/answers.py",
         "while self._left < nbytes:",
         "while False:",
     ),
