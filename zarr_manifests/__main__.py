@@ -6,8 +6,6 @@ import sys
 
 from zarr_manifests import __version__
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command."""

@@ -24,8 +24,6 @@ from zarr_manifests.planning.upkeep.expiry import retention
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.versions import milliseconds
 
-__all__ = ["clean"]
-
 _MIN_LIVE = 0.5
 
 

@@ -59,8 +59,6 @@ from zarr_manifests.planning.conflict.transactions import (
 from zarr_manifests.reports import MergeReport
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["SessionCommits", "merge"]
-
 _LOG = logging.getLogger(__name__)
 
 

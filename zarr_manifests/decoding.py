@@ -38,8 +38,6 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
 from zarr_manifests.texts import plain_text
 
-__all__ = ["BulkDecoder", "Chunks", "decompressed", "gather", "lying", "place", "readable"]
-
 type Chunks = Sequence[bytes] | npt.NDArray[np.uint8]
 """Bytes of chunks; those of one length may be the rows of an array."""
 type _Stage = Callable[[Chunks], Chunks]

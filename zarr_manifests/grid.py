@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["MAX_BOX_CHUNKS", "Box", "Coords", "IndexArray", "grid_shape", "join_along", "taken"]
-
 type Coords = tuple[int, ...]
 type IndexArray = npt.NDArray[np.int64]
 

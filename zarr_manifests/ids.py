@@ -20,23 +20,6 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = [
-    "NODE_ID_BYTES",
-    "are_snapshot_ids",
-    "crc32c",
-    "crc32c_of_all",
-    "crc32c_of_each",
-    "is_session_id",
-    "is_snapshot_id",
-    "lineage_of",
-    "new_session_id",
-    "object_key",
-    "session_of",
-    "session_start",
-    "snapshot_id_of",
-    "snapshot_key",
-]
-
 NODE_ID_BYTES: Final = 12
 _LARGE_BYTES: Final = 64 * 1024
 _LENGTH_BITS: Final = 41

@@ -43,8 +43,6 @@ from zarr_manifests.virtual.references import check_bound
 if TYPE_CHECKING:
     import icechunk
 
-__all__ = ["import_history"]
-
 _NAME: Final = "icechunk-snapshot"
 _TIME: Final = "icechunk-time"
 _BY: Final = "icechunk-import"

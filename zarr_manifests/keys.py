@@ -30,29 +30,6 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
 
-__all__ = [
-    "DOCUMENTS",
-    "V2_ARRAY",
-    "V2_ATTRIBUTES",
-    "V2_GROUP",
-    "V3_DOCUMENT",
-    "ArrayMeta",
-    "ChunkKeys",
-    "GroupMeta",
-    "absolute",
-    "check_document",
-    "check_inside",
-    "directory",
-    "document_path",
-    "is_inside",
-    "join",
-    "no_array",
-    "node_documents",
-    "parse_document",
-    "parse_documents",
-    "split",
-]
-
 V3_DOCUMENT: Final = "zarr.json"
 V2_ARRAY: Final = ".zarray"
 V2_GROUP: Final = ".zgroup"

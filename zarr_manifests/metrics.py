@@ -25,8 +25,6 @@ from typing import Any, Final
 
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["Meter", "Metrics", "connect", "process_totals"]
-
 
 @dataclass(frozen=True, slots=True)
 class Metrics:

@@ -27,8 +27,6 @@ from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.virtual.containers import VirtualContainer
 from zarr_manifests.virtual.references import MAX_BYTES, MAX_REFERENCES, References
 
-__all__ = ["clone", "export", "import_icechunk", "import_kerchunk", "import_zarr"]
-
 
 def import_zarr(
     repo: str | os.PathLike[str] | Storage | Repository,

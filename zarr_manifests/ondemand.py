@@ -6,8 +6,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["on_demand"]
-
 
 def on_demand(package: str, *modules: str, **names: str) -> Callable[[str], Any]:
     """A package's `__getattr__`: it imports a module, or a name from its module, when it is used.

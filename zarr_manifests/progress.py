@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["Progress", "bars", "counted", "expect", "is_shown", "show_progress", "tell"]
-
 type Progress = Callable[[str, int], None]
 """Called with what is being done, and how many of it are done."""
 

@@ -26,16 +26,6 @@ from zarr_manifests.virtual.containers import Authorized, Containers, VirtualCon
 if TYPE_CHECKING:
     from zarr_manifests.session import Fork, Session
 
-__all__ = [
-    "create",
-    "exists",
-    "let_others_open",
-    "open",
-    "recover",
-    "repository_of",
-    "write_into",
-]
-
 
 def create(
     location: str | os.PathLike[str] | Storage,

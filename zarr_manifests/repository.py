@@ -75,17 +75,6 @@ if TYPE_CHECKING:
     from zarr_manifests.session import Session
     from zarr_manifests.store import ManifestStore
 
-__all__ = [
-    "Repository",
-    "build_index",
-    "changed_cells",
-    "containers_of",
-    "context_of",
-    "graph_of",
-    "open_repository",
-    "resolved",
-]
-
 _SHOWN_REFS: Final = 20
 _DRAWN_ROWS: Final = 40
 

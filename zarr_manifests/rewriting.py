@@ -38,8 +38,6 @@ from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray.array_target import ArrayTarget
 
-__all__ = ["rewrite_chunks"]
-
 _DONE: Final = "boxes-done"
 
 

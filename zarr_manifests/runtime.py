@@ -26,21 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-__all__ = [
-    "SYSTEM",
-    "ForkSafeLock",
-    "Run",
-    "Runtime",
-    "asked_at",
-    "fork_awaited_lock",
-    "forks_made",
-    "handed_over",
-    "next_step",
-    "one_by_one",
-    "quiet",
-    "start_thread",
-]
-
 MAX_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999, the largest date that `datetime` can represent."""
 _POOL_THREADS = 64  # enough to fetch all live deltas of an array at once

@@ -51,8 +51,6 @@ from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = ["ManifestStore", "contents_of", "freeze_store", "workspace_of"]
-
 _PICKLED: Final = (
     "a writable store was pickled, as dask does to write from other processes: what such a copy "
     "writes is in no commit unless it is merged. Write datasets with zarr_manifests.write, give "

@@ -17,22 +17,6 @@ from difflib import get_close_matches
 from heapq import nlargest, nsmallest
 from typing import Any, Final
 
-__all__ = [
-    "bytes_text",
-    "count_text",
-    "hyphened",
-    "known_as",
-    "listed",
-    "near_names",
-    "parts_of",
-    "plain_text",
-    "shown",
-    "spelled",
-    "time_text",
-    "totals_text",
-    "written_text",
-]
-
 _CANDIDATES: Final = 100
 _COMPARED: Final = 25_000
 """Characters of a name times those of all names that it is compared with: at most some 3 ms."""

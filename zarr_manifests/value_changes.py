@@ -30,8 +30,6 @@ from zarr_manifests.reports import ValueChanges
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
 
-__all__ = ["value_changes"]
-
 _AT_ONCE: Final = 16
 
 

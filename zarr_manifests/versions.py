@@ -17,21 +17,6 @@ from typing import Final, Literal
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = [
-    "HEAD",
-    "HEADS",
-    "MAIN",
-    "TAGS",
-    "RefName",
-    "VersionName",
-    "is_short_id",
-    "milliseconds",
-    "moment_ms",
-    "named_by",
-    "refs_by_snapshot",
-    "short_ids",
-]
-
 HEAD: Final = "HEAD"
 """A name that no branch or tag takes: it stands for `main`."""
 MAIN: Final = "main"

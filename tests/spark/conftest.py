@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from small_store import small_store
+from small_store import small_store as small_store
 from zarr_manifests.spark import session
-
-__all__ = ["small_store", "spark"]
 
 
 @pytest.fixture(scope="session")

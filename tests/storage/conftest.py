@@ -8,11 +8,12 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from s3_server import ObjectServer, object_server, server_named
-from small_store import module_store, small_store
+from s3_server import ObjectServer
+from s3_server import object_server as object_server
+from s3_server import server_named as server_named
+from small_store import module_store as module_store
+from small_store import small_store as small_store
 from zarr_manifests.storage import local, object_clients
-
-__all__ = ["module_store", "object_server", "server_named", "small_store"]
 
 
 @pytest.fixture

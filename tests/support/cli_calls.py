@@ -9,8 +9,6 @@ from typer.testing import CliRunner, Result
 
 from zarr_manifests.cli import app
 
-__all__ = ["call", "lines", "objects"]
-
 
 def call(*arguments: object, given: bytes | None = None) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)

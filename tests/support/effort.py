@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-__all__ = ["chosen", "examples"]
-
 _ALL = 100
 
 

@@ -19,8 +19,6 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 import zarr_manifests as zm
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["bytes_in", "odd_repository", "put", "same_bytes", "values_in"]
-
 CONSOLIDATED = ".zmetadata"
 ODD = "wind & \u00fcber 100% #1"
 """The name of a group, which has to be escaped wherever there are URLs."""

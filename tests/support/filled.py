@@ -15,8 +15,6 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
-__all__ = ["NOW", "Clock", "fill", "line", "make", "opened", "read", "runtime_of", "write"]
-
 NOW = timedelta(0)
 CONFIG: dict[str, Any] = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}
 

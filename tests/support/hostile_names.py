@@ -14,8 +14,6 @@ import zarr_manifests as zm
 from zarr_manifests.engine.edit import overlay, workspace
 from zarr_manifests.format import nodes
 
-__all__ = ["NAMES", "hostile_repository", "unchecked"]
-
 NAMES = ["../../x", "a/../../x", "a/../b", "..", ".", "./a", "a/./b", "/abs", "//abs", "a//b", "a/"]
 NAMES += ["a\0b"]
 _GROUP = {"zarr_format": 3, "node_type": "group"}

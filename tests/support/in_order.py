@@ -7,8 +7,6 @@ from typing import Any
 
 from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
 
-__all__ = ["in_order"]
-
 
 def in_order(**given: Any) -> Runtime:
     """Return a runtime with one thread, without waiting and timers; else like `SYSTEM`.

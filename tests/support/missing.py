@@ -7,8 +7,6 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["missing"]
-
 
 def missing(what: str) -> NoReturn:
     """Skip the test that asks, saying what is missing; with `CI` set, fail it."""

@@ -14,8 +14,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot
 
-__all__ = ["code_of", "is_blank", "run_notebook"]
-
 
 def code_of(notebook: Path) -> list[str]:
     """The cells of code, of a notebook that is kept without outputs."""

@@ -8,8 +8,6 @@ from typing import Any
 from storages import Call, WrappedStorage
 from zarr_manifests.storage import Storage
 
-__all__ = ["OvertakenStorage"]
-
 
 class OvertakenStorage(WrappedStorage):
     """Calls `action` once, before the first snapshot is written: all that it needs is planned."""

@@ -17,8 +17,6 @@ from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells
 from zarr_manifests.spark.dataframes import write_rows
 from zarr_manifests.spark.write_target import WriteOptions
 
-__all__ = ["TableRows", "rows_of", "write_table"]
-
 
 def rows_of(ds: xr.Dataset, dims: list[str], seed: int | None = 0) -> pa.Table:
     """The cells of a dataset as rows, shuffled, as Spark would have them."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from missing import missing
-from servers import ENVIRONMENT, SERVERS, Server, ServerMissingError, localbucket
-
-__all__ = ["ENVIRONMENT", "ObjectServer", "object_server", "server_named", "start"]
+from servers import ENVIRONMENT as ENVIRONMENT
+from servers import SERVERS, Server, ServerMissingError, localbucket
 
 
 @dataclass(frozen=True)

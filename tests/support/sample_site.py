@@ -13,17 +13,6 @@ import zarr
 import zarr_manifests as zm
 from zarr_manifests.repository import resolved
 
-__all__ = [
-    "HOSTILE",
-    "HOSTILE_ARRAY",
-    "LAT",
-    "LON",
-    "Sample",
-    "depth",
-    "make_sample",
-    "temperature",
-]
-
 type Values = npt.NDArray[Any]
 
 HOSTILE = "<script>alert(1)</script>"

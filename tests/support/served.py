@@ -15,8 +15,6 @@ import uvicorn
 import zarr_manifests as zm
 from zarr_manifests.serving import create_app
 
-__all__ = ["Answer", "get", "running", "serving"]
-
 
 @dataclass(frozen=True)
 class Answer:

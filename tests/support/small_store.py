@@ -19,8 +19,6 @@ import pytest
 from s3_server import ENVIRONMENT
 from zarr_manifests.storage import object_store
 
-__all__ = ["Answer", "Request", "SmallStore", "module_store", "small_store"]
-
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # a connection beyond it waits for seconds to be tried again

@@ -14,8 +14,6 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 
-__all__ = ["STEPS", "array", "change_attributes", "do", "start"]
-
 PATHS = ("g/x", "g/inner/big", "other", "new", "g/new", "scalar")
 
 

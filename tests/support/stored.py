@@ -13,8 +13,6 @@ from zarr_manifests import Fork, Repository, Session
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["array_document", "contents", "get", "overtaking", "put"]
-
 type Place = Repository | Session | Fork | ManifestStore
 
 

@@ -11,8 +11,6 @@ from numcodecs import Blosc, GZip, Shuffle, Zlib, Zstd
 from zarr import codecs as v3
 from zarr.codecs import numcodecs as numcodecs_v3
 
-__all__ = ["TYPES", "array_options", "some_values"]
-
 TYPES = ("bool", "i1", "u2", "i4", "u8", "f2", ">f4", "f8", ">i8", "c8", "S3", "<U2", "M8[s]")
 _COMPRESSORS: dict[str, Callable[[], list[Any]]] = {
     "none": list,

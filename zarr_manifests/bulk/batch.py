@@ -19,8 +19,6 @@ from zarr_manifests.bulk.here import LazyPath
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.store import ManifestStore
 
-__all__ = ["Batch"]
-
 _START, _STOP, _STEP = attrgetter("start"), attrgetter("stop"), attrgetter("step")
 _MOST_WHOLE_BYTES: Final = 64 * 1024**2
 """Larger shards are read part by part."""

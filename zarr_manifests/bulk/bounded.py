@@ -25,8 +25,6 @@ from zarr.core.dtype.common import HasItemSize
 
 from zarr_manifests.decoding import BulkDecoder, decompressed
 
-__all__ = ["bounded", "decoder_of", "index_bytes", "is_of", "unbounded"]
-
 _SPARE_BYTES: Final = 256
 _PART_BYTES: Final = 64  # of one in a shard: its place in the index, and a header
 _FILTERED_BYTES: Final = 16  # filters of format 2 change the type, at most to the largest one

@@ -28,8 +28,6 @@ from zarr.storage._utils import normalize_path
 
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["LazyPath", "NotHereError", "in_turn", "is_here", "locks_of", "read_here", "write_here"]
-
 
 class LazyPath(StorePath):
     """An array's `StorePath`, below which Zarr makes one path for each chunk of a request.

@@ -50,8 +50,6 @@ from contextlib import AbstractContextManager
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["BulkCodecPipeline", "tune_zarr", "use_bulk"]
-
 _LOG: Final = logging.getLogger(__name__)
 _MOST_FEW: Final = 4
 _MOST_FEW_BYTES: Final = 64 * 1024

@@ -28,8 +28,6 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.coalescing import SPARE
 from zarr_manifests.grid import Coords, IndexArray
 
-__all__ = ["GAP_BYTES", "LARGE_BYTES", "SPAN_BYTES", "read_batch", "read_few", "run_all"]
-
 type Results = tuple[GetResult, ...]
 
 GAP_BYTES: Final = 64 * 1024

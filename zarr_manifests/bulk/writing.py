@@ -33,8 +33,6 @@ from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 
-__all__ = ["watched", "write_batch"]
-
 type _Values = npt.NDArray[Any]
 type _Watch = Callable[[Coords, _Values], object]
 

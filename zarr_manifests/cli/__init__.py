@@ -23,8 +23,6 @@ import zarr_manifests
 from zarr_manifests.cli.console import ReaderGoneError, write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
-__all__ = ["app"]
-
 _USAGE: Final[Any] = typer.BadParameter.__mro__[1]
 """What Typer raises for an invalid command; where it is imported from depends on the version."""
 

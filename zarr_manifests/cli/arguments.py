@@ -21,8 +21,6 @@ from zarr_manifests.progress import show_progress
 if TYPE_CHECKING:
     from zarr_manifests.repository import Repository
 
-__all__ = ["Pairs", "Repo", "TrustingRepo", "open_at", "pairs", "storage_options", "verb"]
-
 type Repo = Repository
 """The repository at the URL, opened."""
 type TrustingRepo = Repository

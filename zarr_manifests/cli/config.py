@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from zarr_manifests.config import Config
     from zarr_manifests.reports import ArrayPlace, ManifestLayout
 
-__all__ = ["run_config", "run_explain"]
-
 _INK: Final = "#22303c"
 _PALE: Final = "#dde2e7"
 _COLORS: Final = (

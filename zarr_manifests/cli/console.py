@@ -20,17 +20,6 @@ from zarr_manifests.rendering import PlainConsole
 from zarr_manifests.report import json_line
 from zarr_manifests.texts import plain_text
 
-__all__ = [
-    "ReaderGoneError",
-    "Told",
-    "console",
-    "on_command_line",
-    "say",
-    "show",
-    "styled",
-    "write_error",
-]
-
 _PIPED_WIDTH: Final = 200
 _WORDS: Final = tuple(
     (re.compile(pattern), given)

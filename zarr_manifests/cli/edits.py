@@ -16,20 +16,6 @@ from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.versions import is_short_id
 
-__all__ = [
-    "run_branch",
-    "run_check",
-    "run_cherry_pick",
-    "run_clean",
-    "run_compact",
-    "run_merge",
-    "run_mv",
-    "run_recover",
-    "run_revert",
-    "run_tag",
-    "run_verify",
-]
-
 
 @verb
 def run_branch(

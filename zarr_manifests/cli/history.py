@@ -28,8 +28,6 @@ from zarr_manifests.versions import RefName, moment_ms, refs_by_snapshot, short_
 if TYPE_CHECKING:
     from zarr_manifests.reports import Change, SnapshotInfo
 
-__all__ = ["run_diff", "run_log", "run_show"]
-
 _MARKS: Final = {
     "create": "+ {path}",
     "metadata": "~ {path}",

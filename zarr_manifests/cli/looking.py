@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from zarr_manifests.display import Row
     from zarr_manifests.reports import Amount, StatisticsReport, Usage
 
-__all__ = ["run_cat", "run_du", "run_info", "run_tree", "value_text"]
-
 _CORNER: Final = 8
 _SHOWN_REFS: Final = 20
 _PART: Final = re.compile(r"(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(\d{1,18})?)?", re.ASCII)

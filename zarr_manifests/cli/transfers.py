@@ -23,8 +23,6 @@ from zarr_manifests.texts import count_text, plain_text
 if TYPE_CHECKING:
     from zarr_manifests.storage import Storage
 
-__all__ = ["run_clone", "run_demo", "run_export", "run_import", "run_serve"]
-
 _GIB = 1024**3
 
 

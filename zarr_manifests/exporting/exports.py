@@ -69,8 +69,6 @@ from zarr_manifests.texts import known_as, shown
 from zarr_manifests.virtual.containers import WEB, VirtualLocation, parse_location
 from zarr_manifests.virtual.icechunk_files import icechunk_package, place_for
 
-__all__ = ["export"]
-
 _FORMATS: Final = {"zarr": [True], "zip": [True], "kerchunk": [False], "icechunk": [True, False]}
 """Which values of `copy` go with each format."""
 _MARK: Final = "__zarr_manifests_export.json"

@@ -36,8 +36,6 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.storage.metered import unmetered
 
-__all__ = ["V2_CONSOLIDATED", "Batch", "SnapshotSource", "consolidated"]
-
 V2_CONSOLIDATED: Final = ".zmetadata"
 
 _GAP_BYTES: Final = 64 * 1024

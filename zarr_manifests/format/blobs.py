@@ -14,8 +14,6 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.envelope import Fields, crc_of
 from zarr_manifests.ids import session_of
 
-__all__ = ["MOST_BLOB_BYTES", "PARENT_COPY_BYTES", "ROOT_COPY_BYTES", "BlobRef", "with_copies"]
-
 PARENT_COPY_BYTES: Final = 8 * 1024
 ROOT_COPY_BYTES: Final = 16 * 1024
 MOST_BLOB_BYTES: Final = 2**40

@@ -43,8 +43,6 @@ from zarr_manifests.format.envelope import (
 )
 from zarr_manifests.ids import crc32c, crc32c_of_all
 
-__all__ = ["Blocks", "directory_end", "encode_blocks", "is_in_blocks"]
-
 _LENGTH = struct.Struct("<I")
 _PROLOGUE_BYTES: Final = HEADER_BYTES + _LENGTH.size
 _CODEC_AT: Final = 14

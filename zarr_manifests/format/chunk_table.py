@@ -34,27 +34,6 @@ from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, Vir
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import is_session_id
 
-__all__ = [
-    "COLUMNS",
-    "UNSET",
-    "ChunkRef",
-    "ChunkTable",
-    "Files",
-    "InlineRef",
-    "NativeRef",
-    "RefKind",
-    "StoredRef",
-    "Unset",
-    "VirtualRef",
-    "chunk_key",
-    "native_keys",
-    "pack_rows",
-    "parse_box",
-    "parse_files",
-    "parse_index",
-    "parse_rows",
-]
-
 
 class RefKind(IntEnum):
     """Kind of a row in a chunk table."""

@@ -24,8 +24,6 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
 
-__all__ = ["MAX_ROWS", "Column", "decode_column", "decode_pieces", "encode_column", "repeated"]
-
 type Column = npt.NDArray[np.int64]
 
 MAX_ROWS: Final = 1 << 24

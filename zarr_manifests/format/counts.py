@@ -16,8 +16,6 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Count", "Counted", "check_counts", "pack_counts", "parse_counts"]
-
 _MOST: Final = 2**62
 _FLAGS: Final = range(8)
 

@@ -32,8 +32,6 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["COMMIT_ID_BYTES", "CommitKind", "Delta"]
-
 COMMIT_ID_BYTES = 16
 
 

@@ -25,8 +25,6 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Digest", "parse_shapes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Digest:

@@ -17,8 +17,6 @@ from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
 from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack_each
 from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
 
-__all__ = ["HistoryEntries", "HistoryEntry", "SnapshotPointer", "numbers_at"]
-
 _TEXT_BYTES: Final = 512
 
 

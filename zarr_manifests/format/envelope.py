@@ -39,40 +39,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.ids import crc32c
-from zarr_manifests.runtime import MAX_MS
-
-__all__ = [
-    "BLOCKS",
-    "CRC_FROM",
-    "FORMAT_VERSION",
-    "HEADER_BYTES",
-    "MAX_MS",
-    "MAX_NUMBER",
-    "MAX_PAYLOAD_BYTES",
-    "MAX_ROOT_BYTES",
-    "MAX_SNAPSHOT_BYTES",
-    "Fields",
-    "Header",
-    "ObjectKind",
-    "are",
-    "are_counts",
-    "check_numbers",
-    "check_texts",
-    "compress",
-    "compress_by_place",
-    "crc_of",
-    "decode",
-    "decompress",
-    "encode",
-    "expanded_at_most",
-    "frame",
-    "is_sound",
-    "pack",
-    "refusing",
-    "unpack",
-    "unpack_but",
-    "unpack_each",
-]
+from zarr_manifests.runtime import MAX_MS as MAX_MS
 
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"\x89ZMF\r\n\x1a\n"

@@ -24,8 +24,6 @@ from zarr_manifests.format.envelope import (
     encode,
 )
 
-__all__ = ["History", "HistoryPage", "HistoryPageRef"]
-
 _MOST_LEVELS: Final = 16
 
 

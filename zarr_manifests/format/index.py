@@ -29,8 +29,6 @@ from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, de
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Bitmap", "Bitmaps", "IndexDirectory", "IndexEntry", "LeafName", "check_type"]
-
 _INDEX_BITS: Final = 16
 """Approximate bits for each chunk in a column of linear indexes."""
 

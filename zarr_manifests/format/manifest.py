@@ -43,8 +43,6 @@ from zarr_manifests.format.stretches import (
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = ["Manifest", "ManifestBlocks", "ManifestRef", "Part", "by_node"]
-
 _WHOLE_BYTES: Final = 256 * 1024
 """A manifest of at most about this size is not in blocks: one request reads it."""
 _MUCH_SMALLER: Final = 4

@@ -22,8 +22,6 @@ from zarr_manifests.format.envelope import (
     encode,
 )
 
-__all__ = ["MOST_IN_PAGE", "MOST_IN_SNAPSHOT", "MarksPage", "check_marks"]
-
 MOST_IN_SNAPSHOT: Final = 256
 MOST_IN_PAGE: Final = 1 << 20
 _NAME_BYTES: Final = 255

@@ -45,8 +45,6 @@ from zarr_manifests.keys import (
     parse_documents,
 )
 
-__all__ = ["Base", "LeafPage", "Node", "NodeKind", "NodePage", "PathOrder", "path_order"]
-
 type PathOrder = tuple[bool, str, str]
 """Sort key of nodes in pages: opaque entries last; then the parent path and the name."""
 

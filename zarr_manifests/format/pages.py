@@ -16,8 +16,6 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
 from zarr_manifests.format.root import Branch, Lease, PendingDeletion, check_ref_name
 
-__all__ = ["Page"]
-
 
 @dataclass(frozen=True, slots=True)
 class Page:

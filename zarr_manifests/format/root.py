@@ -41,30 +41,6 @@ from zarr_manifests.format.envelope import (
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 from zarr_manifests.keys import is_inside
 
-__all__ = [
-    "CLONING_KEY",
-    "COLLECTOR",
-    "COMPACTOR",
-    "HISTORY_PAGES",
-    "LOG_TAIL",
-    "MARKS_PAGE",
-    "MERGE",
-    "METADATA",
-    "ROOT_KEY",
-    "ZONE_MAPS",
-    "Branch",
-    "Lease",
-    "LogEntry",
-    "PageRef",
-    "PendingDeletion",
-    "Root",
-    "archive_key",
-    "check_ref_name",
-    "known_ref",
-    "leaving",
-    "shortened",
-]
-
 COMPACTOR: Final = "compactor"
 COLLECTOR: Final = "collector"
 ROOT_KEY: Final = "current"

@@ -34,8 +34,6 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
-__all__ = ["Ancestor", "DeltaEntry", "DigestEntry", "Snapshot"]
-
 _LATER_COPY_BYTES: Final = 2 * 1024
 
 

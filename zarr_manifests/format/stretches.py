@@ -32,16 +32,6 @@ from zarr_manifests.format.columns import MAX_ROWS, Column
 from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import VirtualSources
 
-__all__ = [
-    "STRETCH_BYTES",
-    "SplitTable",
-    "Stretch",
-    "TableData",
-    "decode_table",
-    "encode_table",
-    "encode_whole",
-]
-
 STRETCH_BYTES: Final = 80 * 1024
 """About the most bytes of a stretch; a smaller table is not split."""
 _ROWS_FREELY: Final = 1 << 20

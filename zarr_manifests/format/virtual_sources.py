@@ -24,15 +24,6 @@ from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encod
 from zarr_manifests.format.envelope import Fields
 from zarr_manifests.keys import is_inside
 
-__all__ = [
-    "NO_SOURCES",
-    "VirtualSource",
-    "VirtualSources",
-    "bound_etag",
-    "bound_of",
-    "check_container_name",
-]
-
 _MAX_NAME_CHARS: Final = 64
 _NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _MOST: Final = 2**62

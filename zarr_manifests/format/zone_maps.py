@@ -42,17 +42,6 @@ from zarr_manifests.format.index import check_type
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
-__all__ = [
-    "HASH_BYTES",
-    "MEANING_BYTES",
-    "PAGE_ROWS",
-    "Bounds",
-    "ZonePage",
-    "ZonePages",
-    "ZoneTable",
-    "Zones",
-]
-
 MEANING_BYTES: Final = 16
 HASH_BYTES: Final = 16
 """Bytes of the hash that identifies an inline chunk."""

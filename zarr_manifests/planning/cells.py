@@ -21,8 +21,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 
-__all__ = ["Bins", "Lookup", "common_unit", "default_chunks", "ordered"]
-
 _NOWHERE: Final = -1
 _MOST_BINS: Final = 2**40
 

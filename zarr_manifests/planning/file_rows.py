@@ -14,19 +14,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FileFacts",
-    "FileLayout",
-    "FileRows",
-    "VariableFacts",
-    "blocks",
-    "difference",
-    "place",
-    "rows_of_labels",
-    "runs",
-    "write_groups",
-]
-
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _SECOND: Final = np.timedelta64(1, "s")

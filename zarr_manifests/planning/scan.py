@@ -27,8 +27,6 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, IndexArray
 
-__all__ = ["Axis", "Scan", "plan_scan", "runs_of"]
-
 
 def runs_of(mask: npt.NDArray[np.bool_]) -> IndexArray:
     """The half-open runs (int64[n, 2]) of positions at which a one-dimensional mask is true.

@@ -58,8 +58,6 @@ from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 
-__all__ = ["chunks_where", "decoded"]
-
 type _Mask = npt.NDArray[np.bool_]
 type _Values = npt.NDArray[Any]
 

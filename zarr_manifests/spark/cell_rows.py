@@ -38,8 +38,6 @@ from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped
 from zarr_manifests.spark.worker import run, run_arrow
 
-__all__ = ["CHANGE", "changes", "explain_pruning", "plan_changes", "read"]
-
 type _Mask = npt.NDArray[np.bool_]
 
 CHANGE: Final = "_change"

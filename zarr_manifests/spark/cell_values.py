@@ -25,8 +25,6 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting.chunks_where import decoded
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
-__all__ = ["AlongAxis", "Values", "check_comparable", "distinct", "encoded", "shown", "to_numpy"]
-
 _PACKING: Final = frozenset(("scale_factor", "add_offset"))
 
 

@@ -34,8 +34,6 @@ from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import MisfitError
 
-__all__ = ["GATHER_BYTES", "WritePlan", "cell_bounds", "share_cells", "write_cells"]
-
 GATHER_BYTES: Final = 64 * 1024**2
 """How much of rows is gathered before it is shared out."""
 _PIECE_BYTES: Final = 1024**2

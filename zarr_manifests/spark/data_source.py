@@ -71,8 +71,6 @@ from zarr_manifests.spark.worker import JobReader, briefly
 from zarr_manifests.spark.write_target import WriteOptions, plan_write
 from zarr_manifests.versions import HEADS
 
-__all__ = ["ManifestsDataSource", "Sink", "Spooled", "create_view", "register"]
-
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(days=1)
 _PIECE_BYTES: Final = 16 * 1024**2

@@ -49,16 +49,6 @@ from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of
 
-__all__ = [
-    "QUERY_ID",
-    "WriteReport",
-    "batch_txn",
-    "columns_as_there",
-    "foreach_batch",
-    "write_dataframe",
-    "write_rows",
-]
-
 QUERY_ID: Final = "sql.streaming.queryId"
 """The local property of Spark that names the query of a batch."""
 _WRONG: Final = -1

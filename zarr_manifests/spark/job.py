@@ -61,22 +61,6 @@ from zarr_manifests.storage.metered import place_of
 from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.containers import VirtualContainer
 
-__all__ = [
-    "SHAPE",
-    "Column",
-    "Containers",
-    "Job",
-    "LeftLease",
-    "ReadOptions",
-    "SparkFacts",
-    "check_options",
-    "chunks_in",
-    "column_of",
-    "plain_arrow",
-    "to_arrow",
-    "with_lease",
-]
-
 _LOG = logging.getLogger(__name__)
 _RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
 """After which share of the duration this process renews: not all workers at the same moment."""

@@ -35,8 +35,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.texts import known_as
 
-__all__ = ["driver_table", "metadata_table", "to_arrow"]
-
 _REFS_PER_TASK: Final = 256 * 1024
 _BATCH_ROWS: Final = 64 * 1024
 _TABLES: Final = ("snapshots", "operations", "manifests", "arrays", "chunks", "statistics")

@@ -18,8 +18,6 @@ from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.storage.url import parse_options
 from zarr_manifests.texts import hyphened, known_as, shown
 
-__all__ = ["CHANGES", "STREAM", "read_options", "taken", "write_options"]
-
 type _Options = Mapping[str, Callable[[str], Any]]
 """What makes an argument of an option's text, or raises `ValueError` with what it expects."""
 

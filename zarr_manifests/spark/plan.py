@@ -32,21 +32,11 @@ from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.session import Session
-from zarr_manifests.spark.job import Column, Job, ReadOptions, SparkFacts, column_of
+from zarr_manifests.spark.job import Column, Job, column_of
+from zarr_manifests.spark.job import ReadOptions as ReadOptions
+from zarr_manifests.spark.job import SparkFacts as SparkFacts
 from zarr_manifests.spark.source import Source
 from zarr_manifests.storage import Storage
-
-__all__ = [
-    "Location",
-    "ReadOptions",
-    "SparkFacts",
-    "check_shared",
-    "plan_read",
-    "restrict",
-    "shared_repository",
-    "span_of",
-    "spelled",
-]
 
 type Location = str | os.PathLike[str] | Storage | Repository
 

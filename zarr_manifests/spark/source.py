@@ -31,8 +31,6 @@ from zarr_manifests.store import ManifestStore
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Recipe", "Source", "place_in"]
-
 # Of larger shards, tasks read parts, since they hold what they read in memory.
 _LARGEST_SHARD_CELLS: Final = 4 * 1024**2
 # A Spark timestamp counts microseconds, which reach from year -290,000 to 290,000.

@@ -30,8 +30,6 @@ from pyspark.sql import SparkSession
 
 from zarr_manifests.errors import JavaNotFoundError
 
-__all__ = ["find_java", "java_home", "session"]
-
 _SETTINGS: Final = {
     # Python workers talk to the JVM through pipes of the file system, not loopback TCP.
     "spark.python.unix.domain.socket.enabled": "true",

@@ -51,8 +51,6 @@ from zarr_manifests.spark.job import Job, chunks_in
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.versions import HEADS, MAIN
 
-__all__ = ["ChangeStream", "Offset", "StreamOptions", "same_columns"]
-
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(seconds=120)
 _REWRITE: Final = "rewrite"

@@ -39,17 +39,6 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = [
-    "PICKLE",
-    "RESULT",
-    "ingest",
-    "mapped",
-    "results",
-    "returned",
-    "run_tasks",
-    "write_dataset",
-]
-
 RESULT: Final = "result binary"
 """The columns of what `returned` yields."""
 

@@ -45,8 +45,6 @@ from zarr_manifests.storage.metered import place_of
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["BATCH_ROWS", "JobReader", "briefly", "opened", "partition_batches", "run", "run_arrow"]
-
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
 BLOCK_BYTES: Final = 32 * 1024**2

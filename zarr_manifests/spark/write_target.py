@@ -47,8 +47,6 @@ from zarr_manifests.xarray.fit import MisfitError, fit_of
 from zarr_manifests.xarray.parts import same_labels
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
 
-__all__ = ["Rows", "WriteOptions", "plan_write"]
-
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}
 _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "M": {**_WHOLE, "units": "microseconds since 1970-01-01"},

@@ -18,8 +18,6 @@ from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.storage.url import Location, storage_of
 
-__all__ = ["StorageReport", "check"]
-
 _ROUNDS: Final = 3
 _RACERS: Final = 16
 _LISTED: Final = 1100  # more than a page of most stores

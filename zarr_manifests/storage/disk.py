@@ -44,26 +44,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.runtime import SYSTEM
 
-__all__ = [
-    "TEMP_PREFIX",
-    "FileTurn",
-    "PosixDisk",
-    "Temp",
-    "check_folders",
-    "exclusive",
-    "explained",
-    "file_instead",
-    "link_refused",
-    "network_filesystem",
-    "open_below",
-    "open_inside",
-    "open_regular",
-    "read_at",
-    "read_error",
-    "reading",
-    "translated",
-]
-
 TEMP_PREFIX = ".tmp-"
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # only macOS has it
 # The errors of a filesystem without it. Other errors are real, and fsync is then not repeated:

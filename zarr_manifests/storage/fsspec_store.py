@@ -47,8 +47,6 @@ from zarr_manifests.storage.protocol import (
     is_key,
 )
 
-__all__ = ["FsspecStorage", "from_fsspec", "package_of"]
-
 type _Mode = Literal["read", "proven"]
 
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")

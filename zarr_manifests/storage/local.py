@@ -99,8 +99,6 @@ from zarr_manifests.storage.protocol import (
     is_key,
 )
 
-__all__ = ["RESERVE_BYTES", "LocalStorage"]
-
 RESERVE_BYTES: Final = 256 * 1024
 """Disk space kept for an expiry and a collection: enough for their roots, archives and pages."""
 

@@ -32,8 +32,6 @@ from zarr_manifests.storage.protocol import (
     is_key,
 )
 
-__all__ = ["MemoryStorage"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Object:

@@ -20,8 +20,6 @@ from zarr_manifests.storage.protocol import (
     Token,
 )
 
-__all__ = ["MeteredStorage", "meter_of", "metered", "place_of", "unmetered"]
-
 
 class _Failures:
     """A block that adds one to these counts if it raises an error."""

@@ -63,21 +63,6 @@ from zarr_manifests.storage.object_credentials import (
     reference_to,
 )
 
-__all__ = [
-    "LARGE_BYTES",
-    "PATIENCE",
-    "Endpoint",
-    "Failure",
-    "Gate",
-    "OptionValue",
-    "Patience",
-    "calling",
-    "check_installed",
-    "failure_of",
-    "library",
-    "storage_error",
-]
-
 LARGE_BYTES: Final = 8 * 1024 * 1024
 """Bodies larger than this get more time."""
 

@@ -26,17 +26,6 @@ from typing import Any, Final, cast
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.runtime import start_thread
 
-__all__ = [
-    "FAULTS",
-    "checked_credentials",
-    "from_profile",
-    "function_named",
-    "has_secrets",
-    "is_secret",
-    "provider",
-    "reference_to",
-]
-
 FAULTS: Final = {
     "raised": "the function given as credentials raised an error; call it yourself to see it",
     "no-mapping": "the function given as credentials did not return a mapping",

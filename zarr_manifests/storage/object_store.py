@@ -74,8 +74,6 @@ from zarr_manifests.storage.protocol import (
     plain_etag,
 )
 
-__all__ = ["ObjectStorage", "copier_within", "from_obstore", "own_storage"]
-
 _READ_ONLY: Final = replace(REMOTE_CAPABILITIES, create=False, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
 _MOST_SECONDS: Final = 253_402_300_798  # the year 9999

@@ -23,29 +23,6 @@ from typing import Final, Protocol, runtime_checkable
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = [
-    "MAX_TAGGED_BYTES",
-    "REMOTE_CAPABILITIES",
-    "Capabilities",
-    "KeepsReserve",
-    "KeepsTemporaryFiles",
-    "ObjectInfo",
-    "ProvesConditions",
-    "ReadableStorage",
-    "ReadsInto",
-    "Storage",
-    "Tagged",
-    "TakesTurns",
-    "Token",
-    "Turn",
-    "Version",
-    "check_key",
-    "check_prefix",
-    "check_range",
-    "is_key",
-    "plain_etag",
-]
-
 MAX_TAGGED_BYTES: Final = 1 << 24
 """The largest object that can be swapped."""
 

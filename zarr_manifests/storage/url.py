@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from zarr_manifests.storage.object_clients import OptionValue
     from zarr_manifests.storage.object_store import ObjectStorage
 
-__all__ = [
-    "Location",
-    "environment_mark",
-    "from_url",
-    "parse_options",
-    "refuse_options",
-    "refuse_slipped",
-    "storage_of",
-]
-
 type Location = str | os.PathLike[str] | Storage
 """What names a place: a path, a URL, or the storage itself."""
 

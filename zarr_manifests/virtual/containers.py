@@ -48,21 +48,6 @@ from zarr_manifests.texts import plain_text
 if TYPE_CHECKING:
     from zarr_manifests.storage.object_store import ObjectStorage
 
-__all__ = [
-    "REMOTE",
-    "WEB",
-    "Authorized",
-    "Containers",
-    "VirtualContainer",
-    "VirtualLocation",
-    "check_reachable",
-    "container_of",
-    "location_of",
-    "parse_location",
-    "storage_of",
-    "url_at",
-]
-
 type Authorized = Iterable[str] | bool
 """Names of saved containers that may be read; True for all."""
 

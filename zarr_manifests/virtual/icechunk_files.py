@@ -44,8 +44,6 @@ from zarr_manifests.virtual.virtual_refs import VirtualReader
 if TYPE_CHECKING:
     import icechunk
 
-__all__ = ["ForeignFile", "ForeignNode", "IcechunkFiles", "icechunk_package", "place_for"]
-
 _HEADER_BYTES: Final = 39
 _NATIVE: Final = 1
 _MOST_ROWS: Final = 1 << 22

@@ -81,8 +81,6 @@ from zarr_manifests.virtual.references import (
     read_file,
 )
 
-__all__ = ["read_kerchunk"]
-
 type _Value = int | str
 
 _PART_BYTES: Final = 1 << 20

@@ -52,21 +52,6 @@ from zarr_manifests.virtual.containers import (
 )
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 
-__all__ = [
-    "MAX_BYTES",
-    "MAX_REFERENCES",
-    "Files",
-    "Listing",
-    "Numbered",
-    "References",
-    "check_bound",
-    "check_bytes",
-    "in_bucket",
-    "in_folder",
-    "list_zarr",
-    "read_file",
-]
-
 MAX_BYTES: Final = 1 << 30
 """The most bytes that an import reads at once, unless it is told otherwise."""
 MAX_REFERENCES: Final = 1 << 20

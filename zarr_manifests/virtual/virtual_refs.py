@@ -58,8 +58,6 @@ from zarr_manifests.virtual.containers import (
 if TYPE_CHECKING:
     from zarr_manifests.storage.object_store import ObjectStorage
 
-__all__ = ["VirtualReader", "VirtualRefs", "file_version", "table_of"]
-
 _MOST_LENGTH: Final = 2**48
 _MOST_OFFSET: Final = 2**60
 _MOST_CRC: Final = 2**32 - 1

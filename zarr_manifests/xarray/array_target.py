@@ -51,8 +51,6 @@ from zarr_manifests.session import Fork, Session, merge_own
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store
 
-__all__ = ["ArrayTarget", "DatasetWriter"]
-
 _LARGE_BYTES = LARGE_BYTES
 """Larger chunks are measured one by one: others are many, and measured faster together."""
 _of_thread = threading.local()

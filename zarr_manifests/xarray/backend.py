@@ -23,8 +23,6 @@ from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.virtual.containers import Authorized
 
-__all__ = ["Location", "ManifestsBackendEntrypoint", "bundle"]
-
 type Location = str | os.PathLike[str] | Storage | Repository
 
 _LISTED: Final = 20

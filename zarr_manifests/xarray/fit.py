@@ -34,20 +34,6 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.runtime import quiet
 
-__all__ = [
-    "DECODED_BY",
-    "PACKED_BY",
-    "Fit",
-    "Misfit",
-    "MisfitError",
-    "explained",
-    "fit_of",
-    "is_time",
-    "meaning_of_bounds",
-    "of_first_label",
-    "units_of_first",
-]
-
 PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 TIMED_BY: Final = ("units", "calendar")
 """Attributes of times that say what their numbers mean."""

@@ -77,8 +77,6 @@ from zarr_manifests.xarray.source_files import (
 )
 from zarr_manifests.xarray.writers import to_session
 
-__all__ = ["TaskRunner", "ingest"]
-
 _CHUNK_ENCODING: Final = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value")
 _LISTED: Final = 5
 _TASKS: Final = 2

@@ -48,20 +48,6 @@ from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
 
-__all__ = [
-    "Append",
-    "DatasetPart",
-    "Encodings",
-    "Given",
-    "Region",
-    "WriteMode",
-    "changes_nothing",
-    "drop_unchanged",
-    "located",
-    "parts_of",
-    "same_labels",
-]
-
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
 type WriteMode = Literal["w", "w-", "a", "a-", "r+"]

@@ -38,16 +38,6 @@ from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import WEB, VirtualContainer, location_of
 from zarr_manifests.xarray.fit import DECODED_BY, is_time, meaning_of_bounds
 
-__all__ = [
-    "FailedFilesError",
-    "SourceFiles",
-    "axis_names",
-    "layout_of",
-    "source_url",
-    "stored_dataset",
-    "told_of",
-]
-
 _AXIS_BYTES: Final = 32
 """A variable with at most so many bytes a row is written by the driver."""
 _COMPARED_VALUES: Final = 8192

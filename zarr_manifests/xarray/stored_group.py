@@ -50,8 +50,6 @@ from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.fit import PACKED_BY, meaning_of_bounds
 
-__all__ = ["StoredGroup", "check_agreement", "check_lengths", "is_virtual"]
-
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")

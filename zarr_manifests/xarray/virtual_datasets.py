@@ -47,8 +47,6 @@ from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, located,
 from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
 from zarr_manifests.xarray.writers import cells_of, prepare, put
 
-__all__ = ["VirtualAccessor", "write_virtual"]
-
 type Validation = Literal["auto", "etag", "modified", "none"]
 
 _VALIDATIONS: Final = ("auto", "etag", "modified", "none")

@@ -67,8 +67,6 @@ from zarr_manifests.xarray.stored_group import (
     is_virtual,
 )
 
-__all__ = ["PreparedPart", "cells_of", "prepare", "put", "to_session", "write"]
-
 _APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
 """What others have done who appended first, or made the arrays."""
 

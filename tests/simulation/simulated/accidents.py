@@ -16,8 +16,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import snapshot_key
 
-__all__ = ["Recoverer", "recover"]
-
 _LOOKS: Final = 20
 _BEGUN: Final = 4
 """From this version on there is an archive of what the world began with."""

@@ -15,7 +15,7 @@ import numpy as np
 from zarr.core.buffer import cpu
 
 from simulated.attempts import LOG, STEP, Attempt, RefChange
-from simulated.judge import ACCOUNTS
+from simulated.judge import ACCOUNTS as ACCOUNTS
 from simulated.model import (
     Change,
     CreateNode,
@@ -45,31 +45,6 @@ from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
-
-__all__ = [
-    "ACCOUNTS",
-    "CELLS",
-    "Actor",
-    "Brancher",
-    "Compactor",
-    "Configurer",
-    "Finder",
-    "Merger",
-    "Reader",
-    "Scribbler",
-    "Transferrer",
-    "branch_for",
-    "check_choice",
-    "check_choices",
-    "check_session",
-    "dawdle",
-    "gone",
-    "payload",
-    "put",
-    "read_chunk",
-    "scribble",
-    "setup",
-]
 
 CELLS: Final = "cells"
 _BRANCHES: Final = ("main", "main", "main", "b1", "b2")

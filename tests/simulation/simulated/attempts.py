@@ -11,8 +11,6 @@ from zarr_manifests import Txn
 from zarr_manifests.errors import Conflict
 from zarr_manifests.planning.conflict.decide import Choice, Policy
 
-__all__ = ["LOG", "STEP", "Attempt", "RefChange", "Terms"]
-
 LOG: Final = ("log/step", "log/entry")
 """Arrays that only appends change."""
 STEP: Final = "step"

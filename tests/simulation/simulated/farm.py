@@ -38,8 +38,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.store import ManifestStore, freeze_store
 
-__all__ = ["Farm", "Foreman", "Result", "Task", "Worker"]
-
 _ROUNDS: Final = 12
 
 

@@ -65,8 +65,6 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
 
-__all__ = ["ACCOUNTS", "Judge", "Known"]
-
 ACCOUNTS: Final = "bank"
 _REF_OPERATIONS: Final = frozenset(
     {

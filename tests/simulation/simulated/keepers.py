@@ -37,19 +37,6 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 
-__all__ = [
-    "Backgrounder",
-    "Collector",
-    "ExclusiveWriter",
-    "Expirer",
-    "LeaseReader",
-    "LeaseWriter",
-    "Repacker",
-    "Restorer",
-    "Surveyor",
-    "Verifier",
-]
-
 _GRACES_S: Final = (0.0, 0.0, 1.0, 3600.0)
 _MIN_LIVE: Final = (0.3, 0.7, 1.0)
 

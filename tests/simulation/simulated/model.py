@@ -10,23 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-__all__ = [
-    "Change",
-    "CreateNode",
-    "DeleteNode",
-    "Node",
-    "Resize",
-    "SetAttribute",
-    "SetChunk",
-    "State",
-    "apply_all",
-    "differences",
-    "document_of",
-    "effects",
-    "merged_state",
-    "without_detours",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Node:

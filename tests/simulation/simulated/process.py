@@ -27,8 +27,6 @@ from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
 
-__all__ = ["Process"]
-
 _FRESH_MS: Final = 200
 _NUMBERS: Final = count(1)
 _TERMS: Final = Terms()

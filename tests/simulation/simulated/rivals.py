@@ -28,8 +28,6 @@ from zarr_manifests.planning.conflict.decide import Choice
 from zarr_manifests.session import Session, commits_of
 from zarr_manifests.store import workspace_of
 
-__all__ = ["Appender", "Resolver", "Witness"]
-
 _WHOSE: Final[tuple[Choice, ...]] = ("ours", "theirs")
 
 type _Work = Callable[[Process, Session, State], tuple[list[Change], Terms]]

@@ -51,8 +51,6 @@ from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 
-__all__ = ["CALLS", "KINDS", "Outcome", "simulate"]
-
 CALLS: Final = 220
 """After so many storage calls nothing new is begun."""
 

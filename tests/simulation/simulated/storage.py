@@ -28,8 +28,6 @@ from storages import SimulatedCrash
 from zarr_manifests.errors import ObjectNotFoundError, StorageError
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, Tagged, Token, check_key
 
-__all__ = ["Shelf", "Weather", "Wire", "received_by"]
-
 _WRITES: Final = frozenset({"put", "create", "cas", "delete_many"})
 _FAULTS: Final = (
     *("fail", "fail_after", "lose_answer", "late", "twice", "crash", "outage", "late_twice"),

@@ -17,8 +17,6 @@ from zarr_manifests.errors import ConflictError, ManifestsError
 from zarr_manifests.session import Session
 from zarr_manifests.store import workspace_of
 
-__all__ = ["Driver"]
-
 _APP: Final = "stream"
 
 

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["BrokenPromiseError", "Stopped", "World"]
-
 START_MS: Final = 1_700_000_000_000
 _JUMPS_MS: Final = (60_000, 3_600_000, 30 * 3_600_000)
 _STALLS: Final = (20, 60, 200)

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 from servers.process import Server, ServerMissingError, free_port, running
 
-__all__ = ["ENVIRONMENT", "localbucket", "ministack", "moto"]
-
 BUCKET = "tests"
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "tests",

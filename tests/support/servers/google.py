@@ -12,8 +12,6 @@ from pathlib import Path
 
 from servers.process import Server, ServerMissingError, free_port, running
 
-__all__ = ["google"]
-
 
 @contextlib.contextmanager
 def google() -> Iterator[Server]:

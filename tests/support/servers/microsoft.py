@@ -15,8 +15,6 @@ from pathlib import Path
 
 from servers.process import Server, ServerMissingError, free_port, running
 
-__all__ = ["azurite"]
-
 # Every installation of Azurite has this account and this key; they are no secret.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Server", "ServerMissingError", "free_port", "running"]
-
 _START_S = 120
 # Systems give higher ones to outgoing connections, also while a server is about to start.
 _PORTS = range(12_000, 32_000)

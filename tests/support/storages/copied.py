@@ -5,8 +5,6 @@ from __future__ import annotations
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 
-__all__ = ["copy_of"]
-
 
 def copy_of(storage: Storage) -> MemoryStorage:
     """Return a copy of all objects of a storage, in memory, independent of the original.

@@ -30,8 +30,6 @@ from zarr_manifests.errors import StorageError
 from zarr_manifests.storage.disk import PosixDisk, Temp
 from zarr_manifests.storage.local import LocalStorage
 
-__all__ = ["CrashDisk"]
-
 type _File = tuple[int, int]  # device and inode
 
 

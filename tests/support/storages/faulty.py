@@ -18,8 +18,6 @@ from zarr_manifests.errors import StorageError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Tagged, Token, check_key
 
-__all__ = ["Fault", "FaultKind", "FaultyStorage", "SimulatedCrash"]
-
 type FaultKind = Literal[
     "fail_before",
     "fail_after",

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.storage import Storage
 
-__all__ = ["InterruptingStorage"]
-
 
 class InterruptingStorage(WrappedStorage):
     """Calls a function right before one call; a loop over `at` tries every moment.

@@ -12,8 +12,6 @@ from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Capabilities, Token, check_key
 
-__all__ = ["LatencyStorage"]
-
 
 class LatencyStorage(WrappedStorage):
     """Waits before every call except `sync`, and reports that it is not `inline`.

@@ -22,8 +22,6 @@ from zarr_manifests.storage.protocol import (
     Turn,
 )
 
-__all__ = ["Call", "WrappedStorage", "received_nbytes"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call[R]:

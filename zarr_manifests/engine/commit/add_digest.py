@@ -13,8 +13,6 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import DigestEntry, Snapshot
 from zarr_manifests.planning.upkeep.digests import digest_from, make_digest
 
-__all__ = ["with_digest"]
-
 
 def with_digest(
     context: ReadContext,

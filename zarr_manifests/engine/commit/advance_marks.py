@@ -35,8 +35,6 @@ from zarr_manifests.planning.conflict.transactions import (
     shown,
 )
 
-__all__ = ["Marks", "check_marks", "check_now", "marks_after"]
-
 
 def check_now(context: Context, branch: str, txn: Txn) -> None:
     """Raise if the branch, as it is now, does not let the step be taken.

@@ -26,8 +26,6 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.zones.entries import in_pages, merged_by_node, taken, valid
 
-__all__ = ["moved", "take_zones", "upload_of", "zones_upload"]
-
 _ROWS_TOGETHER: Final = 4 * PAGE_ROWS
 
 

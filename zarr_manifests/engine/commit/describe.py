@@ -22,8 +22,6 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.nodes import Node
 
-__all__ = ["checked_message", "checked_metadata", "kind_of", "totals_of"]
-
 
 def checked_message(message: object) -> str:
     """Return the message if it is valid."""

@@ -10,8 +10,6 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import are_a_page, pages_to_roll
 
-__all__ = ["HISTORY", "history_after"]
-
 HISTORY = "history"
 
 

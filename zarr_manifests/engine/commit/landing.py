@@ -80,8 +80,6 @@ from zarr_manifests.planning.upkeep.digests import (
 )
 from zarr_manifests.runtime import one_by_one
 
-__all__ = ["Committed", "commit", "root_with"]
-
 _QUICK_BYTES: Final = 4 << 20
 """Up to this many bytes, chunks are written in the round of the writer's turn."""
 

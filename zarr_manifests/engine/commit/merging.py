@@ -38,8 +38,6 @@ from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
 from zarr_manifests.planning.tables.merge import narrower, unset_at, without
 
-__all__ = ["Merging", "plan_merge"]
-
 _ALL: Final = 1 << 62
 
 

@@ -17,8 +17,6 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 
-__all__ = ["Landing", "observed"]
-
 _LOG = logging.getLogger("zarr_manifests.operations")
 
 

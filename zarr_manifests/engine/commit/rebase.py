@@ -40,16 +40,6 @@ from zarr_manifests.planning.tables.merge import (
     without,
 )
 
-__all__ = [
-    "Joined",
-    "Mine",
-    "Moved",
-    "Rebasing",
-    "changes_between",
-    "rebase_changes",
-    "rebase_delta",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Joined:

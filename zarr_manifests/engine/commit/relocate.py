@@ -29,8 +29,6 @@ from zarr_manifests.planning.conflict.documents import DocumentChange, compare_d
 from zarr_manifests.planning.conflict.relocation import Relocation, plan_relocation
 from zarr_manifests.planning.tables.merge import rearranged, select
 
-__all__ = ["Relocating", "Rewrite", "relocate_changes"]
-
 type Rewrite = Callable[[Workspace, SnapshotView, ChangeSet, Sequence[Relocation]], ChangeSet]
 """Rewrites a session's appended values, given its workspace, the tip, the changes on the tip
 without these values, and their new place."""

@@ -43,8 +43,6 @@ from zarr_manifests.planning.conflict.decide import Footprint
 from zarr_manifests.planning.conflict.patch import decide_nodes, same_structure
 from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
 
-__all__ = ["combined", "patch", "to_pick", "to_revert"]
-
 _LISTED_CHUNKS: Final = 20
 
 

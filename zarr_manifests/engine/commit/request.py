@@ -12,8 +12,6 @@ from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
 
-__all__ = ["CommitRequest"]
-
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:

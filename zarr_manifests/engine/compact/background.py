@@ -23,8 +23,6 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.runtime import start_thread
 
-__all__ = ["compact_alone", "compact_soon"]
-
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES = 64 << 20
 

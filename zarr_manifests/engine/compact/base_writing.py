@@ -15,8 +15,6 @@ from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
 from zarr_manifests.planning.layout import node_pages
 
-__all__ = ["encoded_base"]
-
 _BASE_COPY_BYTES: Final = 256 * 1024
 _PAGE_COPY_BYTES: Final = 8 * 1024
 

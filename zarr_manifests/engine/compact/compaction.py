@@ -70,8 +70,6 @@ from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 
-__all__ = ["compact_branch"]
-
 _ATTEMPTS = 10
 _PLANNED_ROWS: Final = BATCH_ROWS // 4
 """Rows whose coordinates are read at a time where tasks write leaves: a driver has little room."""

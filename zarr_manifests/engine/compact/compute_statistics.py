@@ -66,8 +66,6 @@ from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run
 
-__all__ = ["compute_statistics", "statistics_of"]
-
 _ATTEMPTS: Final = 100
 _BATCH_BYTES: Final = 8 << 20
 _ABREAST: Final = 4

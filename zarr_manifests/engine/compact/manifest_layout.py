@@ -39,8 +39,6 @@ from zarr_manifests.storage.metered import metered, unmetered
 from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["layout_now", "plan_layout", "read_costs"]
-
 type _Costs = dict[str, dict[str, int]]
 
 

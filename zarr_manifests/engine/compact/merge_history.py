@@ -14,8 +14,6 @@ from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import pages_to_merge
 
-__all__ = ["MergedPages"]
-
 
 @dataclass(frozen=True, slots=True)
 class MergedPages:

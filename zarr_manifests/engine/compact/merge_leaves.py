@@ -43,17 +43,6 @@ from zarr_manifests.planning.tables.merge import (
 )
 from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
 
-__all__ = [
-    "NodeMerge",
-    "Pending",
-    "Repacked",
-    "due_changes",
-    "due_manifests",
-    "pending_of",
-    "repack",
-    "set_names",
-]
-
 STEP_REFS = 4_000_000
 _ALL_REFS: Final = 1 << 62
 

@@ -24,8 +24,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 
-__all__ = ["compact", "compact_if_due", "observed_compaction"]
-
 _LOG = logging.getLogger(__name__)
 _CACHE_BYTES: Final = 32 << 20
 _OVERDUE: Final = 4

@@ -53,16 +53,6 @@ from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.reports import Amount, Usage
 
-__all__ = [
-    "Presence",
-    "build_index",
-    "counted_usage",
-    "index_leaves",
-    "initialized_coords",
-    "leaf_names",
-    "with_entries",
-]
-
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100

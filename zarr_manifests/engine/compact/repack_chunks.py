@@ -72,8 +72,6 @@ from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 
-__all__ = ["REPACKED", "repack_chunks"]
-
 type _Moved = tuple[bytes, ChunkTable, ChunkTable]
 """Node id, and the rows that move, before and after."""
 

@@ -34,8 +34,6 @@ from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.upkeep.digests import coordinate_ids
 from zarr_manifests.planning.zones.entries import merged_by_node, taken, valid
 
-__all__ = ["roll_up"]
-
 
 def roll_up(
     context: ReadContext,

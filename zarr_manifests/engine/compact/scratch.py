@@ -15,8 +15,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo
 
-__all__ = ["ScratchStorage"]
-
 
 class ScratchStorage(MemoryStorage):
     """Reads from the storage below; writes (new objects and the root) go to memory."""

@@ -38,8 +38,6 @@ from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
 from zarr_manifests.runtime import SYSTEM, Run
 
-__all__ = ["Here", "InTasks", "LeafWriter", "Written", "leaf_table"]
-
 _TASK_REFS: Final = 1_000_000
 _KEPT_BYTES: Final = 256 * 1024
 

@@ -32,18 +32,6 @@ from zarr_manifests.planning.tables.merge import take, within
 from zarr_manifests.planning.zones.entries import in_pages, like, merged, taken, valid
 from zarr_manifests.planning.zones.meaning import Meaning
 
-__all__ = [
-    "LeafPages",
-    "LeafZones",
-    "NewPages",
-    "leaf_pages",
-    "load_pages",
-    "load_zones",
-    "paged_zones",
-    "pages_after",
-    "write_pages",
-]
-
 _OBJECT_BYTES: Final = 1 << 20
 
 type LeafPages = tuple[bytes, BlobRef | None, Box, Sequence[tuple[ZoneTable, bool]]]

@@ -62,20 +62,6 @@ from zarr_manifests.planning.tables.resolved_chunks import locate
 if TYPE_CHECKING:
     from zarr_manifests.decoding import Chunks
 
-__all__ = [
-    "ArrayKeys",
-    "ChunkFetch",
-    "ChunkStream",
-    "FoundKeys",
-    "Request",
-    "array_keys",
-    "chunks_at_keys",
-    "find_chunks",
-    "find_keys",
-    "note_unchanged",
-    "stream_chunks",
-]
-
 _SPAN_BYTES: Final = 8 * 1024**2
 _WINDOW_CHUNKS: Final = 16 * 1024
 _MOST_NOTED: Final = 4096

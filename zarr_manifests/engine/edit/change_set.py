@@ -54,8 +54,6 @@ from zarr_manifests.planning.zones.entries import like, merged
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["ChangeSet", "ForkState", "lies_below", "same_bytes"]
-
 _MOST_SINGLE: Final = 16
 """Up to about so many refs of a node take fewer bytes one by one than as a table."""
 _PART_SENT: Final = 4

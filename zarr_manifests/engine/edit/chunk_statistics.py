@@ -24,8 +24,6 @@ from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
 
-__all__ = ["ChunkStatistics", "chunk_statistics"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkStatistics:

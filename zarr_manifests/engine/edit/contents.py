@@ -20,8 +20,6 @@ from zarr_manifests.planning.tables.sums import NOTHING, sum_of
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import Amount, Status, Usage
 
-__all__ = ["status_of", "summary", "usage_of"]
-
 _AT_ONCE: Final = 256
 _NAMED: Final = 3
 _CHUNKS: Final = 100

@@ -18,8 +18,6 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.root.epochs import check_fence
 from zarr_manifests.errors import ManifestsError
 
-__all__ = ["Copies"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.planning.tables.merge import inside, select
 
-__all__ = ["check_refs"]
-
 
 def check_refs(
     objects: ObjectReader,

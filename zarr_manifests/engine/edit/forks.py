@@ -44,18 +44,6 @@ from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import metered, place_of
 
-__all__ = [
-    "fork_state",
-    "freeze",
-    "freeze_reader",
-    "merge_forks",
-    "merge_reports",
-    "refuse_unmerged",
-    "revive",
-    "revive_reader",
-]
-
-
 _MOST_SENT: Final = 8192
 """A copy sends at most about so many refs of an array, and spills the others: about 80 KiB."""
 _VIEWS: OrderedDict[tuple[Hashable, str], SnapshotView] = OrderedDict()

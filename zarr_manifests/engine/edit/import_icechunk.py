@@ -23,8 +23,6 @@ from zarr_manifests.planning.tables.merge import unset_at
 from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
 from zarr_manifests.virtual.virtual_refs import table_of
 
-__all__ = ["apply_snapshot"]
-
 
 def apply_snapshot(
     workspace: Workspace,

@@ -45,8 +45,6 @@ from zarr_manifests.progress import expect, tell
 from zarr_manifests.virtual.references import Numbered, References
 from zarr_manifests.virtual.virtual_refs import table_of
 
-__all__ = ["import_references"]
-
 _SLICE_KEYS: Final = 1 << 17
 """Keys looked at at once."""
 _GROUPS: Final = {

@@ -30,8 +30,6 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
 from zarr_manifests.planning.tables.sums import NOTHING
 
-__all__ = ["chunk_map"]
-
 _SLAB_CHUNKS: Final = 1 << 18
 _MOST_COMMITS: Final = 1000
 _FIRST_COMMITS: Final = 8

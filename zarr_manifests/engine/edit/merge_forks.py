@@ -32,8 +32,6 @@ from zarr_manifests.planning.tables.merge import (
     shared_rows,
 )
 
-__all__ = ["Merge", "Owners"]
-
 _ABSENT: Final = object()
 
 

@@ -23,8 +23,6 @@ from zarr_manifests.keys import ArrayMeta, is_inside
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.tables.moves import Places, moves_of, plan_move, reindexed, shifted
 
-__all__ = ["move_node", "node_path", "reindex_chunks", "shift_chunks"]
-
 
 def node_path(path: object) -> str:
     """A path as nodes have it: without slashes at its ends.

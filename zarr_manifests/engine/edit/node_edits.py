@@ -39,8 +39,6 @@ from zarr_manifests.keys import (
 from zarr_manifests.planning.tables.merge import narrower
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["NodeEdits"]
-
 _MOST_SINGLE: Final = 100_000
 """Number of single refs of one node at which they become a table."""
 

@@ -44,8 +44,6 @@ from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["OPAQUE", "Entry", "SessionView", "Unread", "check_key", "same_chunk", "unrecorded"]
-
 type Entry = InlineRef | NativeRef | VirtualRef
 """The value at a key; a document is given as inline bytes."""
 

@@ -24,8 +24,6 @@ from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.runtime import Runtime, handed_over
 from zarr_manifests.storage import Storage
 
-__all__ = ["MOST", "Flight", "PackWrites"]
-
 MOST: Final = 4
 """Packs under way at once; a disk that is slow for a moment keeps nobody waiting so."""
 

@@ -46,8 +46,6 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.storage import Storage
 
-__all__ = ["Pack", "Packs", "StagedRef", "native_ref", "native_rows"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedRef(InlineRef):

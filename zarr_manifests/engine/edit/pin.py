@@ -21,8 +21,6 @@ from zarr_manifests.engine.snapshot.preload import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, SessionClosedError
 
-__all__ = ["Pin", "SessionWriter"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 
-__all__ = ["record_zones"]
-
 
 def record_zones(
     workspace: Workspace,

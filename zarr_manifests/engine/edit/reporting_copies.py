@@ -52,18 +52,6 @@ from zarr_manifests.ids import crc32c, object_key, session_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
-__all__ = [
-    "Copy",
-    "Reported",
-    "check_reporting",
-    "close_token",
-    "open_token",
-    "read_reports",
-    "refuse_in_copy",
-    "set_reported",
-    "unset_reported",
-]
-
 _KIND: Final = "reports"
 _MOST_BYTES: Final = 1 << 16
 _AT_ONCE: Final = 256

@@ -38,8 +38,6 @@ from zarr_manifests.ids import crc32c, crc32c_of_each
 from zarr_manifests.keys import check_inside, document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
-__all__ = ["INTERRUPTED", "UNKNOWN", "TipCheck", "Workspace"]
-
 UNKNOWN: Final = "whether its last commit took effect is not known"
 """Why a workspace is closed whose commit was interrupted, or whose answer was lost."""
 

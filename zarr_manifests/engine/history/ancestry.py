@@ -36,20 +36,6 @@ from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.progress import counted, is_shown
 
-__all__ = [
-    "FOLLOWING",
-    "ages",
-    "ancestors",
-    "entries",
-    "find_in_history",
-    "has_expired",
-    "is_missing",
-    "locate",
-    "starts",
-    "tag_floor",
-    "walk_length",
-]
-
 FOLLOWING: Final = "following the history"
 
 

@@ -9,8 +9,6 @@ from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_key
 
-__all__ = ["snapshot_at", "snapshot_ref"]
-
 
 def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
     """The snapshot with that id, whether it is in history or not.

@@ -47,8 +47,6 @@ from zarr_manifests.planning.upkeep.cell_changes import (
 )
 from zarr_manifests.planning.upkeep.change_records import add_layer
 
-__all__ = ["changed_cells", "compared_cells"]
-
 
 def changed_cells(
     context: ReadContext, start: str | None, end: Branch, paths: Sequence[str]

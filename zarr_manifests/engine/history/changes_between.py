@@ -43,15 +43,6 @@ from zarr_manifests.planning.tables.presence import kinds_at
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
 from zarr_manifests.progress import counted
 
-__all__ = [
-    "LoggedCommit",
-    "Mode",
-    "changes_between",
-    "chunks_there",
-    "commits_between",
-    "if_expired",
-]
-
 type Mode = Literal["log", "net"]
 
 _AT_ONCE: Final = 64

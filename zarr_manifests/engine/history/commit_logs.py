@@ -20,8 +20,6 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.conflict.decide import Footprint
 
-__all__ = ["delta_of", "deltas_between", "footprint_of", "listed_since", "tables_of"]
-
 
 def deltas_between(
     context: ReadContext, older: SnapshotView, newer: BlobRef, floor: str | None = None

@@ -21,8 +21,6 @@ from zarr_manifests.planning.tables.merge import narrower
 from zarr_manifests.planning.tables.moves import changed_nodes
 from zarr_manifests.reports import Diff
 
-__all__ = ["compare"]
-
 
 def compare(context: ReadContext, start: Branch, end: Branch, *, symmetric: bool = True) -> Diff:
     """What changed from the snapshot `start` to the snapshot `end`.

@@ -14,8 +14,6 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.transactions import NO_MARK
 
-__all__ = ["mark_of", "marks_of", "paged_marks", "snapshot_of"]
-
 _MOST_WALKED: Final = 64
 """Snapshots searched for the one that committed a version; what is older is not named."""
 

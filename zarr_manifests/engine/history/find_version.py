@@ -26,8 +26,6 @@ from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.texts import count_text, near_names
 from zarr_manifests.versions import HEADS, MAIN, TAGS, VersionName, is_short_id, named_by
 
-__all__ = ["Found", "before", "found_by_name"]
-
 _LISTED: Final = 10
 
 

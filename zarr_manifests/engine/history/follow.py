@@ -23,8 +23,6 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 
-__all__ = ["Follower", "collected", "expired", "open_head", "opened"]
-
 
 def open_head(context: ReadContext, branch: str, now: SnapshotView) -> SnapshotView:
     """The head of the branch, opened; `now` itself if that is still the head.

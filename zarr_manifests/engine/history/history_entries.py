@@ -24,8 +24,6 @@ from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
 from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.format.snapshot import Snapshot
 
-__all__ = ["ancestor_entries", "pages_above"]
-
 _LOG = logging.getLogger(__name__)
 _LOADED_AT_ONCE: Final = 64
 

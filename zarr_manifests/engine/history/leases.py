@@ -37,16 +37,6 @@ from zarr_manifests.ids import new_session_id, session_start
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.runtime import Runtime
 
-__all__ = [
-    "HeldLease",
-    "SessionLease",
-    "checked_timeout_ms",
-    "give_up",
-    "hold",
-    "renew_all",
-    "take",
-]
-
 _ATTEMPTS = 100
 _OWNER_CHARS = 200
 _LOG = logging.getLogger(__name__)

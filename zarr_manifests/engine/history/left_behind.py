@@ -48,8 +48,6 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import session_of, session_start, snapshot_id_of
 
-__all__ = ["find_kept", "find_left", "floor_below", "left_ids"]
-
 type _Place = tuple[BlobRef, Snapshot, str | None]
 """A snapshot, and the floor of its history."""
 

@@ -28,9 +28,6 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
-__all__ = ["Line", "MergeBase", "Parted", "merge_base", "parted"]
-
-
 type Line = list[tuple[BlobRef, Snapshot]]
 """Snapshots, newest first, each of which is the parent of the one before."""
 

@@ -27,8 +27,6 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.tables.merge import agree, inside, pick, unset_at
 from zarr_manifests.progress import counted
 
-__all__ = ["net_changes", "same_chunks"]
-
 _NOBODY: Final = bytes(COMMIT_ID_BYTES)
 
 

@@ -8,8 +8,6 @@ from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.root import LogEntry, Root
 
-__all__ = ["archived_versions", "logged"]
-
 
 def archived_versions(context: ReadContext) -> list[int]:
     """The versions of the root that are archived, oldest first."""

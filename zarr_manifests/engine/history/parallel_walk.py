@@ -24,8 +24,6 @@ from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 
-__all__ = ["SnapshotsAhead"]
-
 _BEGINS: Final = 2
 """Number of snapshots to fetch one by one first: often only the newest are needed."""
 _FIRST: Final = 4

@@ -28,8 +28,6 @@ from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["Link", "children", "follow", "tables"]
-
 _AT_ONCE = 64
 
 

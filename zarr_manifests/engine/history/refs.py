@@ -44,8 +44,6 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.versions import HEAD, HEADS, VersionName
 
-__all__ = ["DEFAULT_BRANCH", "REF_ATTEMPTS", "BranchMovedError", "Refs"]
-
 DEFAULT_BRANCH: Final = "main"
 REF_ATTEMPTS: Final = 100
 _FRESH_S: Final = 0.1

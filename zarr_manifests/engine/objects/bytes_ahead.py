@@ -31,8 +31,6 @@ from zarr_manifests.planning.tables.byte_ranges import coalesce
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.protocol import Capabilities
 
-__all__ = ["MOST_BYTES", "BytesAhead"]
-
 MOST_BYTES: Final = 32 * 1024 * 1024
 
 

@@ -24,8 +24,6 @@ from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["ChunkCache"]
-
 
 class ChunkCache:
     """Chunk bytes by their `NativeRef` or `VirtualRef`."""

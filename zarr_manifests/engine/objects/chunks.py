@@ -38,8 +38,6 @@ from zarr_manifests.storage.protocol import REMOTE_CAPABILITIES, ReadableStorage
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 
-__all__ = ["ChunkReader", "SessionKeys", "sync_parts"]
-
 _LINEAGE_BYTES = 6
 _SYNCED_ABREAST: Final = 8
 """A disk takes many calls at once; more than this do not make it faster."""

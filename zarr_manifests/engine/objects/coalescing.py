@@ -26,8 +26,6 @@ from zarr_manifests.storage.protocol import Capabilities
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["SPARE", "CoalescedReads"]
-
 SPARE: Final = 0.15
 """What may be fetched in vain from a remote storage, as a share of what is wanted."""
 

@@ -30,8 +30,6 @@ from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["ENTRY_BYTES", "OBJECT", "DecodedCache"]
-
 OBJECT: Final = "object"
 """First element of the names of objects; names of other values start differently."""
 

@@ -22,8 +22,6 @@ import numpy as np
 
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 
-__all__ = ["decoded_bytes"]
-
 type _Parts = Callable[[Any], Sequence[Any]]
 _MOST: Final = 16
 _SNAPSHOT_BYTES: Final = 1000

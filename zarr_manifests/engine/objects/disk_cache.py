@@ -40,8 +40,6 @@ from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 from zarr_manifests.storage.disk import PosixDisk, open_regular
 
-__all__ = ["DiskCache"]
-
 _LOG = logging.getLogger(__name__)
 
 _BLOCK_BYTES: Final = 4096

@@ -32,19 +32,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage
 
-__all__ = [
-    "AtHand",
-    "NotAtHandError",
-    "ObjectReader",
-    "Objects",
-    "PartialManifest",
-    "ReadTally",
-    "Upload",
-    "create_or_find",
-    "create_own",
-    "tallied_reads",
-]
-
 _DISK_ABREAST: Final = 8
 _BYTES_A_THREAD: Final = 32 * 1024
 _CREATIONS: Final = 5

@@ -27,8 +27,6 @@ from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, select, split
 
-__all__ = ["Rows", "Spill", "Spilled", "held", "resident", "rows_of"]
-
 _INLINE_BYTES: Final = 64
 """Bytes of inline chunks that take about as much memory as a ref."""
 

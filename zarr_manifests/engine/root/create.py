@@ -40,8 +40,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ProvesConditions, is_key
 
-__all__ = ["check_outside", "create_repository"]
-
 
 def create_repository(
     storage: Storage, runtime: Runtime, objects: Objects, config: Config, branch: str

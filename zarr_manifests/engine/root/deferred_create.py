@@ -32,8 +32,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, unmetered
 from zarr_manifests.storage.protocol import Tagged, Token
 
-__all__ = ["Unmade"]
-
 _TOKEN = "unmade"
 _ARCHIVE = archive_key(1)
 

@@ -9,8 +9,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsReserve
 
-__all__ = ["keep_reserve", "with_reserve"]
-
 
 def with_reserve[T](storage: Storage, call: Callable[[], T]) -> T:
     """Return what the call returns; on a full disk, release the reserve and call again."""

@@ -22,18 +22,6 @@ from zarr_manifests.errors import Conflict, ConflictError, ConflictKind, FencedE
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 
-__all__ = [
-    "admitted",
-    "check_collector",
-    "check_fence",
-    "claim_branch",
-    "claim_compaction",
-    "claimed",
-    "is_fenced",
-    "overtaken",
-    "restored_epoch",
-]
-
 _ATTEMPTS: Final = 100
 _OPEN_ANOTHER: Final = "nothing was committed. Open a new session and write again"
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from zarr_manifests.errors import LeaseError, ManifestsError
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 
-__all__ = ["Heart", "Held", "Term"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY
 from zarr_manifests.storage.disk import open_regular
 from zarr_manifests.storage.protocol import ReadableStorage
 
-__all__ = ["around", "instead"]
-
 _DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _KINDS: Final = {
     **dict.fromkeys((".nc", ".nc4", ".cdf", ".h5", ".hdf5"), "netCDF"),

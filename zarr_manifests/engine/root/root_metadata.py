@@ -12,8 +12,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.root import METADATA, Root
 
-__all__ = ["metadata_of", "set_metadata"]
-
 _MOST_BYTES: Final = 16 * 1024
 _ATTEMPTS: Final = 100
 

@@ -73,8 +73,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Token, Turn
 
-__all__ = ["RootAt", "RootReader", "Roots"]
-
 _RESENDS: Final = 5
 _BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0

@@ -31,8 +31,6 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.layout.node_pages import combined_refs
 
-__all__ = ["BasePages", "NodeIds", "NodeMaps", "PagedIndex", "PagedNodes", "PagedPaths", "index_of"]
-
 _parent: Final = itemgetter(slice(2))
 """What the order of paths begins with: whether it is an opaque entry, and the parent path."""
 

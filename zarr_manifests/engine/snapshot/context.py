@@ -26,8 +26,6 @@ from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.virtual.containers import Containers
 
-__all__ = ["Context", "ReadContext"]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedF
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.index import IndexDirectory
 
-__all__ = ["UNUSABLE", "index_directory", "index_pointer"]
-
 UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
 """What an index that cannot be read raises."""
 

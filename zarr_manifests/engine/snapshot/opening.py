@@ -20,8 +20,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, metered
 from zarr_manifests.virtual.containers import Authorized, Containers
 
-__all__ = ["create_at", "exists_at", "open_at", "save_config"]
-
 type GivenConfig = Config | Mapping[str, Any] | None
 type Cache = CacheOptions | Mapping[str, Any] | None
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-__all__ = ["PathIndex", "Paths"]
-
 _NONE: Final[Mapping[str, None]] = {}
 
 

@@ -26,8 +26,6 @@ from zarr_manifests.planning.layout.splitting import Layout
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import bare, owned, select, split, take
 
-__all__ = ["BATCH_ROWS", "Heap", "Outside"]
-
 BATCH_ROWS: Final = 2_000_000
 """Rows that are worked on at a time, about."""
 _PIECE_ROWS: Final = 250_000

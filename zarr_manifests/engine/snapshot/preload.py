@@ -38,8 +38,6 @@ from zarr_manifests.planning.layout.preload_plan import Candidate, PreloadPlan, 
 from zarr_manifests.reports import PreloadedManifest
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 
-__all__ = ["RefsPreload", "SnapshotPreload"]
-
 _LOG = logging.getLogger(__name__)
 _LANES: Final = 16  # of the threads that reads use too
 

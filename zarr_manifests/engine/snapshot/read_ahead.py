@@ -35,8 +35,6 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.keys import join
 from zarr_manifests.runtime import Runtime
 
-__all__ = ["MOST", "MOST_FAR", "RefsAhead"]
-
 MOST: Final = 256
 MOST_FAR: Final = 512
 """The same where bytes are fetched ahead, too."""

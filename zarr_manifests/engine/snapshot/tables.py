@@ -45,8 +45,6 @@ from zarr_manifests.planning.tables.live_deltas import (
 )
 from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick, within
 
-__all__ = ["BoolColumn", "RecentTables", "SnapshotTables"]
-
 _BASE: Final = -1
 _FEW: Final = 8
 _ANY_NODE: Final = b""

@@ -50,18 +50,6 @@ from zarr_manifests.planning.tables.sums import (
 )
 from zarr_manifests.reports import Usage
 
-__all__ = [
-    "Effect",
-    "amounts_of",
-    "changes_of",
-    "counts_of_base",
-    "effect_of",
-    "grid_of",
-    "ref_counts",
-    "sums_after",
-    "totals_of",
-]
-
 _LOOKED_THROUGH: Final = 16_384
 """Rows of deltas that are merged to look up a few chunks; more for more chunks."""
 _UNKNOWN: Final = -1

@@ -50,13 +50,8 @@ from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
-from zarr_manifests.planning.tables.live_deltas import (
-    Reach,
-    any_at,
-    check_axes,
-    clipped,
-    picked,
-)
+from zarr_manifests.planning.tables.live_deltas import Reach, any_at, clipped, picked
+from zarr_manifests.planning.tables.live_deltas import check_axes as check_axes
 from zarr_manifests.planning.tables.merge import (
     Leaf,
     Overlay,
@@ -69,8 +64,6 @@ from zarr_manifests.planning.tables.merge import (
 from zarr_manifests.planning.tables.presence import rows_in
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.runtime import SYSTEM, Runtime
-
-__all__ = ["DIGESTS", "SnapshotView", "check_axes", "opening_kind"]
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""

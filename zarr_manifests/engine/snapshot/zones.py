@@ -28,8 +28,6 @@ from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Overlay, in_box
 
-__all__ = ["KnownZones", "PagedLeaves", "paged_leaves", "read_pages", "zones_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class KnownZones:

@@ -17,8 +17,6 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.sums import Amount, alive_amounts, sums_of
 
-__all__ = ["wrong_counters"]
-
 
 def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[str]:
     """Describe what is wrong with the counters of a snapshot; empty if nothing is.

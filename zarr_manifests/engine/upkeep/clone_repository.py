@@ -62,8 +62,6 @@ from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import copier_within
 
-__all__ = ["clone"]
-
 _LOG = logging.getLogger(__name__)
 _TRIES: Final = 10
 _SWAPS: Final = 100

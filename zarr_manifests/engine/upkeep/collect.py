@@ -60,9 +60,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles, ObjectInfo
 
-__all__ = ["collect", "live_snapshots"]
-
-
 _ATTEMPTS = 100
 _BATCH = 1_000
 # Chunks first and snapshots last: an object goes before those that lead to it.

@@ -36,8 +36,6 @@ from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ObjectInfo
 
-__all__ = ["ObjectCopier"]
-
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2

@@ -27,8 +27,6 @@ from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, w
 from zarr_manifests.progress import tell
 from zarr_manifests.reports import ExpiryReport
 
-__all__ = ["expire"]
-
 _ATTEMPTS = 100
 _LOG = logging.getLogger(__name__)
 

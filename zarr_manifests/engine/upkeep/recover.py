@@ -53,12 +53,6 @@ from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token
 
-__all__ = [
-    "operations",
-    "recover",
-    "restore_refs",
-]
-
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
 _LOOKS: Final = 10

@@ -65,8 +65,6 @@ from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
 from zarr_manifests.storage.protocol import ReadableStorage
 
-__all__ = ["closure_problems", "verify"]
-
 _AT_ONCE = 32
 _TASK_BYTES = 256 * 1024**2
 """Bytes of chunks that one task checks."""

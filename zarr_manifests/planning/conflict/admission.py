@@ -10,8 +10,6 @@ from enum import StrEnum
 
 from zarr_manifests.format.root import COMPACTOR, Branch, Root
 
-__all__ = ["Refusal", "Writer", "admission"]
-
 
 class Refusal(StrEnum):
     """Why a root does not admit a session's change."""

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.grid import IndexArray
 
-__all__ = ["AppendPlan", "OnExisting", "Run", "aligned_blocks", "plan_append"]
-
 type OnExisting = Literal["error", "skip", "replace"]
 """What to do with labels that exist already."""
 

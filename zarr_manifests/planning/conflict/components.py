@@ -20,8 +20,6 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, narrower
 
-__all__ = ["Changes", "Component", "NodeChange", "above", "key_of"]
-
 
 class Component(StrEnum):
     """A kind of change; conflict rules compare pairs of them."""

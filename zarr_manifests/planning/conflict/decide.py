@@ -46,17 +46,6 @@ from zarr_manifests.planning.tables.merge import (
     shared_rows,
 )
 
-__all__ = [
-    "CELLS",
-    "LISTED_CHUNKS",
-    "Choice",
-    "Footprint",
-    "Policy",
-    "Rebased",
-    "check_policy",
-    "rebase",
-]
-
 type Choice = Literal["fail", "ours", "theirs"]
 """Who wins: nobody, this commit ("ours"), or the commits that came first ("theirs")."""
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box
 
-__all__ = ["apart"]
-
 
 def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> bool:
     """Whether my chunks cannot conflict with the commits listed in these entries.

@@ -21,8 +21,6 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
-__all__ = ["STRUCTURAL", "DocumentChange", "compare_documents", "merge_documents", "with_shape"]
-
 STRUCTURAL: Final = frozenset(
     {
         "scale_factor",

@@ -17,8 +17,6 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ATTRIBUTES, absolute
 from zarr_manifests.planning.tables.node_fields import field_changes
 
-__all__ = ["decide_nodes", "same_structure"]
-
 type Nodes = Mapping[str, Node]
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.runtime import ForkSafeLock
 
-__all__ = ["Reads"]
-
 _MOST_CHUNKS: Final = 4096
 _ENCLOSING: Final = ForkSafeLock()
 

@@ -17,8 +17,6 @@ from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.planning.conflict.components import Changes, Component, NodeChange
 
-__all__ = ["Relocation", "plan_relocation"]
-
 _APPENDS = frozenset({Component.GROWTH, Component.CHUNKS, Component.ATTRIBUTES})
 
 

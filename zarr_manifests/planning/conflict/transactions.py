@@ -14,17 +14,6 @@ from typing import Any, Final
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.marks import check_marks
 
-__all__ = [
-    "NO_MARK",
-    "MarkStep",
-    "Txn",
-    "check_app",
-    "moved_marks",
-    "shown",
-    "steps_between",
-    "txn_of",
-]
-
 NO_MARK: Final = -1
 """In place of a version: the application has no mark."""
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from zarr_manifests.grid import Box, Coords
 
-__all__ = ["batches"]
-
 
 def batches(
     held: Sequence[tuple[Box, int]], most: int, cell: Coords | None = None

@@ -17,8 +17,6 @@ import numpy as np
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["pack", "pack_into", "pair"]
-
 
 def pack(sizes: Sequence[int], capacity: int | None) -> list[list[int]]:
     """Return the positions of the sizes in each bin; no bin's sum exceeds the capacity.

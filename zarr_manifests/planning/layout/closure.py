@@ -32,8 +32,6 @@ from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, PlacedLeaf, part_order
 from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_around, lies_together
 
-__all__ = ["ArrayChange", "Closure", "Due", "Group", "close"]
-
 _NO_ROWS: Final = np.empty(0, np.int64)
 
 

@@ -22,8 +22,6 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
 
-__all__ = ["EMPTY", "ArrayFacts", "BaseIndex", "NodeFacts", "PlacedLeaf", "part_order"]
-
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:

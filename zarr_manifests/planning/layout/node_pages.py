@@ -18,8 +18,6 @@ from typing import Final
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
 
-__all__ = ["LIMITS", "PageLimits", "Planned", "combined_refs", "orphans", "plan_pages"]
-
 
 @dataclass(frozen=True, slots=True)
 class PageLimits:

@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["EMBED_BYTES", "LEAF_ROWS", "EmbedPlan", "plan_embedding"]
-
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024
 _EMBED_AT_OPEN_BYTES: Final = 16 * 1024

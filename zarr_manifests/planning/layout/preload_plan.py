@@ -18,8 +18,6 @@ from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 
-__all__ = ["Candidate", "PreloadPlan", "Skipped", "plan_preload"]
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -30,16 +30,6 @@ from zarr_manifests.grid import Coords
 from zarr_manifests.planning.layout.bins import pack_into, pair
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
 
-__all__ = [
-    "Explanation",
-    "LeafManifest",
-    "ManifestPlan",
-    "Overflow",
-    "PlannedManifest",
-    "explain",
-    "plan_manifests",
-]
-
 _TOO_BIG: Final = "its {refs:,} chunk refs are more than the {most:,} of a manifest"
 _LEAF_TOO_BIG: Final = "a leaf of {refs:,} chunk refs is more than the {most:,} of a manifest"
 _FULL: Final = "the set has its {most:,} manifests already"

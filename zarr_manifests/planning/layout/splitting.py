@@ -27,18 +27,6 @@ from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 
-__all__ = [
-    "ENDLESS",
-    "Cut",
-    "Layout",
-    "cut",
-    "expected_leaves",
-    "layout_around",
-    "layout_of",
-    "leaf_shape",
-    "lies_together",
-]
-
 ENDLESS: Final = 2**62
 """Chunks of a leaf along an axis that is not split."""
 _SPARSEST: Final = 2**40

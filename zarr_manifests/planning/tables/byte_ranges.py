@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 
-__all__ = ["RangeRequest", "coalesce"]
-
 _FREE_BYTES: Final = 1024
 """To fetch so much takes less time than to send a request, however little is wanted."""
 

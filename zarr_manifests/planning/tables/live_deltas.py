@@ -25,20 +25,6 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, pick, within
 
-__all__ = [
-    "LiveSources",
-    "Reach",
-    "Stack",
-    "TablePlace",
-    "TableSource",
-    "Truncation",
-    "any_at",
-    "check_axes",
-    "clipped",
-    "picked",
-]
-
-
 _MOST_DECIDED: Final = 1 << 20
 """Chunks of a box up to which it is worth knowing for each whether it is decided."""
 

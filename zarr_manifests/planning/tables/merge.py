@@ -23,38 +23,6 @@ from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 
-__all__ = [
-    "Layer",
-    "Leaf",
-    "Overlay",
-    "agree",
-    "agree_by_place",
-    "aligned",
-    "bare",
-    "difference",
-    "fold",
-    "fold_leaves",
-    "in_box",
-    "in_c_order",
-    "inside",
-    "merge_layers",
-    "narrower",
-    "owned",
-    "pick",
-    "rearranged",
-    "rows_at",
-    "same_rows",
-    "select",
-    "shared_rows",
-    "split",
-    "take",
-    "unset_at",
-    "within",
-    "without",
-    "without_unused_sessions",
-]
-
-
 _COLUMNS: Final = ("index", "kind", "source", "number", "offset", "length", "crc32c")
 
 

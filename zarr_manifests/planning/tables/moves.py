@@ -15,19 +15,6 @@ from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.node_fields import Fields, field_changes
 
-__all__ = [
-    "DROPPED",
-    "ChangedNodes",
-    "Moves",
-    "Places",
-    "changed_nodes",
-    "moved_paths",
-    "moves_of",
-    "plan_move",
-    "reindexed",
-    "shifted",
-]
-
 type Places = (
     Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
 )

@@ -9,8 +9,6 @@ from typing import Any
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import V2_ATTRIBUTES
 
-__all__ = ["Fields", "field_changes", "fields_of_documents"]
-
 type Fields = Mapping[str, tuple[Any, Any]]
 """By name, what a field was and what it is; None where it is not. Attributes are `attributes.x`."""
 

@@ -13,8 +13,6 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.tables.merge import aligned, rows_at, select
 
-__all__ = ["kinds_at", "laid_over", "rows_in", "same_refs", "within"]
-
 _COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
 
 

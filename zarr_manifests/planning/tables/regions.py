@@ -13,8 +13,6 @@ from typing import Any
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords
 
-__all__ = ["Bounds", "cells_box", "chunk_box"]
-
 type Bounds = slice | tuple[int | None, int | None]
 """Start and stop of a region on one axis."""
 

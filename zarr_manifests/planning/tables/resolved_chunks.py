@@ -24,8 +24,6 @@ from zarr_manifests.texts import plain_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ChunkKind", "Locations", "ResolvedChunks", "locate"]
-
 
 class ChunkKind(IntEnum):
     """Where a chunk's bytes are.

@@ -18,19 +18,6 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text
 
-__all__ = [
-    "NOTHING",
-    "Amount",
-    "alive_amounts",
-    "base_amounts",
-    "changed_sums",
-    "difference",
-    "lay_over",
-    "merged_counts",
-    "sum_of",
-    "sums_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Amount(Report):

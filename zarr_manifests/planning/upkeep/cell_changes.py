@@ -30,8 +30,6 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray, join_along
 
-__all__ = ["ArrayShape", "CellChanges", "ChangedArray", "classify_cells", "common_shape"]
-
 type _Mask = npt.NDArray[np.bool_]
 
 

@@ -31,16 +31,6 @@ from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, m
 from zarr_manifests.planning.tables.node_fields import Fields, field_changes
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
 
-__all__ = [
-    "Change",
-    "Net",
-    "NodeTable",
-    "Operation",
-    "add_layer",
-    "changes_of",
-    "node_path",
-]
-
 _MOST_LAYERS: Final = 16
 
 type Tables = Mapping[bytes, Sequence[ChunkTable]]

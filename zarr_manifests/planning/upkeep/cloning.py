@@ -16,8 +16,6 @@ from typing import Final
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, LogEntry, Root
 
-__all__ = ["OPERATION", "begun", "continued"]
-
 OPERATION: Final = "clone"
 _AHEAD: Final = 1_000_000
 """More versions than a source makes before it is cloned again, and as many as a recovery skips."""

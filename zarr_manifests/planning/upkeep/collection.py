@@ -15,19 +15,6 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.root import Lease, LogEntry, Root
 from zarr_manifests.ids import lineage_of, session_of, session_start
 
-__all__ = [
-    "ARCHIVES_KEPT",
-    "FULL_EVERY",
-    "choose_fence",
-    "first_archive_kept",
-    "is_dead",
-    "leased_lineages",
-    "nothing_left_since",
-    "search_start",
-    "swept_after",
-    "unended_since",
-]
-
 ARCHIVES_KEPT = 100
 """At least this many of the newest root versions keep their archive."""
 FULL_EVERY = 10

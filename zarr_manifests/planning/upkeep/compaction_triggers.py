@@ -24,16 +24,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = [
-    "MOST_RUNS",
-    "CompactionMode",
-    "Size",
-    "is_due",
-    "merge_groups",
-    "opening_is_slow",
-    "overlap_refs",
-]
-
 MOST_RUNS: Final = 20
 """Most runs in a read list; beyond that the newest are merged whatever their sizes."""
 _SMALLEST_CLASS_ROWS: Final = 1_024

@@ -26,8 +26,6 @@ from zarr_manifests.grid import Box
 from zarr_manifests.ids import object_key
 from zarr_manifests.planning.tables.merge import select, take
 
-__all__ = ["PackMoves", "Range", "Use", "by_bytes", "due_packs", "moved_rows", "rounds", "uses_of"]
-
 type Column = npt.NDArray[np.int64]
 
 _NUMBERS = 10**9

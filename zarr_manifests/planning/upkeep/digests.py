@@ -21,8 +21,6 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.tables.merge import Layer, merge_layers
 
-__all__ = ["coordinate_ids", "digest_from", "make_digest", "needs_digest", "tells_about"]
-
 _AHEAD_MOST: Final = 4  # objects that a branch names besides snapshot and base
 _OPENING_MOST: Final = 8  # the same, plus those that the snapshot carries copies of
 _TABLES_BYTES: Final = 64 * 1024

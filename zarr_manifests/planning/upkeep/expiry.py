@@ -17,8 +17,6 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import PendingDeletion
 from zarr_manifests.versions import milliseconds, moment_ms
 
-__all__ = ["Aged", "Retention", "kept_count", "retention", "with_pending"]
-
 _PENDING_MOST = 64
 
 

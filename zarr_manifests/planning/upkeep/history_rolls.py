@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
-__all__ = ["FAN_OUT", "PAGE", "are_a_page", "pages_to_merge", "pages_to_roll"]
-
 PAGE: Final = 24
 """So many entries go to a page."""
 FAN_OUT: Final = 32

@@ -21,21 +21,6 @@ from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import PageRef, Root
 from zarr_manifests.ids import lineage_of
 
-__all__ = [
-    "ROOT_BYTES",
-    "SECTIONS",
-    "PageSpill",
-    "Section",
-    "absorb",
-    "checked",
-    "lease_pages",
-    "merge_at",
-    "page_at",
-    "plan_spills",
-    "pulled",
-    "without",
-]
-
 type Section = Literal["branches", "tags", "leases"]
 
 SECTIONS: Final[tuple[Section, ...]] = ("branches", "tags", "leases")

@@ -13,8 +13,6 @@ import numpy as np
 
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 
-__all__ = ["plan_rechunk", "reads_per_chunk"]
-
 
 def plan_rechunk(
     shape: Sequence[int], old: Sequence[int], new: Sequence[int], target_cells: int

@@ -30,8 +30,6 @@ from zarr_manifests.planning.tables.merge import (
     without_unused_sessions,
 )
 
-__all__ = ["in_pages", "like", "merged", "merged_by_node", "taken", "valid", "zones_of_chunks"]
-
 _COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
 
 

@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
-__all__ = ["Meaning"]
-
 _DIGEST_BYTES: Final = 16
 _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
 _UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)

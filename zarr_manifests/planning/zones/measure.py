@@ -23,8 +23,6 @@ import numpy.typing as npt
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray, grid_shape
 
-__all__ = ["LARGE_BYTES", "PIECE_BYTES", "ChunkMeasures", "Extent", "measure"]
-
 type _Values = npt.NDArray[Any]
 type _Room = npt.NDArray[np.uint8]
 

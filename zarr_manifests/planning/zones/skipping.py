@@ -28,19 +28,6 @@ from zarr_manifests.grid import Box, Coords, IndexArray, join_along
 from zarr_manifests.planning.scan import runs_of
 from zarr_manifests.planning.zones.where import MOMENT, Comparison, End, Moment
 
-__all__ = [
-    "Plan",
-    "Ranges",
-    "Verdict",
-    "boxes_of",
-    "comparable",
-    "counts_hold",
-    "matching_cells",
-    "matching_runs",
-    "may_match",
-    "plan_chunks",
-]
-
 type _Mask = npt.NDArray[np.bool_]
 
 _DENSE: Final = 1 << 24

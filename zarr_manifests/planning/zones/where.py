@@ -24,8 +24,6 @@ import numpy as np
 
 from zarr_manifests.errors import InvalidArgumentError, WhereError
 
-__all__ = ["GRAMMAR", "MOMENT", "Comparison", "End", "Literal", "Moment", "Where", "parse_where"]
-
 GRAMMAR: Final = """\
 a where is comparisons, joined by AND:
   column = literal         (and != < <= > >=)

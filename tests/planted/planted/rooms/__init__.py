@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from planted.fault import Fault
-
-__all__ = ["ROOMS", "Fault"]
+from planted.fault import Fault as Fault
 
 ROOMS: dict[str, list[Fault]] = {
     path.stem: import_module(f"planted.rooms.{path.stem}").FAULTS
