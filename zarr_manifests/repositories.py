@@ -16,7 +16,6 @@ from zarr_manifests.engine.root.deferred_create import Unmade
 from zarr_manifests.engine.snapshot.opening import create_at, exists_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.ids import object_key
-from zarr_manifests.reports import RecoveryReport
 from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
@@ -24,6 +23,7 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:
+    from zarr_manifests.reports import RecoveryReport
     from zarr_manifests.session import Fork, Session
 
 

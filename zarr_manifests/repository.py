@@ -42,23 +42,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.upkeep.expiry import retention
-from zarr_manifests.reports import (
-    Ancestry,
-    CellChanges,
-    Change,
-    CollectionReport,
-    CompactionReport,
-    Diff,
-    ExpiryReport,
-    LoggedOperation,
-    ManifestLayout,
-    MergeReport,
-    SnapshotInfo,
-    StatisticsReport,
-    Usage,
-    ValueChanges,
-    VerifyReport,
-)
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
@@ -72,6 +55,23 @@ if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.graph import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
+    from zarr_manifests.reports import (
+        Ancestry,
+        CellChanges,
+        Change,
+        CollectionReport,
+        CompactionReport,
+        Diff,
+        ExpiryReport,
+        LoggedOperation,
+        ManifestLayout,
+        MergeReport,
+        SnapshotInfo,
+        StatisticsReport,
+        Usage,
+        ValueChanges,
+        VerifyReport,
+    )
     from zarr_manifests.session import Session
     from zarr_manifests.store import ManifestStore
 
@@ -436,6 +436,8 @@ class Repository:
         >>> [info.message for info in repo.ancestry(limit=1)]
         ['make air']
         """
+        from zarr_manifests.reports import Ancestry, SnapshotInfo  # rarely needed, and many classes
+
         found = self._refs.history(version, limit)
         snapshots = itertools.starmap(SnapshotInfo, found)
 

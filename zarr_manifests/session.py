@@ -20,8 +20,7 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics as ChunkStatistics
-from zarr_manifests.engine.edit.chunk_statistics import chunk_statistics
+from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics, chunk_statistics
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
 from zarr_manifests.engine.edit.merge_forks import Owners
@@ -39,8 +38,6 @@ from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
-from zarr_manifests.reports import ChunkSelection, PreloadedManifest, Usage
-from zarr_manifests.reports import Status as Status
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 from zarr_manifests.texts import plain_text
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.chunk_map import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
+    from zarr_manifests.reports import ChunkSelection, PreloadedManifest, Status, Usage
 
 _SHOWN_LINES: Final = 10
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import batched, chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.moves import changed_nodes
-from zarr_manifests.planning.tables.sums import NOTHING, sum_of
+from zarr_manifests.planning.tables.sums import NOTHING, Amount, sum_of
 from zarr_manifests.progress import counted
-from zarr_manifests.reports import Amount, Status, Usage
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import Status, Usage
 
 _AT_ONCE: Final = 256
 _NAMED: Final = 3
@@ -28,6 +30,8 @@ _CHUNKS: Final = 100
 
 def status_of(contents: SessionView) -> Status:
     """The uncommitted changes; no chunk is read."""
+    from zarr_manifests.reports import Status  # rarely needed, and many classes
+
     with contents.lock:
         view, changes = contents.view, contents.changes.copy()
     nodes = contents.nodes()
@@ -82,6 +86,8 @@ def usage_of(contents: SessionView) -> Usage:
 
     No chunk is read. `progress` is told of how many of these.
     """
+    from zarr_manifests.reports import Usage  # rarely needed, and many classes
+
     nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
     calls = (partial(contents.chunks, node) for node in nodes)
     tables = chain.from_iterable(map(contents.context.runtime.parallel, batched(calls, _AT_ONCE)))

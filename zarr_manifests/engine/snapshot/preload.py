@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.objects.metadata import ObjectReader
@@ -35,8 +35,10 @@ from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import NodeFacts
 from zarr_manifests.planning.layout.preload_plan import Candidate, PreloadPlan, plan_preload
-from zarr_manifests.reports import PreloadedManifest
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import PreloadedManifest
 
 _LOG = logging.getLogger(__name__)
 _LANES: Final = 16  # of the threads that reads use too
@@ -99,6 +101,8 @@ class SnapshotPreload:
 
     def report(self) -> tuple[PreloadedManifest, ...]:
         """What has become of the planned fetches."""
+        from zarr_manifests.reports import PreloadedManifest  # rarely needed, and many classes
+
         plan = self._planned()
         with self._lock:
             # A thread of the parent may have held the future's lock when this child was forked.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,9 @@ from zarr_manifests.planning.tables.sums import (
     sum_of,
     sums_of,
 )
-from zarr_manifests.reports import Usage
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import Usage
 
 _LOOKED_THROUGH: Final = 16_384
 """Rows of deltas that are merged to look up a few chunks; more for more chunks."""
@@ -477,6 +479,8 @@ def _looked_up(
 
 def totals_of(view: SnapshotView) -> Usage:
     """The chunks and bytes of every array, as the snapshot counts them; nothing is fetched."""
+    from zarr_manifests.reports import Usage  # rarely needed, and many classes
+
     totals, changes = amounts_of(view), changes_of(view)
     nodes = {node.path: node for node in view.nodes.values()}
     alive = alive_amounts(totals, view.nodes.values())
