@@ -55,7 +55,8 @@ def test_no_secret_is_saved_in_the_url_of_a_container(place: str) -> None:
 
 
 def test_a_rule_sends_an_array_to_its_set_where_all_its_conditions_hold() -> None:
-    rules = (Rule("few", "/a", (5, 9), (0, 3)), Rule("any", "/c"))
+    # The first rule that matches wins, also over the last.
+    rules = (Rule("few", "/a", (5, 9), (0, 3)), Rule("any", "/c"), Rule("default", "/a", (5, 5)))
     planned = ChunkManifests((ManifestSet("few"), ManifestSet("any")), rules)
     for array, due in (
         (("/a", 5, 3), "few"),
