@@ -20,7 +20,6 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics, chunk_statistics
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
 from zarr_manifests.engine.edit.merge_forks import Owners
@@ -44,6 +43,7 @@ from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
+    from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
     from zarr_manifests.picturing.chunk_map import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
     from zarr_manifests.reports import ChunkSelection, PreloadedManifest, Status, Usage
@@ -657,7 +657,9 @@ class Session:
         1
         """
         if statistics:
-            return chunk_statistics(self._contents, path, box, cells, self._pin.branch)
+            from zarr_manifests.engine.edit import chunk_statistics as found  # rarely needed
+
+            return found.chunk_statistics(self._contents, path, box, cells, self._pin.branch)
         node, table = find_chunks(self._contents, path, box, cells)
         assert node.array is not None
         return ResolvedChunks.from_table(f"/{node.path}", len(node.array.shape), table)

@@ -17,7 +17,6 @@ from typing import Final
 
 from zarr_manifests.engine.history.ancestry import entries, starts
 from zarr_manifests.engine.history.by_id import snapshot_ref
-from zarr_manifests.engine.history.left_behind import floor_below, left_ids
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.entry_columns import HistoryEntries
@@ -108,6 +107,8 @@ def before(context: Context, root: Root, found: Found, shown: str, version: Vers
         return found
     head, floor = found.at.head, found.at.floor
     if found.branch is None:
+        from zarr_manifests.engine.history.left_behind import floor_below  # rarely needed
+
         floor = floor_below(context, root, head)
     seen, part = 0, None
     for part in entries(context, head, floor, back + 1):
@@ -143,6 +144,8 @@ def _by_short_id(context: Context, root: Root, text: str) -> Found:
     known = {*_known_ids(context, root)}
     found = sorted(name for name in known if named_by(text, name))
     if not found:
+        from zarr_manifests.engine.history.left_behind import left_ids  # rarely needed
+
         found = sorted(name for name in left_ids(context, root, known) if named_by(text, name))
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", ..." if len(found) > _LISTED else "")

@@ -22,7 +22,6 @@ from zarr_manifests.engine.history.by_id import snapshot_ref
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.history.find_version import Found, before, found_by_name
 from zarr_manifests.engine.history.follow import opened
-from zarr_manifests.engine.history.left_behind import find_kept, floor_below
 from zarr_manifests.engine.root.epochs import claim_branch
 from zarr_manifests.engine.root.roots import RootAt
 from zarr_manifests.engine.snapshot.context import Context
@@ -204,6 +203,8 @@ class Refs:
         found_at = self._in(root, version)
         start, floor = found_at.at, found_at.at.floor
         if found_at.branch is None:
+            from zarr_manifests.engine.history.left_behind import floor_below  # rarely needed
+
             floor = floor_below(context, root, start.head)
         found = entries(context, start.head, floor, most)
         whole = (_complete(context, part) for part in found)
@@ -375,6 +376,8 @@ class Refs:
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
             return replace(main, epoch=0)
+        from zarr_manifests.engine.history.left_behind import find_kept  # rarely needed
+
         ref, snapshot, floor = find_kept(self._context, root, snapshot_id)
         # An index holds for any branch; leaves it does not know are not used.
         return Branch(
