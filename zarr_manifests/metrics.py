@@ -7,15 +7,15 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
   `process_totals` is the sum over all meters, including those already garbage-collected.
 - Adding costs at most an uncontended lock.
 
-Where `opentelemetry-api` is installed, each field of `Metrics` is an observable counter, read when
-somebody collects. It is looked for once a process, when a repository is first opened, so that
-importing this package costs nothing.
+Where a process imports `opentelemetry.metrics`, each field of `Metrics` is an observable counter,
+read when somebody collects. Opening a repository looks for the import, but never imports it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -256,21 +256,19 @@ _UNITS = {"bytes": "By", "requests": "{request}", "refs": "{ref}", "files": "{fi
 
 class _Connection:
     lock = ForkSafeLock()
-    tried = False
+    made = False
 
 
 def connect() -> None:
-    """Offer the counts to OpenTelemetry, if it is there and they are not offered yet."""
-    if _Connection.tried:
+    """Offer the counts to OpenTelemetry, if it was imported and they are not offered yet."""
+    if _Connection.made or "opentelemetry.metrics" not in sys.modules:
         return
     with _Connection.lock:
-        if _Connection.tried:
+        if _Connection.made:
             return
-        _Connection.tried = True
-        try:
-            from opentelemetry import metrics
-        except ImportError:
-            return
+        _Connection.made = True
+        from opentelemetry import metrics
+
         meter = metrics.get_meter("zarr_manifests")
         for field in fields(Metrics):
             meter.create_observable_counter(
