@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.spark import explain_pruning, read
+from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.worker import partition_batches
@@ -80,7 +81,23 @@ def rows(job: Job) -> pa.Table:
     """The rows of all tasks, as a worker makes them."""
     exact = pa.schema([(column.name, column.arrow) for column in job.columns])
     batches = [each for task in range(job.tasks) for each in partition_batches(job, task)]
-    return pa.Table.from_batches(batches, exact)
+    found = pa.Table.from_batches(batches, exact)
+    if job.variables and job.tasks:
+        assert list(map(str, spread(job))) == [str((*row.values(),)) for row in found.to_pylist()]
+    return found
+
+
+def spread(job: Job) -> Iterator[tuple[Any, ...]]:
+    """The same rows in the same order, from the lines of cells that Spark makes rows of."""
+    for task in range(job.tasks):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker, "ROW_CELLS", 12)
+            lines = list(worker.run_lines(job, [pa.record_batch({"id": [task]})]))
+        for row in (row for batch in lines for row in batch.to_pylist()):
+            *outer, inner = [*row.values()][: len(job.dimensions)]
+            values = zip(*[*row.values()][len(job.dimensions) :], strict=True)
+            labels = zip(*outer, strict=True) if outer else [()]
+            yield from ((*line, label, *next(values)) for line in labels for label in inner)
 
 
 def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:

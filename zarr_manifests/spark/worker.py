@@ -1,4 +1,4 @@
-"""What a task does: read the chunks of its boxes, and return them as rows.
+"""What a task does: read the chunks of its boxes, and return rows, or lines that become rows.
 
 It runs in Spark's Python workers. A worker serves many tasks and keeps what it has opened, so it
 opens a repository and reads coordinates once per snapshot. Memory is bounded by what one task holds
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from itertools import count
 from operator import sub
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
+ROW_CELLS: Final = 8 * 1024
+"""The most cells in a row of lines, if a line is not longer: Spark makes rows of all at once."""
 BLOCK_BYTES: Final = 32 * 1024**2
 BLOCK_CHUNKS: Final = 64 * 1024
 
@@ -67,6 +69,13 @@ def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
     and converts nothing.
     """
     for table in _rows(job, (number for batch in tasks for number in batch[0].to_pylist())):
+        yield from table.to_batches()
+
+
+def run_lines(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows as `run_arrow`, many cells in each row: see `Cells.lines`."""
+    numbers = (number for batch in tasks for number in batch[0].to_pylist())
+    for table in _rows(job, numbers, Cells.lines):
         yield from table.to_batches()
 
 
@@ -105,12 +114,65 @@ class JobReader(DataSourceReader):
         return iter(()) if number is None else partition_batches(self._job, number)
 
 
-def _rows(job: Job, numbers: Iterable[int]) -> Iterator[pa.Table]:
+class Cells(NamedTuple):
+    """Cells of a box, in C order: labels along each axis, which cells (None: all), and values."""
+
+    along: list[pa.Array]
+    numbers: IndexArray | None
+    values: list[pa.Array]
+
+    def rows(self) -> list[pa.Array]:
+        """The columns of one row for each cell."""
+        shape = tuple(map(len, self.along))
+        if self.numbers is None:
+            at = [_pattern(shape, axis) for axis in range(len(shape))]
+        else:
+            at = [plain_arrow(each) for each in np.unravel_index(self.numbers, shape)]
+        return [*(each.take(of) for each, of in zip(self.along, at, strict=True)), *self.values]
+
+    def lines(self) -> list[pa.Array]:
+        """The columns of few rows of lists: outer labels, by line; those along a line; and values.
+
+        A line has the cells along the last axis, and all lines of a row have the same of them. So
+        labels are there once, where a row for each cell would repeat them.
+        """
+        *outer, inner = self.along
+        shape = tuple(map(len, outer))
+        if self.numbers is None:
+            at = [_pattern(shape, axis) for axis in range(len(outer))]
+            lines, length = math.prod(shape), len(inner)
+            line = np.append(np.arange(0, lines, max(ROW_CELLS // length, 1)), lines)
+            place, cell = np.tile(np.arange(length), len(line) - 1), line * length
+            along = np.arange(len(line)) * length
+        else:
+            of, place = np.divmod(self.numbers, len(inner))
+            first = np.flatnonzero(np.diff(of, prepend=-1))
+            at = [plain_arrow(each) for each in np.unravel_index(of[first], shape or (1,))]
+            line, along = np.arange(len(first) + 1), np.append(first, len(of))
+            cell = along
+        columns = [each.take(where) for each, where in zip(outer, at, strict=False)]
+        columns += [inner.take(plain_arrow(place)), *self.values]
+        ends = [line] * len(outer) + [along] + [cell] * len(self.values)
+        return [
+            pa.ListArray.from_arrays(plain_arrow(end.astype(np.int32)), column)
+            for end, column in zip(ends, columns, strict=True)
+        ]
+
+
+def _rows(
+    job: Job,
+    numbers: Iterable[int],
+    form: Callable[[Cells], list[pa.Array]] = Cells.rows,
+) -> Iterator[pa.Table]:
     with briefly():
         if job.lease is not None:
             job.lease.renew()
         boxes = (box for number in numbers for box in job.boxes(number))
-        made = _chunk_rows(job, boxes) if job.options.layout == "chunk" else _pieces(job, boxes)
+        if job.options.layout == "chunk":
+            made = _chunk_rows(job, boxes)
+        else:
+            names = [column.name for column in job.columns]
+            made = (pa.table(form(cells), names) for cells in _cells(job, boxes))
         yield from batches(made)
 
 
@@ -139,8 +201,8 @@ def _split(table: pa.Table) -> Iterator[pa.Table]:
     yield from _split(table.slice(half))
 
 
-def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
-    """Yield the rows of boxes, in tables of at most `BATCH_ROWS` rows."""
+def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
+    """Yield the cells of boxes, at most `BATCH_ROWS` at a time."""
     source, coordinates = _open(job)
     held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
@@ -151,7 +213,7 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             places = [axis.positions() for axis in axes]
             stored = [_taken(each, axes, block).reshape(-1) for each in stored]
         else:
-            places = list(block.unravel(cells).T)
+            places = [np.arange(*side) for side in zip(block.lo, block.hi, strict=True)]
             stored = [each.reshape(-1)[cells] for each in stored]
         values = [
             source.decode(column.name, each, column.recipe)
@@ -161,17 +223,15 @@ def _pieces(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             place if column.name not in coordinates else coordinates[column.name].take(place)
             for column, place in zip(job.dimensions, map(plain_arrow, places), strict=True)
         ]
-        # The inner coordinates of most slabs are the same.
-        spread = lru_cache(16)(partial(_spread, along))
         start = 0
         for slab in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
-            shape = tuple(hi - lo for lo, hi in slab)
-            stop = start + math.prod(shape)
-            if cells is None:
-                rows = [spread(axis, shape, lo) for axis, (lo, _) in enumerate(slab)]
+            stop = start + math.prod(hi - lo for lo, hi in slab)
+            here = [each[start:stop] for each in values]
+            if cells is not None:
+                yield _due(job, along, cells[start:stop], here)
             else:
-                rows = [each.slice(start, stop - start) for each in along]
-            yield _table(job, rows, [each[start:stop] for each in values])
+                sides = zip(along, slab, strict=True)
+                yield _due(job, [each.slice(lo, hi - lo) for each, (lo, hi) in sides], None, here)
             start = stop
 
 
@@ -190,11 +250,6 @@ def _slabs(shape: Coords) -> Iterator[tuple[tuple[int, int], ...]]:
         for lo in range(0, shape[axis - 1], step):
             one = [(at, at + 1) for at in outer]
             yield (*one, (lo, min(lo + step, shape[axis - 1])), *whole[axis:])
-
-
-def _spread(along: list[pa.Array], axis: int, shape: Coords, lo: int) -> pa.Array:
-    """A coordinate's values from `lo` on for the cells of a slab in C order."""
-    return along[axis].slice(lo, shape[axis]).take(_pattern(shape, axis))
 
 
 @lru_cache(maxsize=32)
@@ -331,25 +386,29 @@ def _taken(values: npt.NDArray[Any], axes: tuple[Axis, ...], block: Box) -> npt.
     return values
 
 
-def _table(job: Job, along: list[pa.Array], values: list[npt.NDArray[Any]]) -> pa.Table:
-    """The rows of cells with these coordinates and values."""
+def _due(
+    job: Job, along: list[pa.Array], numbers: IndexArray | None, values: list[npt.NDArray[Any]]
+) -> Cells:
+    """The cells among these that the read keeps, by their values."""
     null = job.options.nan != "keep"
-    cells = [
-        to_arrow(each, column, nan_is_null=null)
-        for column, each in zip(job.variables, values, strict=True)
-    ]
-    names = [column.name for column in (*job.dimensions, *job.variables)]
-    table = pa.Table.from_arrays([*along, *cells], names)
-    due = np.ones(len(table), np.bool_)
+    due = None
     if job.options.nan == "drop" and values:
-        due &= ~np.logical_and.reduce([comparable(each)[1] for each in values])
+        due = ~np.logical_and.reduce([comparable(each)[1] for each in values])
     decoded = {column.name: each for column, each in zip(job.variables, values, strict=True)}
     for comparison in job.where.comparisons if job.where else ():
         # The others choose positions along dimensions, which are all that is read.
         if comparison.column in decoded:
             how: Any = {"zone": zone_of(job.facts.time_zone), "nan_is_null": null}
-            due &= matching_cells(comparison, decoded[comparison.column], **how)
-    return table if due.all() else table.filter(plain_arrow(due))
+            matching = matching_cells(comparison, decoded[comparison.column], **how)
+            due = matching if due is None else due & matching
+    if due is not None and not due.all():
+        numbers = np.flatnonzero(due) if numbers is None else numbers[due]
+        values = [each[due] for each in values]
+    cells = [
+        to_arrow(each, column, nan_is_null=null)
+        for column, each in zip(job.variables, values, strict=True)
+    ]
+    return Cells(along, numbers, cells)
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
