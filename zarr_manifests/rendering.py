@@ -23,7 +23,8 @@ _MOST_CHARS: Final = 300
 _WIDTH: Final = 160
 _SHOWN: Final = 4
 _HTML: Final = (
-    '<pre style="line-height:1.4;overflow:auto;max-height:40em;white-space:pre">{code}</pre>'
+    '<pre style="font-family:monospace;line-height:1.4;overflow:auto;max-height:40em;'
+    'white-space:pre">{code}</pre>'
 )
 
 
@@ -31,7 +32,9 @@ class PlainConsole(Console):
     """A console that draws any text literally, in tables too."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, **options)
+        # In a notebook, a console shows what it prints, besides what the value shows there.
+        plain: Any = {"highlight": False, "markup": False, "emoji": False, "force_jupyter": False}
+        super().__init__(**plain, **options)
 
     def render_str(self, text: str, *args: Any, **options: Any) -> Text:
         """The text with control characters escaped."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
 import zarr
 
 import zarr_manifests as zm
@@ -100,3 +102,13 @@ def test_what_is_long_is_cut_and_says_so() -> None:
     assert "... and 4,800 more" in found.text
     assert "arrays (5,000)" in found.text
     assert "x" * 400 not in shown(reports.StatisticsReport("x" * 10_000, 1, 1, 0)).text
+
+
+def test_a_value_is_shown_once_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There, a console of rich shows what it draws by itself."""
+    notebook = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", notebook, raising=False)
+    shown(zm.create(MemoryStorage()))
+    assert capsys.readouterr().out == ""
