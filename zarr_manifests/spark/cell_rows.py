@@ -209,17 +209,16 @@ def _in_lines(job: Job) -> bool:
 
 def _cells_of(lines: DataFrame, job: Job) -> DataFrame:
     """A row for each cell of `Cells.lines`."""
-    *outer, inner = lines.columns[: len(job.dimensions)]
-    line = f.lit(0)
-    if outer:
-        lines = lines.select("*", f.posexplode(outer[0]).alias("line", "first"))
-        line = f.col("line")
-    lines = lines.select("*", f.posexplode(inner).alias("place", "label"))
-    cell = line * f.size(inner) + f.col("place")
-    values = [f.get(each, cell) for each in lines.columns[len(job.dimensions) : len(job.columns)]]
-    found = [*(f.get(each, line) for each in outer), f.col("label"), *values]
-    columns = zip(found, job.columns, strict=True)
-    return lines.select([each.alias(c.name, metadata=dict(c.metadata)) for each, c in columns])
+    dims, count = len(job.dimensions), len(job.columns)
+    inner, first = f"c{dims - 1}", f"c{dims}"
+    line, place = f"CAST(cell DIV size({inner}) AS INT)", f"cell % size({inner})"
+    found = [*(f"get(c{n}, {line})" for n in range(dims - 1)), f"get({inner}, {place})", "value"]
+    found += [f"get(c{n}, cell)" for n in range(dims + 1, count)]
+    columns = [
+        f.expr(text).alias(column.name, metadata=dict(column.metadata))
+        for text, column in zip(found, job.columns, strict=True)
+    ]
+    return lines.selectExpr("*", f"posexplode({first}) AS (cell, value)").select(columns)
 
 
 # --- what a read leaves out ----------------------------------------------------------------------
