@@ -94,10 +94,11 @@ def spread(job: Job) -> Iterator[tuple[Any, ...]]:
             patch.setattr(worker, "ROW_CELLS", 12)
             lines = list(worker.run_lines(job, [pa.record_batch({"id": [task]})]))
         for row in (row for batch in lines for row in batch.to_pylist()):
-            *outer, inner = [*row.values()][: len(job.dimensions)]
-            values = zip(*[*row.values()][len(job.dimensions) :], strict=True)
-            labels = zip(*outer, strict=True) if outer else [()]
-            yield from ((*line, label, *next(values)) for line in labels for label in inner)
+            *lists, length = row.values()
+            *outer, inner = lists[: len(job.dimensions)]
+            for cell, values in enumerate(zip(*lists[len(job.dimensions) :], strict=True)):
+                line, place = divmod(cell, length)
+                yield *(labels[line] for labels in outer), inner[place], *values
 
 
 def sorted_rows(table: pa.Table) -> list[tuple[Any, ...]]:

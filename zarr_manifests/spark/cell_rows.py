@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pyarrow.types import is_binary, is_string
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, StructField, StructType
+from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
@@ -191,6 +191,7 @@ def rows(spark: SparkSession, job: Job) -> DataFrame:
     if in_lines:  # numbered, as names may be alike but for case, or have dots
         lists = [ArrayType(field.dataType) for field in schema]
         schema = StructType([StructField(f"c{n}", kind) for n, kind in enumerate(lists)])
+        schema.add("length", IntegerType())
     # As many partitions as numbers, so that each task gets one.
     found = mapped(spark.range(0, job.tasks, 1, job.tasks), task, schema, engine)
     return _cells_of(found, job) if in_lines else found
@@ -210,15 +211,13 @@ def _in_lines(job: Job) -> bool:
 def _cells_of(lines: DataFrame, job: Job) -> DataFrame:
     """A row for each cell of `Cells.lines`."""
     dims, count = len(job.dimensions), len(job.columns)
-    inner, first = f"c{dims - 1}", f"c{dims}"
-    line, place = f"CAST(cell DIV size({inner}) AS INT)", f"cell % size({inner})"
-    found = [*(f"get(c{n}, {line})" for n in range(dims - 1)), f"get({inner}, {place})", "value"]
-    found += [f"get(c{n}, cell)" for n in range(dims + 1, count)]
+    found = [*(f"c{n}[cell DIV length]" for n in range(dims - 1)), f"c{dims - 1}[cell % length]"]
+    found += ["value", *(f"c{n}[cell]" for n in range(dims + 1, count))]
     columns = [
         f.expr(text).alias(column.name, metadata=dict(column.metadata))
         for text, column in zip(found, job.columns, strict=True)
     ]
-    return lines.selectExpr("*", f"posexplode({first}) AS (cell, value)").select(columns)
+    return lines.selectExpr("*", f"posexplode(c{dims}) AS (cell, value)").select(columns)
 
 
 # --- what a read leaves out ----------------------------------------------------------------------

@@ -121,17 +121,18 @@ class Cells(NamedTuple):
     numbers: IndexArray | None
     values: list[pa.Array]
 
-    def rows(self) -> list[pa.Array]:
-        """The columns of one row for each cell."""
+    def rows(self, names: list[str]) -> pa.Table:
+        """One row for each cell."""
         shape = tuple(map(len, self.along))
         if self.numbers is None:
             at = [_pattern(shape, axis) for axis in range(len(shape))]
         else:
             at = [plain_arrow(each) for each in np.unravel_index(self.numbers, shape)]
-        return [*(each.take(of) for each, of in zip(self.along, at, strict=True)), *self.values]
+        along = [each.take(of) for each, of in zip(self.along, at, strict=True)]
+        return pa.table([*along, *self.values], names)
 
-    def lines(self) -> list[pa.Array]:
-        """The columns of few rows of lists: outer labels, by line; those along a line; and values.
+    def lines(self, names: list[str]) -> pa.Table:
+        """Few rows of lists: outer labels, by line; those along a line; values; a line's length.
 
         A line has the cells along the last axis, and all lines of a row have the same of them. So
         labels are there once, where a row for each cell would repeat them.
@@ -140,10 +141,10 @@ class Cells(NamedTuple):
         shape = tuple(map(len, outer))
         if self.numbers is None:
             at = [_pattern(shape, axis) for axis in range(len(outer))]
-            lines, length = math.prod(shape), len(inner)
-            line = np.append(np.arange(0, lines, max(ROW_CELLS // length, 1)), lines)
-            place, cell = np.tile(np.arange(length), len(line) - 1), line * length
-            along = np.arange(len(line)) * length
+            lines, inside = math.prod(shape), len(inner)
+            line = np.append(np.arange(0, lines, max(ROW_CELLS // inside, 1)), lines)
+            place, cell = np.tile(np.arange(inside), len(line) - 1), line * inside
+            along = np.arange(len(line)) * inside
         else:
             of, place = np.divmod(self.numbers, len(inner))
             first = np.flatnonzero(np.diff(of, prepend=-1))
@@ -153,16 +154,18 @@ class Cells(NamedTuple):
         columns = [each.take(where) for each, where in zip(outer, at, strict=False)]
         columns += [inner.take(plain_arrow(place)), *self.values]
         ends = [line] * len(outer) + [along] + [cell] * len(self.values)
-        return [
+        lists = [
             pa.ListArray.from_arrays(plain_arrow(end.astype(np.int32)), column)
             for end, column in zip(ends, columns, strict=True)
         ]
+        length = plain_arrow(np.diff(along).astype(np.int32))
+        return pa.table([*lists, length], [*names, "length"])
 
 
 def _rows(
     job: Job,
     numbers: Iterable[int],
-    form: Callable[[Cells], list[pa.Array]] = Cells.rows,
+    form: Callable[[Cells, list[str]], pa.Table] = Cells.rows,
 ) -> Iterator[pa.Table]:
     with briefly():
         if job.lease is not None:
@@ -172,7 +175,7 @@ def _rows(
             made = _chunk_rows(job, boxes)
         else:
             names = [column.name for column in job.columns]
-            made = (pa.table(form(cells), names) for cells in _cells(job, boxes))
+            made = (form(cells, names) for cells in _cells(job, boxes))
         yield from batches(made)
 
 
