@@ -13,7 +13,7 @@ import xarray as xr
 
 import zarr_manifests as zm
 
-PAGE = (Path(__file__).parents[2] / "docs/guide/daily-job.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/guide/write-and-append.md").read_text("utf-8")
 AGAIN = 75
 DAYS = ["2024-01-30", "2024-01-31", "2024-02-01", "2024-02-02", "2024-02-03"]
 
@@ -27,9 +27,8 @@ class Job:
 
     def start(self, *changes: tuple[str, str]) -> subprocess.Popen[bytes]:
         """Run the script, of which some texts are changed."""
-        found = re.search(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-        assert found
-        code = found[1]
+        blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+        (code,) = (block for block in blocks if "def fetch" in block)
         arrived = ("def fetch", f"ARRIVED = date.fromisoformat({DAYS[-1]!r})\n\n\ndef fetch")
         for old, new in (arrived, *changes):
             assert code.count(old) == 1

@@ -17,8 +17,8 @@ from zarr.abc.store import Store
 import zarr_manifests as zm
 from zarr_manifests.store import ManifestStore
 
-PAGE = Path(__file__).parents[2] / "docs/guide/moving-in.md"
-SECTION = PAGE.read_text("utf-8").partition("\n## icechunk's names\n")[2]
+PAGE = Path(__file__).parents[2] / "docs/icechunk-names.md"
+SECTION = PAGE.read_text("utf-8")
 ABBREVIATED = {
     "repo": zm.Repository,
     "session": zm.Session,

@@ -7,7 +7,7 @@ run it. If a schema is given, Spark makes the data source only when a query runs
 would be that of the query; so none may be given.
 
 Filters are not pushed down: Spark keeps one plan for each relation, so a filter of one query would
-take rows from another (`docs/adr/0035-pruning-is-asked-for.md`).
+take rows from another (decision 18 in `docs/adr`).
 
 A write's tasks get rows in any order, and cannot know where new labels go. So each task spools its
 rows as they are, in a fork of a session that never commits, and reports where they are. The commit
