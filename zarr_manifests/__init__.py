@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zarr_manifests import errors as errors
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
-    from zarr_manifests.bulk.pipeline import tune_zarr
+    from zarr_manifests.bulk import tune_zarr
     from zarr_manifests.config.repository_config import Config
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
@@ -68,7 +68,7 @@ _HOMES: Final = {
     "rewrite_chunks": "rewriting",
     "show_progress": "progress",
     "to_session": "xarray",
-    "tune_zarr": "bulk.pipeline",
+    "tune_zarr": "bulk",
     "write": "xarray",
 }
 """The modules of the names."""

@@ -29,8 +29,7 @@ import numpy.typing as npt
 import zarr
 from xarray.backends.common import ArrayWriter
 
-from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.here import write_here
+from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive

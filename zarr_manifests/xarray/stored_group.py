@@ -30,8 +30,7 @@ from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.here import read_here
+from zarr_manifests.bulk import read_here, use_bulk
 from zarr_manifests.display import fields_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.errors import InvalidArgumentError
