@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
     from zarr_manifests.bulk import tune_zarr
-    from zarr_manifests.config.repository_config import Config
+    from zarr_manifests.config import Config
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
     from zarr_manifests.repositories import create, exists, open, recover  # noqa: A004
@@ -54,7 +54,7 @@ _MODULES: Final = ("bulk", "errors", "storage", "virtual")
 _HOMES: Final = {
     "Fork": "session",
     "Repository": "repository",
-    "Config": "config.repository_config",
+    "Config": "config",
     "Session": "session",
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 import zarr_manifests
-from zarr_manifests.cli.console import ReaderGoneError, write_error
+from zarr_manifests.cli.verbs import ReaderGoneError, write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 _USAGE: Final[Any] = typer.BadParameter.__mro__[1]

@@ -10,9 +10,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import typer
 
-from zarr_manifests.cli.arguments import Pairs, Repo, pairs, verb
-from zarr_manifests.cli.console import Told, say, styled, write_error
 from zarr_manifests.cli.looking import value_text
+from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, say, styled, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text

@@ -10,8 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import zarr_manifests as zm
-from zarr_manifests.cli.arguments import Pairs, Repo, open_at, storage_options, verb
-from zarr_manifests.cli.console import Told
+from zarr_manifests.cli.verbs import Pairs, Repo, Told, open_at, storage_options, verb
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.versions import is_short_id
@@ -265,7 +264,7 @@ def run_clean(
 
 
 def _duration(text: str) -> timedelta:
-    from zarr_manifests.config.repository_config import duration_of
+    from zarr_manifests.config import duration_of
 
     try:
         found = timedelta(0) if text.strip() == "0" else duration_of(text)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
-from zarr_manifests.cli.console import Told, console, styled
+from zarr_manifests.cli.verbs import Repo, Told, TrustingRepo, console, styled, verb
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table, more

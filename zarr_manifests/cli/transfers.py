@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import zarr_manifests as zm
-from zarr_manifests.cli.arguments import Pairs, Repo, TrustingRepo, pairs, storage_options, verb
-from zarr_manifests.cli.console import Told, console, say
+from zarr_manifests.cli.verbs import (
+    Pairs,
+    Repo,
+    Told,
+    TrustingRepo,
+    console,
+    pairs,
+    say,
+    storage_options,
+    verb,
+)
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.texts import count_text, plain_text

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.picturing.chunk_map import ChunkMap, Folding, axis_name
+from zarr_manifests.picturing import ChunkMap, Folding, axis_name
 from zarr_manifests.picturing.graph import GraphRow, lane_color, width_of
 from zarr_manifests.texts import bytes_text, plain_text
 from zarr_manifests.versions import short_ids

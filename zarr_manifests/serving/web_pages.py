@@ -30,7 +30,7 @@ from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpired
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
-from zarr_manifests.picturing.chunk_map import ChunkMap, as_table
+from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
 from zarr_manifests.report import plain
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from zarr_manifests.config.repository_config import duration_of
+from zarr_manifests.config import duration_of
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.storage.url import parse_options
 from zarr_manifests.texts import hyphened, known_as, shown

@@ -24,7 +24,7 @@ import zarr
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.selecting.chunks_where import decoded
+from zarr_manifests.selecting import decoded
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 

@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         "values-of-options-are-in-errors",
-        "cli/arguments.py",
+        "cli/verbs.py",
         'raise InvalidArgumentError(f"{option} takes name=value, and each name once")',
         'raise InvalidArgumentError(f"{option} takes name=value, and each name once, not {one}")',
     ),
