@@ -249,7 +249,10 @@ def duration_of(text: str) -> timedelta | None:
     (datetime.timedelta(days=1, seconds=43200), None)
     """
     found = re.fullmatch(_DURATION, text.strip(), re.ASCII)
-    return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
+    try:
+        return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
+    except OverflowError:
+        return None
 
 
 class _Duration(Kind):
@@ -258,10 +261,7 @@ class _Duration(Kind):
     schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{_DURATION}$"}
 
     def read(self, given: Any, faults: Faults) -> Any:
-        try:
-            age = duration_of(given) if isinstance(given, str) else given
-        except OverflowError:
-            age = None
+        age = duration_of(given) if isinstance(given, str) else given
         if not isinstance(age, timedelta) or not timedelta(0) <= age <= _MOST or age.microseconds:
             expected = f"a time of whole seconds up to {_MOST.days}d, such as 30d, 24h or 10m"
             faults(f"expected {expected}, got {shown(given)}")

@@ -98,10 +98,7 @@ def _flag(value: str) -> bool:
 
 
 def _duration(value: str, advice: str = "") -> timedelta:
-    try:
-        found = duration_of(value)
-    except ValueError:
-        found = None
+    found = duration_of(value)
     if not found:
         raise ValueError(f"expected a duration such as 90s, 36h or 7d{advice}")
     return found

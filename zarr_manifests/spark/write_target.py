@@ -19,7 +19,7 @@ import xarray as xr
 import zarr
 from xarray.coding.strings import create_vlen_dtype
 
-from zarr_manifests.display import fields_of
+from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import join, split
@@ -489,7 +489,7 @@ def _create(
 def _attributes(session: Session, group: str) -> dict[str, Any]:
     """The attributes of the group; xarray would replace them."""
     node = contents_of(session.store).node(group.strip("/"))
-    return {} if node is None else dict(fields_of(node).get("attributes") or {})
+    return {} if node is None else attributes_of(node)
 
 
 def _check_template(template: Any, names: Sequence[str]) -> None:
