@@ -7,8 +7,9 @@ Names are imported when they are used: `import zarr_manifests` alone loads neith
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests import bulk as bulk
@@ -72,6 +73,7 @@ _HOMES: Final = {
     "write": "xarray",
 }
 """The modules of the names."""
+_found = on_demand(__name__, *_MODULES, **_HOMES)
 
 
 def _accessor(vds: Any) -> Any:
@@ -90,12 +92,7 @@ def _offer_accessor() -> None:
 
 def __getattr__(name: str) -> Any:
     _offer_accessor()
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
+    globals()[name] = found = _found(name)
     return found
 
 

@@ -42,6 +42,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
+from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import in_box, rows_at
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
@@ -265,13 +266,8 @@ class _WhereArray:
         is_v2 = V3_DOCUMENT not in node.documents and V2_ARRAY in node.documents
         if stored.dtype.kind not in "biuf" or not (is_v2 or _CF & attributes_of(node).keys()):
             return stored
-        try:
-            like = self._opened.open_store_variable(node.path.rpartition("/")[2])
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"/{node.path} has CF attributes, which xarray decodes: "
-                "pip install 'zarr-manifests[xarray]'"
-            ) from error
+        need(f"/{node.path}, which has CF attributes,", "xarray", "xarray")
+        like = self._opened.open_store_variable(node.path.rpartition("/")[2])
         return decoded(f"/{node.path}", stored, like.attrs, decode_times=self._decode_times)
 
     @cached_property

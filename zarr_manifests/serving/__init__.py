@@ -7,15 +7,9 @@ requests take is bounded, however many there are and however large the chunks.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from zarr_manifests.ondemand import need
 
-for _package in ("starlette", "uvicorn", "jinja2", "xarray"):
-    if find_spec(_package) is None:
-        raise ImportError(
-            f"zarr_manifests.serving needs {_package}, which is not installed here; "
-            'get all it needs with: pip install "zarr-manifests[serve]"',
-            name=_package,
-        )
+need(__name__, "serve", "starlette", "uvicorn", "jinja2", "xarray")
 
 from zarr_manifests.serving.application import create_app  # noqa: E402 - after the check above
 
