@@ -81,9 +81,10 @@ class _Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ManifestsError as error:
+        except (ManifestsError, ImportError) as error:  # of a package that an extra brings
             write_error(error)
-            raise typer.Exit(2 if isinstance(error, InvalidArgumentError) else 1) from error
+            wrong = isinstance(error, InvalidArgumentError | ImportError)
+            raise typer.Exit(2 if wrong else 1) from error
         except _USAGE as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
                 raise
