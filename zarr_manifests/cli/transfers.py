@@ -120,7 +120,7 @@ def run_serve(
         Let web pages of this origin read, such as https://viewer.example, or * for all; may be
         given several times.
     """
-    from zarr_manifests.serving.application import serve
+    from zarr_manifests.serving import serve
 
     def started(at: str) -> None:
         say(f"serving {plain_text(repo.storage.url)} at {at}/")
