@@ -7,16 +7,17 @@ Names are imported when they are used: `import zarr_manifests` alone loads neith
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests import bulk as bulk
     from zarr_manifests import errors as errors
     from zarr_manifests import storage as storage
     from zarr_manifests import virtual as virtual
-    from zarr_manifests.bulk.pipeline import tune_zarr
-    from zarr_manifests.config.repository_config import Config
+    from zarr_manifests.bulk import tune_zarr
+    from zarr_manifests.config import Config
     from zarr_manifests.moving import clone, export
     from zarr_manifests.planning.conflict.transactions import Txn
     from zarr_manifests.repositories import create, exists, open, recover  # noqa: A004
@@ -54,7 +55,7 @@ _MODULES: Final = ("bulk", "errors", "storage", "virtual")
 _HOMES: Final = {
     "Fork": "session",
     "Repository": "repository",
-    "Config": "config.repository_config",
+    "Config": "config",
     "Session": "session",
     "Txn": "planning.conflict.transactions",
     "VirtualContainer": "virtual.containers",
@@ -68,10 +69,11 @@ _HOMES: Final = {
     "rewrite_chunks": "rewriting",
     "show_progress": "progress",
     "to_session": "xarray",
-    "tune_zarr": "bulk.pipeline",
+    "tune_zarr": "bulk",
     "write": "xarray",
 }
 """The modules of the names."""
+_found = on_demand(__name__, *_MODULES, **_HOMES)
 
 
 def _accessor(vds: Any) -> Any:
@@ -90,12 +92,7 @@ def _offer_accessor() -> None:
 
 def __getattr__(name: str) -> Any:
     _offer_accessor()
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
+    globals()[name] = found = _found(name)
     return found
 
 

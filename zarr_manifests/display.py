@@ -121,6 +121,12 @@ def fields_of(node: Node) -> Mapping[str, Any]:
     }
 
 
+def attributes_of(node: Node) -> dict[str, Any]:
+    """The attributes of a group or an array; none if they are no map."""
+    found = fields_of(node).get("attributes")
+    return found if isinstance(found, dict) else {}
+
+
 def html_page(
     title: str, facts: Sequence[tuple[str, str]], nodes: Mapping[str, Node] | None = None
 ) -> str:

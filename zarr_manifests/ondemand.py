@@ -1,9 +1,10 @@
-"""Packages that import their modules when these are first used."""
+"""Modules that are imported when they are first used, and packages that may not be installed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -36,3 +37,34 @@ def on_demand(package: str, *modules: str, **names: str) -> Callable[[str], Any]
         return import_module(f"{package}.{name}")
 
     return attribute
+
+
+def need(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs a package that is not installed.
+
+    Parameters
+    ----------
+    what : str
+        What needs the packages.
+    extra : str
+        The extra of this package that brings them.
+    *packages : str
+        Their names.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If one is not installed; it says how to get it.
+
+    Examples
+    --------
+    >>> from zarr_manifests.ondemand import need
+    >>> need("plot()", "plot", "numpy")  # which is installed
+    """
+    for name in packages:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(
+                f"{what} needs {name}, which is not installed here; get all it needs with: "
+                f'pip install "zarr-manifests[{extra}]"',
+                name=name,
+            )

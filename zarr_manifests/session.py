@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests import selecting
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
@@ -44,7 +43,7 @@ from zarr_manifests.texts import plain_text
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
-    from zarr_manifests.picturing.chunk_map import ChunkMap
+    from zarr_manifests.picturing import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
     from zarr_manifests.reports import ChunkSelection, PreloadedManifest, Status, Usage
 
@@ -790,7 +789,9 @@ class Session:
         >>> found.boxes.tolist(), found.cells
         ([[[2], [3]]], ((slice(4, 6, None),),))
         """
-        return selecting.chunks_where.chunks_where(
+        from zarr_manifests.selecting import chunks_where
+
+        return chunks_where(
             self.store,
             path,
             where,

@@ -22,8 +22,7 @@ import zarr_manifests as zm
 from effort import examples
 from storages import LatencyStorage
 from zarr_arrays import TYPES, array_options, some_values
-from zarr_manifests.bulk import reading, use_bulk, writing
-from zarr_manifests.bulk.pipeline import BulkCodecPipeline
+from zarr_manifests.bulk import BulkCodecPipeline, batch, use_bulk, writing
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -115,7 +114,7 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
     array = bulk(session.store)
     with pytest.MonkeyPatch.context() as patch:
         large = draw(st.sampled_from([0, 1 << 16]))
-        patch.setattr(reading, "LARGE_BYTES", large)
+        patch.setattr(batch, "LARGE_BYTES", large)
         patch.setattr(writing, "LARGE_BYTES", large)
         for _ in range(draw(st.integers(0, 3))):
             how, part = _selection(draw, judge.shape, unique=True)
@@ -190,7 +189,7 @@ def test_a_damaged_chunk_raises_and_leaves_nothing_of_it(part: Any, far: bool) -
 def test_a_chunk_that_is_read_into_the_output_leaves_nothing_if_it_is_not_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
-    monkeypatch.setattr(reading, "LARGE_BYTES", 1)
+    monkeypatch.setattr(batch, "LARGE_BYTES", 1)
     storage = LocalStorage(tmp_path)
     repository, values = filled(storage, (20, 6), (2, 6), **{"pack-chunk-bytes": 0})
     array = bulk(repository.readonly_session().store)

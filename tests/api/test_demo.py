@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import zarr_manifests as zm
-import zarr_manifests.serving.application
+import zarr_manifests.serving
 import zarr_manifests.spark
 from zarr_manifests.cli import app
 from zarr_manifests.demo import MARKER, CheckFailedError, check_means, claim, open_winds

@@ -24,8 +24,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
 from storages import Call, InterruptingStorage, LatencyStorage, WrappedStorage
-from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.here import write_here
+from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.errors import SessionClosedError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage

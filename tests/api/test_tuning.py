@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from zarr_manifests.bulk.pipeline import BulkCodecPipeline
+from zarr_manifests.bulk import BulkCodecPipeline
 from zarr_manifests.errors import InvalidArgumentError
 
 

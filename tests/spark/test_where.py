@@ -92,7 +92,7 @@ def spread(job: Job) -> Iterator[tuple[Any, ...]]:
     for task in range(job.tasks):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(worker, "ROW_CELLS", 12)
-            lines = list(worker.run_lines(job, [pa.record_batch({"id": [task]})]))
+            lines = list(worker.run_arrow(job, [pa.record_batch({"id": [task]})], in_lines=True))
         for row in (row for batch in lines for row in batch.to_pylist()):
             *lists, length = row.values()
             *outer, inner = lists[: len(job.dimensions)]

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from zarr.core.buffer.cpu import NDBuffer as CPUBuffer
 from zarr.core.chunk_utils import ChunkTransform, chunk_is_empty, fill_value_or_default
 
-from zarr_manifests.bulk.batch import Batch
-from zarr_manifests.bulk.reading import GAP_BYTES, LARGE_BYTES, SPAN_BYTES, run_all
+from zarr_manifests.bulk.batch import GAP_BYTES, LARGE_BYTES, SPAN_BYTES, Batch, run_all
 from zarr_manifests.decoding import BulkDecoder, gather, lying
 from zarr_manifests.engine.edit.bulk_chunks import (
     ArrayKeys,

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 import zarr_manifests
-from zarr_manifests.cli.console import ReaderGoneError, write_error
+from zarr_manifests.cli.verbs import ReaderGoneError, write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 _USAGE: Final[Any] = typer.BadParameter.__mro__[1]
@@ -81,9 +81,10 @@ class _Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ManifestsError as error:
+        except (ManifestsError, ImportError) as error:  # of a package that an extra brings
             write_error(error)
-            raise typer.Exit(2 if isinstance(error, InvalidArgumentError) else 1) from error
+            wrong = isinstance(error, InvalidArgumentError | ImportError)
+            raise typer.Exit(2 if wrong else 1) from error
         except _USAGE as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
                 raise

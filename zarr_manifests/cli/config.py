@@ -10,10 +10,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import typer
 
-from zarr_manifests.cli.arguments import Pairs, Repo, pairs, verb
-from zarr_manifests.cli.console import Told, say, styled, write_error
 from zarr_manifests.cli.looking import value_text
+from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, say, styled, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.ondemand import need
 from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text
 
@@ -197,10 +197,6 @@ def run_explain(
     if plot is not None:
         try:
             _plot(plot, then, "Manifests" if given is None else "Manifests as planned")
-        except ImportError as error:
-            raise InvalidArgumentError(
-                f"--plot needs {error.name}: install zarr-manifests[plot]"
-            ) from error
         except OSError as error:
             raise InvalidArgumentError(f"{plot} cannot be written: {error.strerror}") from error
     if array is not None:
@@ -305,6 +301,7 @@ def _plot(path: str, layout: ManifestLayout, title: str) -> None:
     Of very many arrays, it shows those with the most refs. The title is followed by how many there
     are.
     """
+    need("--plot", "plot", "matplotlib")
     import matplotlib
     from matplotlib.figure import Figure
 

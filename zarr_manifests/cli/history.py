@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.text import Text
 
-from zarr_manifests.cli.arguments import (
-    Repo,
-    TrustingRepo,
-    verb,
-)
-from zarr_manifests.cli.console import Told, styled
+from zarr_manifests.cli.verbs import Repo, Told, TrustingRepo, styled, verb
 from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table

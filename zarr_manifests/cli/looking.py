@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from zarr_manifests.cli.arguments import Repo, TrustingRepo, verb
-from zarr_manifests.cli.console import Told, console, styled
+from zarr_manifests.cli.verbs import Repo, Told, TrustingRepo, console, styled, verb
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table, more
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 _CORNER: Final = 8
 _SHOWN_REFS: Final = 20
-_PART: Final = re.compile(r"(-?\d{1,18})|(-?\d{1,18})?:(-?\d{1,18})?(?::(\d{1,18})?)?", re.ASCII)
 _REFS: Final = (("branch", "branches"), ("tag", "tags"))
 
 
@@ -129,7 +126,7 @@ def run_cat(
 
     from zarr_manifests.bulk import use_bulk
     from zarr_manifests.decoding import readable
-    from zarr_manifests.display import fields_of, hierarchy
+    from zarr_manifests.display import attributes_of, hierarchy
     from zarr_manifests.keys import no_array
     from zarr_manifests.store import contents_of
 
@@ -164,7 +161,7 @@ def run_cat(
         "shape": shape,
         "dimensions": node.array.dimension_names,
         "dtype": str(values.dtype),
-        "attributes": fields_of(node).get("attributes"),
+        "attributes": attributes_of(node),
         **{name: [getattr(one, name) for one in chosen] for name in ("start", "stop", "step")},
         "values": values,
     }
@@ -181,28 +178,18 @@ def _corner(shape: Sequence[int], limit: int) -> list[range]:
 
 def _parsed(text: str, shape: Sequence[int]) -> list[range]:
     """The indices along each axis; axes that are not named are taken whole."""
+    from zarr_manifests.selecting import chosen_along
+
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if parts.count("...") > 1 or len(parts) - parts.count("...") > len(shape):
         raise InvalidArgumentError(f"INDEX {text!r} has more parts than the array has axes")
     at = parts.index("...") if "..." in parts else len(parts)
     parts[at : at + 1] = [":"] * (len(shape) - len(parts) + parts.count("..."))
-    return [_along(*each) for each in zip(parts, shape, range(len(shape)), strict=True)]
-
-
-def _along(part: str, length: int, axis: int) -> range:
-    found = _PART.fullmatch(part)
-    if found is None or found[4] == "0":
-        raise InvalidArgumentError(
-            f"INDEX: {part[:40]!r} is not an index; write 3, -1, 2:5, :10, ::4 or ..."
-        )
-    number, *bounds = (None if one is None else int(one) for one in found.groups())
-    if number is None:
-        return range(length)[slice(*bounds)]
-    if not -length <= number < length:
-        raise InvalidArgumentError(
-            f"INDEX: {number} is out of range on axis {axis}, which has length {length}"
-        )
-    return range(length)[number:][:1]
+    found = []
+    for axis, (part, length) in enumerate(zip(parts, shape, strict=True)):
+        where = chosen_along(axis, part, length)
+        found.append(range(where, where + 1) if isinstance(where, int) else where)
+    return found
 
 
 # --- sizes -----------------------------------------------------------------------------------

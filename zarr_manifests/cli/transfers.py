@@ -7,16 +7,25 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import zarr_manifests as zm
-from zarr_manifests.cli.arguments import Pairs, Repo, TrustingRepo, pairs, storage_options, verb
-from zarr_manifests.cli.console import Told, console, say
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.cli.verbs import (
+    Pairs,
+    Repo,
+    Told,
+    TrustingRepo,
+    console,
+    pairs,
+    say,
+    storage_options,
+    verb,
+)
+from zarr_manifests.errors import ManifestsError
+from zarr_manifests.ondemand import need
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.texts import count_text, plain_text
 
@@ -111,10 +120,7 @@ def run_serve(
         Let web pages of this origin read, such as https://viewer.example, or * for all; may be
         given several times.
     """
-    try:
-        from zarr_manifests.serving.application import serve
-    except ImportError as error:
-        raise InvalidArgumentError(str(error)) from error
+    from zarr_manifests.serving import serve
 
     def started(at: str) -> None:
         say(f"serving {plain_text(repo.storage.url)} at {at}/")
@@ -308,10 +314,7 @@ def _into[Made](
 
     places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
-    try:
-        found = write_into(storage, None, take_in, make=True, virtual_containers=places)
-    except ImportError as error:  # of a package that an extra brings
-        raise InvalidArgumentError(str(error)) from error
+    found = write_into(storage, None, take_in, make=True, virtual_containers=places)
     _save(storage, {**places, **(also or {})})
     return found
 
@@ -355,12 +358,7 @@ def run_demo(
     months :
         Append only so many months.
     """
-    missing = [name for name in ("xarray", "scipy", "matplotlib") if find_spec(name) is None]
-    if missing:
-        raise ManifestsError(
-            f"the demo needs {', '.join(missing)}, not installed here; get all it needs with: "
-            'pip install "zarr-manifests[demo]"'
-        )
+    need("the demo", "demo", "xarray", "scipy", "matplotlib")
     from zarr_manifests.demo import FIRST_TAG, Demo
 
     no_spark = Demo(directory, console(), months).run()

@@ -50,7 +50,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
     VirtualContainerError,
 )
-from zarr_manifests.exporting.snapshot_source import Batch, SnapshotSource
+from zarr_manifests.exporting import Batch, SnapshotSource
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node, NodeKind

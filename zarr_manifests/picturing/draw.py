@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.picturing.chunk_map import ChunkMap, Folding, axis_name
+from zarr_manifests.ondemand import need
+from zarr_manifests.picturing import ChunkMap, Folding, axis_name
 from zarr_manifests.picturing.graph import GraphRow, lane_color, width_of
 from zarr_manifests.texts import bytes_text, plain_text
 from zarr_manifests.versions import short_ids
@@ -238,10 +239,7 @@ def _label_axes(axes: Axes, folding: Folding, dimensions: Sequence[str | None]) 
 
 
 def _pyplot(what: str) -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError(
-            f'{what} needs matplotlib, which is not installed; pip install "zarr-manifests[plot]"'
-        ) from error
+    need(what, "plot", "matplotlib")
+    from matplotlib import pyplot
+
     return pyplot

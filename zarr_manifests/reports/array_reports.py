@@ -12,7 +12,7 @@ import numpy as np
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
-from zarr_manifests.picturing.chunk_map import Folding, as_svg
+from zarr_manifests.picturing import Folding, as_svg
 from zarr_manifests.planning.layout.sets import Overflow
 from zarr_manifests.planning.tables.sums import Amount
 from zarr_manifests.report import Problem, Report

@@ -33,7 +33,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     StorageError,
 )
-from zarr_manifests.exporting.snapshot_source import V2_CONSOLIDATED, consolidated
+from zarr_manifests.exporting import V2_CONSOLIDATED, consolidated
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.ids import is_snapshot_id

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import absolute, directory, split
 from zarr_manifests.repository import containers_of
 from zarr_manifests.runtime import quiet
+from zarr_manifests.selecting import chosen_along
 from zarr_manifests.serving.answers import OpenSnapshot, Served, caching, etag_of
 from zarr_manifests.texts import plain_text
 
@@ -43,9 +43,6 @@ MOST_VALUES: Final = 512
 MOST_CHUNKS: Final = 1024
 MOST_CHUNK_BYTES: Final = 128 * 1024**2
 _AT_ONCE: Final = 4
-_PART: Final = re.compile(
-    r"(-?[0-9]{1,18})|(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::(0*[1-9][0-9]{0,17}))?", re.ASCII
-)
 
 
 class SliceAnswers:
@@ -99,23 +96,14 @@ def axes_of(index: str | None, shape: Sequence[int]) -> list[int | range]:
         raise InvalidArgumentError(
             f"index={index[:80]!r} has {len(texts)} parts, and the array {len(shape)} axes"
         )
-    axes = [_axis(text, size) for text, size in zip(texts, shape, strict=True)]
+    axes = [chosen_along(*one) for one in zip(range(len(shape)), texts, shape, strict=True)]
+    axes = [
+        axis if isinstance(axis, int) else axis[:: max(-(-len(axis) // MOST_VALUES), 1)]
+        for axis in axes
+    ]
     if sum(isinstance(axis, range) for axis in axes) > 2:
         raise InvalidArgumentError("a slice has at most two axes: give numbers for the others")
     return axes
-
-
-def _axis(text: str, size: int) -> int | range:
-    found = _PART.fullmatch(text)
-    if found is None:
-        raise InvalidArgumentError(f"{text[:80]!r} is no index: write 3, 10:20 or 10:200:5")
-    number, *bounds = (None if one is None else int(one) for one in found.groups())
-    if number is None:
-        axis = range(size)[slice(*bounds)]
-        return axis[:: max(-(-len(axis) // MOST_VALUES), 1)]
-    if not -size <= number < size:
-        raise InvalidArgumentError(f"position {number} is outside of an axis of {size} cells")
-    return range(size)[number]
 
 
 def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:

@@ -25,12 +25,12 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
-from zarr_manifests.display import fields_of, hierarchy
+from zarr_manifests.display import attributes_of, fields_of, hierarchy
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
-from zarr_manifests.picturing.chunk_map import ChunkMap, as_table
+from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
 from zarr_manifests.report import plain
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
@@ -379,12 +379,9 @@ def _facts(array: _ShownArray) -> list[tuple[str, str]]:
 
 
 def _attributes(array: _ShownArray) -> list[tuple[str, str]]:
-    fields = fields_of(array.node)
-    found = fields.get("attributes")
-    if not isinstance(found, dict):
-        return []
+    found = attributes_of(array.node)
     with suppress(KeyError, TypeError, ValueError, OverflowError, struct.error):
-        fill = FillValueCoder.decode(found["_FillValue"], fields["data_type"])
+        fill = FillValueCoder.decode(found["_FillValue"], fields_of(array.node)["data_type"])
         found = {**found, "_FillValue": fill}
     return [(str(key), _value(value)) for key, value in found.items()]
 

@@ -5,10 +5,9 @@ Names are imported when they are used, since the tasks of a read need few of the
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from zarr_manifests.ondemand import on_demand
+from zarr_manifests.ondemand import need, on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.spark.cell_rows import changes, explain_pruning, read
@@ -18,13 +17,7 @@ if TYPE_CHECKING:
     from zarr_manifests.spark.spark_session import session
     from zarr_manifests.spark.tasks import ingest, write_dataset
 
-for _package in ("pyspark", "pandas", "pyarrow", "xarray"):
-    if find_spec(_package) is None:
-        raise ImportError(
-            f"zarr_manifests.spark needs {_package}, which is not installed here; "
-            'get all it needs with: pip install "zarr-manifests[spark]"',
-            name=_package,
-        )
+need(__name__, "spark", "pyspark", "pandas", "pyarrow", "xarray")
 
 __all__ = [
     "changes",

@@ -38,7 +38,7 @@ from zarr_manifests.spark.job import Job, chunks_in, with_lease
 from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped
-from zarr_manifests.spark.worker import run, run_arrow, run_lines
+from zarr_manifests.spark.worker import run, run_arrow
 
 type _Mask = npt.NDArray[np.bool_]
 
@@ -185,7 +185,8 @@ def rows(spark: SparkSession, job: Job) -> DataFrame:
     if not job.tasks:
         return spark.createDataFrame([], job.schema)
     engine, in_lines = job.options.engine, _in_lines(job)
-    task: Any = partial(run_lines if in_lines else run_arrow if engine == "arrow" else run, job)
+    call: Any = partial(run_arrow, in_lines=in_lines) if engine == "arrow" else run
+    task: Any = partial(call, job)
     task.__name__ = job.name  # which the plan shows
     schema = job.schema
     if in_lines:  # numbered, as names may be alike but for case, or have dots

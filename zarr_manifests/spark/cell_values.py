@@ -22,7 +22,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.cells import Lookup
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting.chunks_where import decoded
+from zarr_manifests.selecting import decoded
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
 _PACKING: Final = frozenset(("scale_factor", "add_offset"))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from zarr_manifests.config.repository_config import duration_of
+from zarr_manifests.config import duration_of
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.storage.url import parse_options
 from zarr_manifests.texts import hyphened, known_as, shown
@@ -98,10 +98,7 @@ def _flag(value: str) -> bool:
 
 
 def _duration(value: str, advice: str = "") -> timedelta:
-    try:
-        found = duration_of(value)
-    except ValueError:
-        found = None
+    found = duration_of(value)
     if not found:
         raise ValueError(f"expected a duration such as 90s, 36h or 7d{advice}")
     return found

@@ -24,7 +24,7 @@ import zarr
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.selecting.chunks_where import decoded
+from zarr_manifests.selecting import decoded, meaning_of_bounds
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore
 
@@ -254,7 +254,9 @@ class Source:
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         """A variable's attributes, including those that bounds inherit from their times."""
-        return dict(self._inherited.get(name, {})) | dict(self.encoded(name).attrs)
+        own = self.encoded(name).attrs
+        there = (variable.attrs for variable in self._opened[0].values())
+        return meaning_of_bounds(name, there) | dict(own)
 
     def decode(
         self, name: str, values: npt.NDArray[Any], recipe: Recipe | None = None
@@ -314,17 +316,6 @@ class Source:
             if mine is not None and (mine.dtype, mine.tobytes()) == (due.dtype, due.tobytes()):
                 return recipe
         return None
-
-    @cached_property
-    def _inherited(self) -> Mapping[str, Mapping[str, str]]:
-        """Units and calendar that bounds inherit from their times (CF 7.1)."""
-        inherited = {}
-        for variable in self._opened[0].values():
-            attributes = variable.attrs
-            if "bounds" in attributes and "since" in str(attributes.get("units", "")):
-                shared = {k: attributes[k] for k in ("units", "calendar") if k in attributes}
-                inherited[attributes["bounds"]] = shared
-        return inherited
 
 
 def place_in(block: Box, part: Box) -> tuple[slice, ...]:

@@ -13,7 +13,6 @@ both.
 from __future__ import annotations
 
 import gc
-import math
 import os
 import warnings
 from collections import deque
@@ -259,6 +258,8 @@ def _cut(ds: Any, encoding: Mapping[Hashable, Mapping[str, Any]]) -> Any:
     """Turn lazy values into dask arrays; blocks are several chunks, which `write` aligns."""
     import xarray as xr
 
+    from zarr_manifests.xarray.backend import bundle
+
     if not isinstance(ds, xr.Dataset):
         return ds  # `write` refuses it
     ds = ds.copy()
@@ -270,18 +271,9 @@ def _cut(ds: Any, encoding: Mapping[Hashable, Mapping[str, Any]]) -> Any:
         chunks: Any = how.get("shards") or how.get("chunks")
         chunks = chunks or [preferred.get(dim, 1) for dim in variable.dims]
         if isinstance(chunks, Sequence) and len(chunks) == variable.ndim:
-            variable.data = variable.chunk(_blocks(variable, chunks)).data
+            blocks = bundle(variable.shape, chunks, variable.dtype.itemsize or 1, _BLOCK_BYTES)
+            variable.data = variable.chunk(dict(zip(variable.dims, blocks, strict=True))).data
     return ds  # xarray says what is wrong with other chunks
-
-
-def _blocks(variable: xr.Variable, chunks: Sequence[int]) -> dict[Hashable, int]:
-    """Lengths of blocks of several chunks, which are neighbours in the file."""
-    blocks = dict(zip(variable.dims, chunks, strict=True))
-    room = _BLOCK_BYTES // max(math.prod(chunks) * variable.dtype.itemsize, 1)
-    for dim, chunk in reversed(blocks.items()):
-        times = max(1, min(-(-variable.sizes[dim] // chunk), room))
-        blocks[dim], room = chunk * times, room // times
-    return blocks
 
 
 # --- Spark as a scheduler of dask ------------------------------------------------------------

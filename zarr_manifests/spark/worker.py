@@ -62,20 +62,16 @@ _opened: OrderedDict[Hashable, Any] = OrderedDict()
 type _Held = dict[str, tuple[Box, npt.NDArray[Any]]]
 
 
-def run_arrow(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_arrow(
+    job: Job, tasks: Iterable[pa.RecordBatch], *, in_lines: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the tasks whose numbers are in the first column of `tasks`.
 
     The types are exactly those of the job's columns, since Spark takes what it gets by position
-    and converts nothing.
+    and converts nothing. Rows of lines have many cells each: see `Cells.lines`.
     """
-    for table in _rows(job, (number for batch in tasks for number in batch[0].to_pylist())):
-        yield from table.to_batches()
-
-
-def run_lines(job: Job, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows as `run_arrow`, many cells in each row: see `Cells.lines`."""
     numbers = (number for batch in tasks for number in batch[0].to_pylist())
-    for table in _rows(job, numbers, Cells.lines):
+    for table in _rows(job, numbers, Cells.lines if in_lines else Cells.rows):
         yield from table.to_batches()
 
 

@@ -19,7 +19,7 @@ import xarray as xr
 import zarr
 from xarray.coding.strings import create_vlen_dtype
 
-from zarr_manifests.display import fields_of
+from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import join, split
@@ -42,10 +42,10 @@ from zarr_manifests.spark.job import check_options
 from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.xarray import to_session
 from zarr_manifests.xarray.fit import MisfitError, fit_of
 from zarr_manifests.xarray.parts import same_labels
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
+from zarr_manifests.xarray.writers import to_session
 
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}
 _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -489,7 +489,7 @@ def _create(
 def _attributes(session: Session, group: str) -> dict[str, Any]:
     """The attributes of the group; xarray would replace them."""
     node = contents_of(session.store).node(group.strip("/"))
-    return {} if node is None else dict(fields_of(node).get("attributes") or {})
+    return {} if node is None else attributes_of(node)
 
 
 def _check_template(template: Any, names: Sequence[str]) -> None:

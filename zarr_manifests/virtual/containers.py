@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from zarr_manifests.config import SavedContainer
 from zarr_manifests.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -46,6 +45,7 @@ from zarr_manifests.storage.url import environment_mark, from_url, refuse_slippe
 from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
+    from zarr_manifests.config import SavedContainer
     from zarr_manifests.storage.object_store import ObjectStorage
 
 type Authorized = Iterable[str] | bool

@@ -36,6 +36,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, is_inside, join
+from zarr_manifests.ondemand import need
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import REMOTE, WEB, Containers, VirtualContainer
@@ -349,13 +350,8 @@ def icechunk_package(what: str) -> Any:
     ImportError
         If it is not installed; the message says what needs it.
     """
-    try:
-        return import_module("icechunk")
-    except ImportError as error:
-        raise ImportError(
-            f"{what} needs the package of icechunk, which is not installed; "
-            'pip install "zarr-manifests[icechunk]"'
-        ) from error
+    need(what, "icechunk", "icechunk")
+    return import_module("icechunk")
 
 
 def _reached(icechunk: Any, container: VirtualContainer) -> tuple[Any, Any] | None:

@@ -48,7 +48,6 @@ from array import array
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
@@ -62,6 +61,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
+from zarr_manifests.ondemand import need
 from zarr_manifests.progress import counted
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Version
@@ -174,11 +174,8 @@ def read_kerchunk(
         url = templates.render(url) if "{" in url else url
         rows.extend((files.number(key, url), first, nbytes))
     for key, document in values.items():
-        if key.endswith(".zarray") and _GRIB.search(document) and not find_spec("eccodes"):
-            raise ImportError(
-                f"the chunks of {key.removesuffix('/.zarray')!r} are GRIB messages, which eccodes "
-                'decodes, and it is not installed: pip install "zarr-manifests[grib]"'
-            )
+        if key.endswith(".zarray") and _GRIB.search(document):
+            need(f"{key.removesuffix('/.zarray')!r}, of GRIB messages,", "grib", "eccodes")
     return files.references(values, keys, *np.array(rows, np.int64).reshape(-1, 3).T)
 
 
@@ -368,14 +365,9 @@ def _columns(
     Texts are read as dictionaries, so that repeated ones are in memory once: each row has the
     position of its text, or -1.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise ImportError(
-            "kerchunk references in parquet files are read with pyarrow, which is not installed; "
-            'get it with: pip install "zarr-manifests[kerchunk]"'
-        ) from error
+    need("a folder of kerchunk references", "kerchunk", "pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     def texts(name: str) -> tuple[Column, list[bytes]]:
         column = table.column(name).combine_chunks()

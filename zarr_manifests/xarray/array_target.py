@@ -29,8 +29,7 @@ import numpy.typing as npt
 import zarr
 from xarray.backends.common import ArrayWriter
 
-from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.here import write_here
+from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.forks import freeze, revive
@@ -51,8 +50,6 @@ from zarr_manifests.session import Fork, Session, merge_own
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store
 
-_LARGE_BYTES = LARGE_BYTES
-"""Larger chunks are measured one by one: others are many, and measured faster together."""
 _of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
@@ -115,10 +112,13 @@ class ArrayTarget:
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
 
     def _are_large(self, box: Box) -> bool:
-        """Whether each chunk is large, and wholly inside the array."""
+        """Whether each chunk is large, and wholly inside the array.
+
+        Those are measured one by one; others are many, and measured faster together.
+        """
         sides = zip(box.hi, self._meta.chunk_shape, self._meta.shape, strict=True)
         nbytes = math.prod(self._meta.chunk_shape) * self._dtype.itemsize
-        large = nbytes > _LARGE_BYTES and self._dtype.kind not in "SU"
+        large = nbytes > LARGE_BYTES and self._dtype.kind not in "SU"
         return large and all(hi * n <= size for hi, n, size in sides)
 
     def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:

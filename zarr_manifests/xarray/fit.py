@@ -17,7 +17,7 @@ One shortcut is safe: the same type given and stored, with no attribute that cha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -35,9 +35,7 @@ from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.runtime import quiet
 
 PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
-TIMED_BY: Final = ("units", "calendar")
-"""Attributes of times that say what their numbers mean."""
-DECODED_BY: Final = (*PACKED_BY, *TIMED_BY)
+DECODED_BY: Final = (*PACKED_BY, "units", "calendar")
 """Attributes that say what stored values mean."""
 _MEANING: Final = {*DECODED_BY, "dtype"} - {"_FillValue"}
 _MISSING: Final = ("_FillValue", "missing_value")
@@ -597,22 +595,6 @@ def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> F
         decoded = decode_cf_variable(name, none, decode_times=False)
     how = {**attributes, **decoded.encoding, "dtype": stored}
     return Fit(name, {}, how, stored, attributes)
-
-
-def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return units and calendar that a bounds array takes over from its times.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array.
-    there : iterable of mapping
-        The attributes of the arrays in its group.
-    """
-    for attributes in there:
-        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
-            return {key: attributes[key] for key in TIMED_BY if key in attributes}
-    return {}
 
 
 def of_first_label(

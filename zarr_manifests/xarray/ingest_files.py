@@ -42,6 +42,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
+from zarr_manifests.planning.cells import default_chunks
 from zarr_manifests.planning.file_rows import (
     FileFacts,
     FileLayout,
@@ -769,10 +770,7 @@ def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
     chunks = [max(min(int(wanted.get(d, n)), n), 1) for d, n in variable.sizes.items()]
     if long:  # a few bytes a row
         chunks[variable.dims.index(dim)] = _AXIS_CHUNK
-    while math.prod(chunks) * variable.dtype.itemsize > _CHUNK_BYTES and max(chunks) > 1:
-        axis = chunks.index(max(chunks))
-        chunks[axis] = -(-chunks[axis] // 2)
-    return tuple(chunks)
+    return default_chunks(tuple(chunks), variable.dtype.itemsize, _CHUNK_BYTES)
 
 
 # --- references ------------------------------------------------------------------------------

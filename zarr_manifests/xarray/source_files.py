@@ -32,11 +32,12 @@ from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.reports import Problem
 from zarr_manifests.runtime import quiet
+from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.session import Session
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore
 from zarr_manifests.virtual.containers import WEB, VirtualContainer, location_of
-from zarr_manifests.xarray.fit import DECODED_BY, is_time, meaning_of_bounds
+from zarr_manifests.xarray.fit import DECODED_BY, is_time
 
 _AXIS_BYTES: Final = 32
 """A variable with at most so many bytes a row is written by the driver."""

@@ -30,9 +30,8 @@ from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.here import read_here
-from zarr_manifests.display import fields_of
+from zarr_manifests.bulk import read_here, use_bulk
+from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.nodes import Node
@@ -46,9 +45,10 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.runtime import quiet
+from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
-from zarr_manifests.xarray.fit import PACKED_BY, meaning_of_bounds
+from zarr_manifests.xarray.fit import PACKED_BY
 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
@@ -131,7 +131,7 @@ class StoredGroup:
     @cached_property
     def attributes(self) -> dict[str, Mapping[str, Any]]:
         """The attributes of each of its arrays."""
-        return {name: fields_of(node).get("attributes") or {} for name, node in self.nodes.items()}
+        return {name: attributes_of(node) for name, node in self.nodes.items()}
 
     def meaning(self, name: str) -> dict[str, Any]:
         """The attributes of one of its arrays, with those that bounds take over."""

@@ -22,7 +22,7 @@ from xarray.backends.zarr import encode_zarr_attr_value
 from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
-from zarr_manifests.display import fields_of
+from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
@@ -202,7 +202,7 @@ class _Write:
             )
         if part.region is not None:
             part = replace(part, region=located(replace(part, ds=ds), self.store))
-        attributes = {} if node is None else dict(fields_of(node).get("attributes", {}))
+        attributes = {} if node is None else attributes_of(node)
         others = sorted(str(name) for name in ds.coords if name not in ds.dims)
         if others:
             attributes["coordinates"] = " ".join(others)

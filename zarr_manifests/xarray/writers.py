@@ -42,13 +42,14 @@ from zarr_manifests.planning.conflict.transactions import Txn, txn_of
 from zarr_manifests.repositories import write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
+from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.array_target import DatasetWriter
 from zarr_manifests.xarray.backend import Location
-from zarr_manifests.xarray.fit import Fit, explained, is_time, meaning_of_bounds, of_first_label
+from zarr_manifests.xarray.fit import Fit, explained, is_time, of_first_label
 from zarr_manifests.xarray.parts import (
     DatasetPart,
     Encodings,

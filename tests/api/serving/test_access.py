@@ -16,8 +16,7 @@ import zarr_manifests as zm
 from served import get, running, serving
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.serving import create_app
-from zarr_manifests.serving.application import serve
+from zarr_manifests.serving import create_app, serve
 from zarr_manifests.storage.memory import MemoryStorage
 
 TOKEN = "a-secret: été"

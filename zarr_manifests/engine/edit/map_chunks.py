@@ -27,7 +27,7 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.picturing.chunk_map import ChunkMap, Folding
+from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.tables.sums import NOTHING
 
 _SLAB_CHUNKS: Final = 1 << 18

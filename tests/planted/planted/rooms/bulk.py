@@ -13,7 +13,7 @@ FAULTS = [
     ),
     Fault(
         "writes-of-parts-of-one-chunk-race",
-        "bulk/pipeline.py",
+        "bulk/__init__.py",
         "return await in_turn(locks_of(contents_of(store), keys), write)",
         "return await write()",
     ),
@@ -25,7 +25,7 @@ FAULTS = [
     ),
     Fault(
         "absent-parts-of-shards-are-what-was-in-memory",
-        "bulk/reading.py",
+        "bulk/batch.py",
         "batch.put_fill_value(number)",
         "pass",
     ),

@@ -8,7 +8,7 @@ FAULTS = [
     Fault(
         "an-error-is-exit-code-0",
         "cli/__init__.py",
-        "raise typer.Exit(2 if isinstance(error, InvalidArgumentError) else 1) from error",
+        "raise typer.Exit(2 if wrong else 1) from error",
         "raise typer.Exit(0) from error",
     ),
     Fault(
@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         "values-of-options-are-in-errors",
-        "cli/arguments.py",
+        "cli/verbs.py",
         'raise InvalidArgumentError(f"{option} takes name=value, and each name once")',
         'raise InvalidArgumentError(f"{option} takes name=value, and each name once, not {one}")',
     ),

@@ -7,7 +7,7 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "passwords-in-saved-urls",
-        "config/repository_config.py",
+        "config/__init__.py",
         "\\\\@?#]{1,1000}",
         "\\\\?#]{1,1000}",
     ),
@@ -37,7 +37,7 @@ FAULTS = [
     ),
     Fault(
         "configurations-of-any-size",
-        "config/repository_config.py",
+        "config/__init__.py",
         "if size > _MAX_CONFIG_BYTES:",
         "if size > _MAX_CONFIG_BYTES**2:",
     ),
@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         "durations-are-rounded",
-        "config/repository_config.py",
+        "config/__init__.py",
         "if seconds and seconds % size == 0:",
         "if seconds >= size:",
     ),

@@ -7,25 +7,25 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "bounds-of-a-negative-scale-are-the-wrong-way-round",
-        "selecting/chunks_where.py",
+        "selecting.py",
         "low, high = np.minimum(one, other), np.maximum(one, other)",
         "low, high = one, other",
     ),
     Fault(
         "rounded-times-are-taken-for-exact-bounds",
-        "selecting/chunks_where.py",
+        "selecting.py",
         "low, high = low - _US, high + _US",
         "pass",
     ),
     Fault(
         "bounds-of-another-packing-count",
-        "selecting/chunks_where.py",
+        "selecting.py",
         "if zones.meaning != self._meaning.digest:",
         "if False:",
     ),
     Fault(
         "bounds-count-for-a-chunk-that-was-replaced",
-        "selecting/chunks_where.py",
+        "selecting.py",
         "counts = valid(zones, table)",
         "counts = rows_at(table, zones.coords()) >= 0",
     ),
@@ -37,13 +37,13 @@ FAULTS = [
     ),
     Fault(
         "missing-values-are-counted-as-before-an-array-grew",
-        "selecting/chunks_where.py",
+        "selecting.py",
         "nulls = ((bounds.missing > 0) | ~hold) & nullable",
         "nulls = (bounds.missing > 0) & nullable",
     ),
     Fault(
         "chunks-that-a-writer-has-planned-with-do-not-count-as-read",
-        "selecting/chunks_where.py",
+        "selecting.py",
         "if not usable or not note_unchanged(contents, self._node, region):",
         "if not usable:",
     ),

@@ -7,25 +7,25 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "any-host-name-is-answered",
-        "serving/application.py",
+        "serving/__init__.py",
         "if self._hosts is not None and host not in self._hosts:",
         "if False:",
     ),
     Fault(
         "a-user-name-counts-as-the-token",
-        "serving/application.py",
+        "serving/__init__.py",
         'partition(b":")[2]',
         'partition(b":")[0]',
     ),
     Fault(
         "pages-of-any-origin-may-read",
-        "serving/application.py",
+        "serving/__init__.py",
         "allow_origin_regex=_LOOPBACK_ORIGIN,",
         'allow_origin_regex=".*",',
     ),
     Fault(
         "a-host-that-others-reach-needs-no-token",
-        "serving/application.py",
+        "serving/__init__.py",
         "if not local and token is None:",
         "if False:",
     ),

@@ -16,7 +16,8 @@ without an entry that counts are selected.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from zarr_manifests.display import fields_of
+from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, note_unchanged
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.snapshot.zones import (
@@ -41,6 +42,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
+from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import in_box, rows_at
 from zarr_manifests.planning.zones.entries import valid
 from zarr_manifests.planning.zones.meaning import Meaning
@@ -64,6 +66,9 @@ type _Values = npt.NDArray[Any]
 _US: Final = np.timedelta64(1, "us")
 _CF: Final = frozenset(
     ["scale_factor", "add_offset", "_FillValue", "missing_value", "units", "_Unsigned", "dtype"]
+)
+_INDEX: Final = re.compile(
+    r"(-?[0-9]{1,18})|(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::(0*[1-9][0-9]{0,17})?)?", re.ASCII
 )
 _MOST_CELLS: Final = 2**27
 """Most values of a coordinate that are read."""
@@ -261,13 +266,8 @@ class _WhereArray:
         is_v2 = V3_DOCUMENT not in node.documents and V2_ARRAY in node.documents
         if stored.dtype.kind not in "biuf" or not (is_v2 or _CF & attributes_of(node).keys()):
             return stored
-        try:
-            like = self._opened.open_store_variable(node.path.rpartition("/")[2])
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"/{node.path} has CF attributes, which xarray decodes: "
-                "pip install 'zarr-manifests[xarray]'"
-            ) from error
+        need(f"/{node.path}, which has CF attributes,", "xarray", "xarray")
+        like = self._opened.open_store_variable(node.path.rpartition("/")[2])
         return decoded(f"/{node.path}", stored, like.attrs, decode_times=self._decode_times)
 
     @cached_property
@@ -285,19 +285,54 @@ def meta_of(node: Node) -> ArrayMeta:
     return node.array
 
 
-def attributes_of(node: Node) -> dict[str, Any]:
-    """The attributes of an array."""
-    found = fields_of(node).get("attributes")
-    return found if isinstance(found, dict) else {}
-
-
 def _dims(node: Node) -> tuple[str | None, ...]:
     meta = meta_of(node)
-    names = meta.dimension_names
-    if names is None:
-        given = attributes_of(node).get("_ARRAY_DIMENSIONS")
-        names = tuple(given) if isinstance(given, list) else ()
-    return names if len(names) == len(meta.shape) else (None,) * len(meta.shape)
+    return meta.dimension_names or (None,) * len(meta.shape)
+
+
+def chosen_along(axis: int, text: str, length: int) -> int | range:
+    """The position along an axis, or the positions, that a text means, such as `-1` or `2:8:3`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it means none, or a position that the axis does not have.
+
+    Examples
+    --------
+    >>> from zarr_manifests.selecting import chosen_along
+    >>> chosen_along(0, "-1", 10), chosen_along(0, "2:8:3", 10)
+    (9, range(2, 8, 3))
+    """
+    found = _INDEX.fullmatch(text)
+    if found is None:
+        raise InvalidArgumentError(
+            f"{text[:80]!r} is no index of an axis: write 3, -1, 10:20, :10 or 10:200:5"
+        )
+    number, *bounds = (None if one is None else int(one) for one in found.groups())
+    if number is None:
+        return range(length)[slice(*bounds)]
+    if not -length <= number < length:
+        raise InvalidArgumentError(
+            f"position {number} is outside of axis {axis}, which has {length} cells"
+        )
+    return range(length)[number]
+
+
+def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return units and calendar that a bounds array takes over from its times.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    there : iterable of mapping
+        The attributes of the arrays in its group.
+    """
+    for attributes in there:
+        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
+            return {key: attributes[key] for key in ("units", "calendar") if key in attributes}
+    return {}
 
 
 def decoded(
