@@ -16,23 +16,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import (
-    Fields,
-    ObjectKind,
-    check_numbers,
-    check_texts,
-    decode,
-    encode,
-)
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, check_texts
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import MetadataObject, Stored, binary, maps, within
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
 
 COMMIT_ID_BYTES = 16
+NODES: Final = within(Node)
+TABLES: Final = Stored(Manifest.parse, Manifest.pack)
+
+
+def _deleted(fields: Fields, name: str) -> dict[str, bytes]:
+    deleted = fields.table(name)
+    if not all(isinstance(node, bytes) for node in deleted.values()):
+        raise CorruptObjectError(f"{fields.where}.{name}: expected node ids")
+    return deleted
+
+
+DELETED: Final = Stored(_deleted, dict)
+
+
+def pack_shapes(shapes: Mapping[bytes, Coords | None]) -> list[Any]:
+    """Grid shapes by node id, as a list of pairs for msgpack."""
+    return [[node, shape] for node, shape in shapes.items()]
+
+
+def parse_shapes(value: object, where: str, *, optional: bool = False) -> dict[bytes, Any]:
+    """Grid shapes by node id, from a list of pairs; None for a shape only if it is optional."""
+    shapes: dict[bytes, Coords | None] = {}
+    for pair in value if isinstance(value, list) else [None]:
+        match pair:
+            case [bytes(node), list(shape)]:
+                shapes[node] = tuple(shape)
+            case [bytes(node), None] if optional:
+                shapes[node] = None
+            case _:
+                raise CorruptObjectError(f"{where}: expected node id and grid shape")
+    return shapes
+
+
+def _truncated(fields: Fields, name: str) -> dict[bytes, Coords]:
+    return parse_shapes(fields.items(name), f"{fields.where}.{name}")
 
 
 class CommitKind(StrEnum):
@@ -46,7 +75,7 @@ class CommitKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(MetadataObject):
     """What one commit changed.
 
     Parameters
@@ -77,6 +106,16 @@ class Delta:
     embedded: Manifest = field(default_factory=lambda: Manifest(()))
     manifests: tuple[ManifestRef, ...] = ()
 
+    _KIND = ObjectKind.DELTA
+    _FIELDS = (
+        ("commit", "commit_id", binary(COMMIT_ID_BYTES)),
+        ("nodes", "nodes", NODES),
+        ("deleted", "deleted", DELETED),
+        ("truncated", "truncated", Stored(_truncated, pack_shapes)),
+        ("tables", "embedded", TABLES),
+        ("manifests", "manifests", maps(ManifestRef)),
+    )
+
     def __post_init__(self) -> None:
         ids = [*self.deleted.values(), *self.truncated]
         if len(self.commit_id) != COMMIT_ID_BYTES or any(len(i) != NODE_ID_BYTES for i in ids):
@@ -89,45 +128,3 @@ class Delta:
     def changes_nodes(self) -> bool:
         """Whether it creates, changes, deletes or truncates nodes."""
         return bool(self.nodes or self.deleted or self.truncated)
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        return encode(
-            ObjectKind.DELTA,
-            {
-                "commit": self.commit_id,
-                "nodes": [node.pack() for node in self.nodes],
-                "deleted": dict(self.deleted),
-                "truncated": [[node, shape] for node, shape in self.truncated.items()],
-                "tables": self.embedded.pack(),
-                "manifests": [manifest.pack() for manifest in self.manifests],
-            },
-        )
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Delta:
-        """Decode a delta."""
-        return decode(
-            data, ObjectKind.DELTA, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
-        )
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Delta:
-        deleted = fields.table("deleted")
-        if not all(isinstance(node, bytes) for node in deleted.values()):
-            raise CorruptObjectError("delta.deleted: expected node ids")
-        truncated: dict[bytes, Coords] = {}
-        for value in fields.items("truncated"):
-            match value:
-                case [bytes(node), list(shape)]:
-                    truncated[node] = tuple(shape)
-                case _:
-                    raise CorruptObjectError("delta.truncated: expected node id and grid shape")
-        return cls(
-            fields.binary("commit", COMMIT_ID_BYTES),
-            tuple(Node.parse(value, "delta.nodes") for value in fields.items("nodes")),
-            deleted,
-            truncated,
-            Manifest.parse(fields, "tables"),
-            tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
-        )

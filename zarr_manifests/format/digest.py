@@ -11,23 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import (
-    Fields,
-    ObjectKind,
-    check_numbers,
-    check_texts,
-    decode,
-    encode,
-)
+from zarr_manifests.format.delta import DELETED, NODES, TABLES, pack_shapes, parse_shapes
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, check_texts
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import NUMBERS, MetadataObject, Stored
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
 
 
+def _truncated(fields: Fields, name: str) -> tuple[dict[bytes, Coords], ...]:
+    where = f"{fields.where}.{name}"
+    return tuple(parse_shapes(cuts, where) for cuts in fields.items(name))
+
+
+def _covered(fields: Fields, name: str) -> dict[bytes, Coords | None]:
+    return parse_shapes(fields.items(name), f"{fields.where}.{name}", optional=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Digest:
+class Digest(MetadataObject):
     """Consecutive deltas, merged.
 
     Parameters
@@ -59,6 +62,16 @@ class Digest:
     tables: Manifest = field(default_factory=lambda: Manifest(()))
     of: tuple[int, ...] = ()
 
+    _KIND = ObjectKind.DIGEST
+    _FIELDS = (
+        ("nodes", "nodes", NODES),
+        ("deleted", "deleted", DELETED),
+        ("truncated", "truncated", Stored(_truncated, lambda cuts: [*map(pack_shapes, cuts)])),
+        ("covered", "covered", Stored(_covered, pack_shapes)),
+        ("tables", "tables", TABLES),
+        ("of", "of", NUMBERS),
+    )
+
     def __post_init__(self) -> None:
         ids = [*self.deleted.values(), *self.covered]
         ids += [node_id for cuts in self.truncated for node_id in cuts]
@@ -75,58 +88,3 @@ class Digest:
             check_numbers("digest: a shape", *shape)
         check_numbers("digest.of", *self.of)
         check_texts("digest.deleted", *self.deleted)
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        return encode(
-            ObjectKind.DIGEST,
-            {
-                "nodes": [node.pack() for node in self.nodes],
-                "deleted": dict(self.deleted),
-                "truncated": [
-                    [[node, shape] for node, shape in cuts.items()] for cuts in self.truncated
-                ],
-                "covered": [[node, shape] for node, shape in self.covered.items()],
-                "tables": self.tables.pack(),
-                "of": self.of,
-            },
-        )
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Digest:
-        """Decode a digest."""
-        return decode(
-            data, ObjectKind.DIGEST, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
-        )
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Digest:
-        deleted = fields.table("deleted")
-        if not all(isinstance(node, bytes) for node in deleted.values()):
-            raise CorruptObjectError("digest.deleted: expected node ids")
-        truncated = []
-        for cuts in fields.items("truncated"):
-            shapes = parse_shapes(cuts, "digest.truncated")
-            truncated.append({node: shape for node, shape in shapes.items() if shape is not None})
-        return cls(
-            tuple(Node.parse(value, "digest.nodes") for value in fields.items("nodes")),
-            deleted,
-            tuple(truncated),
-            parse_shapes(fields.items("covered"), "digest.covered"),
-            Manifest.parse(fields, "tables"),
-            fields.numbers("of"),
-        )
-
-
-def parse_shapes(value: object, where: str) -> dict[bytes, Coords | None]:
-    """Grid shapes, or None, by node id; from a list of pairs."""
-    shapes: dict[bytes, Coords | None] = {}
-    for pair in value if isinstance(value, list) else [None]:
-        match pair:
-            case [bytes(node), None]:
-                shapes[node] = None
-            case [bytes(node), list(shape)]:
-                shapes[node] = tuple(shape)
-            case _:
-                raise CorruptObjectError(f"{where}: expected node id and grid shape")
-    return shapes

@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import (
-    Fields,
-    ObjectKind,
-    check_numbers,
-    check_texts,
-    decode,
-    encode,
-)
+from zarr_manifests.format.envelope import ObjectKind, check_numbers, check_texts
+from zarr_manifests.format.records import SORTED_COUNTERS, MetadataObject
 
 MOST_IN_SNAPSHOT: Final = 256
 MOST_IN_PAGE: Final = 1 << 20
@@ -47,24 +40,13 @@ def check_marks(where: str, marks: Mapping[str, int], most: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MarksPage:
+class MarksPage(MetadataObject):
     """Marks that a snapshot has no room for, by application."""
 
     marks: Mapping[str, int]
 
+    _KIND = ObjectKind.MARKS
+    _FIELDS = (("marks", "marks", SORTED_COUNTERS),)
+
     def __post_init__(self) -> None:
         check_marks("marks", self.marks, MOST_IN_PAGE)
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        marks = {name: self.marks[name] for name in sorted(self.marks)}
-        return encode(ObjectKind.MARKS, {"marks": marks})
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> MarksPage:
-        """Decode a page of marks."""
-
-        def parse(fields: Fields) -> MarksPage:
-            return cls(fields.counters("marks"))
-
-        return decode(data, ObjectKind.MARKS, parse, ref.key, crc=ref.crc32c, length=ref.length)
