@@ -57,14 +57,10 @@ class Page(MetadataObject):
         for name in (*self.branches, *self.tags):
             check_ref_name(name)
 
-    def names(self, section: str) -> list[str]:
-        """Its names in that section."""
-        found: Mapping[str, Any] = {
-            "branches": self.branches,
-            "tags": self.tags,
-            "leases": self.leases,
-        }[section]
-        return list(found)
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Its entries of that section, by name."""
+        found: Mapping[str, Any] = getattr(self, name)
+        return found
 
     def __len__(self) -> int:
         return len(self.branches) + len(self.tags) + len(self.leases) + len(self.pending)
