@@ -31,6 +31,7 @@ from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
     ObjectKind,
+    are,
     check_numbers,
     check_texts,
     decode,
@@ -308,34 +309,19 @@ class LogEntry:
         """From a list that `pack` made; cached, since successive roots share most entries."""
         try:
             return _log_entry(*value)
-        except TypeError:
-            return cls._parse(value)
-
-    @classmethod
-    def _parse(cls, value: Any) -> LogEntry:
-        match value:
-            case [
-                int(version),
-                int(at),
-                str(operation),
-                str(ref),
-                str(snapshot),
-                bytes(commit),
-                *by,
-            ]:
-                match by:
-                    case []:
-                        return cls(version, at, operation, ref, snapshot, commit)
-                    case [str(name)]:
-                        return cls(version, at, operation, ref, snapshot, commit, name)
-        raise CorruptObjectError(
-            "root.log: expected version, time, operation, ref, snapshot, id and an optional author"
-        )
+        except TypeError as error:
+            raise CorruptObjectError(
+                "root.log: expected version, time, operation, ref, snapshot, id and an optional "
+                "author"
+            ) from error
 
 
 @lru_cache(maxsize=4 * LOG_TAIL, typed=True)
 def _log_entry(*value: Any) -> LogEntry:
-    return LogEntry._parse(list(value))
+    match value:
+        case [int(), int(), str(), str(), str(), bytes(), *by] if len(by) <= 1 and are(str, by):
+            return LogEntry(*value)
+    raise TypeError
 
 
 _NO_CONFIG: Final = Config()
