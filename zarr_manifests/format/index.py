@@ -25,7 +25,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
-from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, is_sound
 from zarr_manifests.format.records import POINTERS, MetadataObject, pointer, rows
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
@@ -161,6 +161,17 @@ class Bitmaps(MetadataObject):
     _KIND = ObjectKind.INDEX
     _TYPE = "bitmaps"
     _FIELDS = (("bitmaps", "bitmaps", rows(Bitmap)),)
+
+
+class UnknownIndex:
+    """An index of a kind that this package does not know: only its checksum is compared."""
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> UnknownIndex:
+        """Check the bytes."""
+        if not is_sound(data, ref.length, ref.crc32c):
+            raise CorruptObjectError(f"{ref.key} does not match its checksum")
+        return cls()
 
 
 @dataclass(frozen=True, slots=True)
