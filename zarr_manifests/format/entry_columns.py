@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import MOST_BLOB_BYTES, BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
-from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack_each
+from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack
 from zarr_manifests.format.records import ITEMS, Record, Stored, binary
 from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
 
@@ -202,7 +202,7 @@ class HistoryEntries(Record):
         CorruptObjectError
             If an entry is malformed, or not the child of the one before.
         """
-        rows = unpack_each(packed)
+        rows = [unpack(entry) for entry in packed]
         _check(are(list, rows) and min(map(len, rows), default=0) >= len(HistoryEntry._fields))
         parent = rows[0][1]
         return cls._of_rows(rows, None if parent is None else SnapshotPointer.parse(parent))

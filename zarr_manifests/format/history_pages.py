@@ -16,7 +16,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
 from zarr_manifests.format.envelope import Fields, ObjectKind, are, check_numbers
-from zarr_manifests.format.records import MetadataObject, Record, Stored, within
+from zarr_manifests.format.records import MetadataObject, Record, Stored, inner, within
 
 _MOST_LEVELS: Final = 16
 
@@ -87,12 +87,6 @@ def _recent(fields: Fields, name: str) -> tuple[bytes, ...]:
     return tuple(recent)
 
 
-def _entries(fields: Fields, name: str) -> HistoryEntries | None:
-    if not fields.has(name):
-        return None
-    return HistoryEntries.parse(Fields(fields.value[name], f"{fields.where}.{name}"))
-
-
 @dataclass(frozen=True, slots=True)
 class History(Record):
     """What a snapshot says about its ancestors, the parent last.
@@ -144,7 +138,7 @@ class HistoryPage(MetadataObject):
     _KIND = ObjectKind.HISTORY
     _FIELDS = (
         ("pages", "pages", _PAGES.left_out()),
-        ("entries", "entries", Stored(_entries, HistoryEntries.pack).left_out()),
+        ("entries", "entries", inner(HistoryEntries).left_out()),
     )
 
     def __post_init__(self) -> None:

@@ -80,6 +80,17 @@ def within(kind: Any) -> Stored:
     return Stored(kind.parse_all, _packed)
 
 
+def inner(kind: Any, absent: Callable[[], Any] = lambda: None) -> Stored:
+    """A map that `kind` packs and parses; `absent` gives the value where there is none."""
+
+    def parse(fields: Fields, name: str) -> Any:
+        if not fields.has(name):
+            return absent()
+        return kind.parse(Fields(fields.value[name], f"{fields.where}.{name}"))
+
+    return Stored(parse, kind.pack)
+
+
 def by_name(parse: Callable[[Any, str], Any], pack: Callable[[Any], Any]) -> Stored:
     """A map in order of names; `parse` gets a value and where it is, for error messages."""
 

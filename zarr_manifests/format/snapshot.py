@@ -6,6 +6,10 @@ read list is complete, so readers never need an earlier snapshot; its entries ar
 their sequences, which number the changes of a line of history. A snapshot may be found by its key
 alone, without a pointer that has its checksum. So it states its own id, which must match its key,
 and the id of its repository.
+
+A snapshot has up to 256 *marks* itself: the last version that each application has committed
+exactly once. The others are in a page of marks, which it points to; its own marks override those of
+the page. So no earlier snapshot is needed to find one.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
 from zarr_manifests.format.counts import COUNTS, Count, check_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
@@ -30,7 +34,6 @@ from zarr_manifests.format.envelope import (
 )
 from zarr_manifests.format.history_pages import History
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
 from zarr_manifests.format.records import (
     COPIED,
     COUNTERS,
@@ -38,6 +41,7 @@ from zarr_manifests.format.records import (
     NUMBER,
     OPTIONAL_POINTER,
     POINTER,
+    SORTED_COUNTERS,
     TABLE,
     TEXT,
     MetadataObject,
@@ -45,12 +49,48 @@ from zarr_manifests.format.records import (
     Stored,
     binary,
     decoded,
+    inner,
     maps,
     within,
 )
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
 _LATER_COPY_BYTES: Final = 2 * 1024
+MOST_IN_SNAPSHOT: Final = 256
+MOST_IN_PAGE: Final = 1 << 20
+_NAME_BYTES: Final = 255
+
+
+def check_marks(where: str, marks: Mapping[str, int], most: int) -> None:
+    """Raise unless there are at most `most` marks, each with a valid name and version.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are more, a name has not 1 to 255 bytes of UTF-8, or a version is out of range.
+    """
+    if len(marks) > most:
+        raise InvalidArgumentError(f"{where}: {len(marks)} marks, and at most {most} fit")
+    check_texts(where, *marks)
+    for name in marks:
+        if not 1 <= len(name.encode()) <= _NAME_BYTES:
+            raise InvalidArgumentError(
+                f"{where}: the name {name[:40]!r} has not 1 to {_NAME_BYTES} bytes"
+            )
+    check_numbers(where, *marks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MarksPage(MetadataObject):
+    """Marks that a snapshot has no room for, by application."""
+
+    marks: Mapping[str, int]
+
+    _KIND = ObjectKind.MARKS
+    _FIELDS = (("marks", "marks", SORTED_COUNTERS),)
+
+    def __post_init__(self) -> None:
+        check_marks("marks", self.marks, MOST_IN_PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +260,6 @@ def _merged(fields: Fields, name: str) -> tuple[str, str] | None:
     raise CorruptObjectError(f"{fields.where}.{name}: expected the ids of two snapshots")
 
 
-def _history(fields: Fields, name: str) -> History:
-    held = fields.value[name] if fields.has(name) else {}
-    return History.parse(Fields(held, f"{fields.where}.{name}"))
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot(MetadataObject):
     """One committed version.
@@ -315,7 +350,7 @@ class Snapshot(MetadataObject):
         ("digests", "digests", maps(DigestEntry)),
         ("sequence", "sequence", NUMBER),
         ("sums", "sums", COUNTERS),
-        ("history", "history", Stored(_history, History.pack)),
+        ("history", "history", inner(History, History)),
     )
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, compared, end_of
+from zarr_manifests.engine.upkeep.collect import KINDS
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -37,16 +38,6 @@ from zarr_manifests.storage.protocol import ObjectInfo
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2
-_METADATA: Final = (
-    "deltas",
-    "digests",
-    "history",
-    "indexes",
-    "manifests",
-    "nodes",
-    "pages",
-    "snapshots",
-)
 _MEND: Final = "restore it from a backup"
 
 
@@ -98,7 +89,8 @@ class ObjectCopier:
         StorageError
             If a storage fails.
         """
-        self._here |= {info.key: info.nbytes for info in self._listed(*_METADATA)}
+        kinds = [kind for kind in KINDS if kind not in ("chunks", "reports")]
+        self._here |= {info.key: info.nbytes for info in self._listed(*kinds)}
         runtime, stage = self.source.runtime, "metadata"
         found = follow(runtime, starts, self._metadata, seen, wanted, stage)
         for _, value in found:

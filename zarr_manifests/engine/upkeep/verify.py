@@ -42,8 +42,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.history_pages import HistoryPage
 from zarr_manifests.format.index import IndexDirectory
