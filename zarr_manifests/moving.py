@@ -308,7 +308,15 @@ def import_icechunk(
     """
     storage = storage_of(location, storage_options)
     context = context_of(repository_of(repo))
-    return import_history(context, storage, max_bytes, history, branches, authorize)
+    if history not in ("all", "heads"):
+        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
+    if not isinstance(authorize, Mapping | None):
+        raise InvalidArgumentError(f"authorize={authorize!r}: give a mapping of names to places")
+    trusted = Containers({**context.containers.places, **Containers.of(authorize).places})
+    most = check_bound("max_bytes", max_bytes)
+    with TemporaryDirectory(prefix="zarr-manifests-") as folder:
+        files = IcechunkFiles(storage, Path(folder), trusted, most, context.runtime)
+        return _IcechunkHistory(context, files).run(branches, heads_only=history == "heads")
 
 
 def clone(
@@ -507,26 +515,6 @@ def _import(
 _NAME: Final = "icechunk-snapshot"
 _TIME: Final = "icechunk-time"
 _BY: Final = "icechunk-import"
-
-
-def import_history(
-    context: Context,
-    storage: Storage,
-    max_bytes: int,
-    history: str,
-    branches: Iterable[str] | None,
-    authorize: Mapping[str, Any] | None,
-) -> dict[str, str]:
-    """Import the branches and tags; the snapshot that each icechunk snapshot has become."""
-    if history not in ("all", "heads"):
-        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
-    if not isinstance(authorize, Mapping | None):
-        raise InvalidArgumentError(f"authorize={authorize!r}: give a mapping of names to places")
-    trusted = Containers({**context.containers.places, **Containers.of(authorize).places})
-    most = check_bound("max_bytes", max_bytes)
-    with TemporaryDirectory(prefix="zarr-manifests-") as folder:
-        files = IcechunkFiles(storage, Path(folder), trusted, most, context.runtime)
-        return _IcechunkHistory(context, files).run(branches, heads_only=history == "heads")
 
 
 @dataclass(slots=True)

@@ -118,16 +118,15 @@ def open(  # noqa: A001 - as Zarr and xarray call it
         If its root is damaged.
     """
     storage = storage_of(location, storage_options)
+    containers = Containers.of(virtual_containers)
+    where = storage, config, containers, cache, runtime
     if create and not exists(storage):
-        given = Containers.of(virtual_containers)
-        where = storage, config, given, cache, runtime
         try:
             return Repository(*create_at(*where, DEFAULT_BRANCH, authorize))
         except AlreadyExistsError:
             if not exists(storage):
                 raise
-    containers = Containers.of(virtual_containers)
-    return open_repository(storage, config, containers, cache, runtime, authorize=authorize)
+    return open_repository(*where, authorize=authorize)
 
 
 def exists(

@@ -17,8 +17,7 @@ from zarr_manifests.config import Config
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
 from zarr_manifests.format.counts import Count
-from zarr_manifests.format.delta import CommitKind, Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import CommitKind, Delta, Digest
 from zarr_manifests.format.entry_columns import HistoryEntries
 from zarr_manifests.format.history_pages import History, HistoryPage
 from zarr_manifests.format.manifest import Manifest, ManifestRef

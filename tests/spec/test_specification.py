@@ -18,6 +18,7 @@ from zarr_manifests.format.envelope import ObjectKind
 from zarr_manifests.format.root import FEATURES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
+FIELD = re.compile(r'\("(\w+)", "\w+", [\w(]')  # of a table of fields
 ENCODER = re.compile(r"(^|_)(encode|pack|in_blocks)")
 FORMAT = Path(zarr_manifests.format.__path__[0])
 
@@ -38,8 +39,9 @@ def written() -> set[str]:
     """The keys of the maps that encoders make, and the names of columns."""
     found: set[str] = set()
     for path in FORMAT.glob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
+        text = path.read_text(encoding="utf-8")
+        found |= {*FIELD.findall(text)}
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and ENCODER.search(node.name):
                 found |= set(keys_in(node))
     return found | {*COLUMNS}

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.records import Stored
 from zarr_manifests.ids import NODE_ID_BYTES
 
 _MOST: Final = 2**62
@@ -61,19 +62,17 @@ def check_counts(counts: Sequence[Count] | None, *, least: int = -_MOST) -> None
         raise CorruptObjectError("counts: a node occurs twice")
 
 
-def pack_counts(counts: Sequence[Count] | None) -> list[Any] | None:
-    """As a list for msgpack."""
+def _pack(counts: Sequence[Count] | None) -> list[Any] | None:
     if counts is None:
         return None
     return [[c.node_id, c.chunks, c.nbytes, *([c.counted] if c.counted else [])] for c in counts]
 
 
-def parse_counts(fields: Fields) -> tuple[Count, ...] | None:
-    """From the field `counts`."""
-    if not fields.has("counts"):
+def _parse(fields: Fields, name: str) -> tuple[Count, ...] | None:
+    if not fields.has(name):
         return None
     counts: list[Count] = []
-    for value in fields.items("counts"):
+    for value in fields.items(name):
         match value:
             case [bytes(node), int(chunks), int(nbytes), *flags] if len(flags) <= 1 and all(
                 type(flag) is int and flag > 0 for flag in flags
@@ -81,6 +80,10 @@ def parse_counts(fields: Fields) -> tuple[Count, ...] | None:
                 counts.append(Count(node, chunks, nbytes, sum(flags)))
             case _:
                 raise CorruptObjectError(
-                    f"{fields.where}.counts: expected node, chunks, bytes and optional flags"
+                    f"{fields.where}.{name}: expected node, chunks, bytes and optional flags"
                 )
     return tuple(counts)
+
+
+COUNTS: Final = Stored(_parse, _pack)
+"""Counts, or nil if they are unknown."""

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import MOST_BLOB_BYTES, BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
-from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack_each
+from zarr_manifests.format.envelope import MAX_MS, Fields, are, are_counts, pack, unpack
+from zarr_manifests.format.records import ITEMS, Record, Stored, binary
 from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
 
 _TEXT_BYTES: Final = 512
@@ -102,8 +103,19 @@ class HistoryEntry(NamedTuple):
         return pack([self.pointer, self.parent, *facts, *sums])
 
 
+def _parent(fields: Fields, name: str) -> SnapshotPointer | None:
+    parent = fields.value.get(name)
+    return None if parent is None else SnapshotPointer.parse(parent)
+
+
+def _columns(fields: Fields, name: str) -> dict[str, Any]:
+    columns = fields.table(name)
+    _check(are(list, columns.values()))
+    return columns
+
+
 @dataclass(frozen=True, slots=True)
-class HistoryEntries:
+class HistoryEntries(Record):
     """HistoryEntries of one or more neighbouring snapshots by column, oldest first.
 
     Parameters
@@ -136,6 +148,20 @@ class HistoryEntries:
     metadata: Sequence[Mapping[str, Any]]
     totals: Mapping[str, Sequence[int | None]]
     sums: Mapping[str, Sequence[int | None]]
+
+    _FIELDS = (
+        ("ids", "ids", ITEMS),
+        ("lengths", "lengths", ITEMS),
+        ("crcs", "crcs", ITEMS),
+        ("parent", "parent", Stored(_parent)),
+        ("at_ms", "written_ms", ITEMS),
+        ("commits", "commits", binary()),
+        ("kinds", "kinds", ITEMS),
+        ("messages", "messages", ITEMS),
+        ("metadata", "metadata", ITEMS),
+        ("totals", "totals", Stored(_columns)),
+        ("sums", "sums", Stored(_columns)),
+    )
 
     def __post_init__(self) -> None:
         columns = [self.lengths, self.crcs, self.written_ms, self.kinds, self.messages]
@@ -176,7 +202,7 @@ class HistoryEntries:
         CorruptObjectError
             If an entry is malformed, or not the child of the one before.
         """
-        rows = unpack_each(packed)
+        rows = [unpack(entry) for entry in packed]
         _check(are(list, rows) and min(map(len, rows), default=0) >= len(HistoryEntry._fields))
         parent = rows[0][1]
         return cls._of_rows(rows, None if parent is None else SnapshotPointer.parse(parent))
@@ -217,40 +243,6 @@ class HistoryEntries:
             If one is not the child of the one before.
         """
         return cls.of([*chain.from_iterable(part.entries() for part in parts)])
-
-    @classmethod
-    def parse(cls, fields: Fields) -> HistoryEntries:
-        """From a map that `pack` made."""
-        parent = fields.value.get("parent")
-        return cls(
-            fields.items("ids"),
-            fields.items("lengths"),
-            fields.items("crcs"),
-            None if parent is None else SnapshotPointer.parse(parent),
-            fields.items("at_ms"),
-            fields.binary("commits"),
-            fields.items("kinds"),
-            fields.items("messages"),
-            fields.items("metadata"),
-            _columns(fields, "totals"),
-            _columns(fields, "sums"),
-        )
-
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        return {
-            "ids": self.ids,
-            "lengths": self.lengths,
-            "crcs": self.crcs,
-            "parent": self.parent,
-            "at_ms": self.written_ms,
-            "commits": self.commits,
-            "kinds": self.kinds,
-            "messages": self.messages,
-            "metadata": self.metadata,
-            "totals": self.totals,
-            "sums": self.sums,
-        }
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -310,12 +302,6 @@ def _by_name(maps: Sequence[Any]) -> dict[str, list[int | None]]:
     """By name, the number of each map; None where a map has none of that name."""
     _check(are(dict, maps) and are_counts([*chain.from_iterable(map(dict.values, maps))]))
     return {name: [each.get(name) for each in maps] for name in dict.fromkeys(chain(*maps))}
-
-
-def _columns(fields: Fields, name: str) -> dict[str, Any]:
-    columns = fields.table(name)
-    _check(are(list, columns.values()))
-    return columns
 
 
 def _given(column: Sequence[Any]) -> Sequence[Any]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -179,25 +179,6 @@ def unpack_but(data: bytes, name: str) -> Any:
     if unpacker.tell() != len(data):
         raise CorruptObjectError("the payload is not msgpack: trailing bytes")
     return found
-
-
-def unpack_each(items: Sequence[bytes]) -> list[Any]:
-    """The values of `unpack` for each of the items; faster if they are many and short."""
-    if max(map(len, items), default=0) > _FREE_CONTAINERS:
-        return [unpack(item) for item in items]
-    data = b"".join(items)
-    unpacker = msgpack.Unpacker(max_buffer_size=len(data) or 1)
-    unpacker.feed(data)
-    try:
-        for end in itertools.accumulate(map(len, items)):
-            unpacker.skip()
-            if unpacker.tell() != end:
-                raise CorruptObjectError("the payload is not msgpack: an item has another length")
-        return [
-            msgpack.unpackb(item, raw=False, strict_map_key=False, use_list=True) for item in items
-        ]
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
 
 
 def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
@@ -526,10 +507,6 @@ class Fields:
     def maps(self, name: str) -> list[Fields]:
         """A list of maps; empty if the field is absent."""
         return [Fields(v, f"{self.where}.{name}[{i}]") for i, v in enumerate(self.items(name))]
-
-    def named(self, name: str) -> dict[str, Fields]:
-        """A map from strings to maps; empty if the field is absent."""
-        return {k: Fields(v, f"{self.where}.{name}[{k!r}]") for k, v in self.table(name).items()}
 
     def table(self, name: str) -> dict[str, Any]:
         """A map with string keys; empty if the field is absent."""

@@ -15,14 +15,8 @@ from typing import Any, Final
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
-from zarr_manifests.format.envelope import (
-    Fields,
-    ObjectKind,
-    are,
-    check_numbers,
-    decode,
-    encode,
-)
+from zarr_manifests.format.envelope import Fields, ObjectKind, are, check_numbers
+from zarr_manifests.format.records import MetadataObject, Record, Stored, inner, within
 
 _MOST_LEVELS: Final = 16
 
@@ -83,8 +77,18 @@ class HistoryPageRef:
             raise CorruptObjectError(f"{self.blob.key} covers other snapshots than it should")
 
 
+_PAGES: Final = within(HistoryPageRef)
+
+
+def _recent(fields: Fields, name: str) -> tuple[bytes, ...]:
+    recent = fields.items(name)
+    if not are(bytes, recent):
+        raise CorruptObjectError(f"{fields.where}.{name}: expected packed entries")
+    return tuple(recent)
+
+
 @dataclass(frozen=True, slots=True)
-class History:
+class History(Record):
     """What a snapshot says about its ancestors, the parent last.
 
     Parameters
@@ -98,6 +102,8 @@ class History:
     pages: tuple[HistoryPageRef, ...] = ()
     recent: tuple[bytes, ...] = ()
 
+    _FIELDS = (("pages", "pages", _PAGES), ("recent", "recent", Stored(_recent)))
+
     def __post_init__(self) -> None:
         levels = [page.level for page in self.pages]
         if levels != sorted(levels, reverse=True):
@@ -108,21 +114,9 @@ class History:
         """Number of ancestors that it covers."""
         return len(self.recent) + sum(page.count for page in self.pages)
 
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        return {"pages": [page.pack() for page in self.pages], "recent": list(self.recent)}
-
-    @classmethod
-    def parse(cls, fields: Fields) -> History:
-        """From a map that `pack` made."""
-        recent = fields.items("recent")
-        if not are(bytes, recent):
-            raise CorruptObjectError(f"{fields.where}.recent: expected packed entries")
-        return cls(HistoryPageRef.parse_all(fields, "pages"), tuple(recent))
-
 
 @dataclass(frozen=True, slots=True)
-class HistoryPage:
+class HistoryPage(MetadataObject):
     """HistoryEntries of neighbouring snapshots, or pointers to pages of neighbours; oldest first.
 
     Parameters
@@ -140,6 +134,12 @@ class HistoryPage:
 
     entries: HistoryEntries | None = None
     pages: tuple[HistoryPageRef, ...] = ()
+
+    _KIND = ObjectKind.HISTORY
+    _FIELDS = (
+        ("pages", "pages", _PAGES.left_out()),
+        ("entries", "entries", inner(HistoryEntries).left_out()),
+    )
 
     def __post_init__(self) -> None:
         if (self.entries is None) == (not self.pages) or len({p.level for p in self.pages}) > 1:
@@ -164,24 +164,3 @@ class HistoryPage:
     def at(self, blob: BlobRef) -> HistoryPageRef:
         """The pointer to this page, which lies at `blob`."""
         return HistoryPageRef(blob, self.newest, self.count, self.level)
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        pages = [page.pack() for page in self.pages]
-        held = {"pages": pages} if self.entries is None else {"entries": self.entries.pack()}
-        return encode(ObjectKind.HISTORY, held)
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> HistoryPage:
-        """Decode a page."""
-        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, ObjectKind.HISTORY, cls._parse, ref.key, **pointer)
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> HistoryPage:
-        entries = None
-        if fields.has("entries"):
-            entries = HistoryEntries.parse(
-                Fields(fields.value["entries"], f"{fields.where}.entries")
-            )
-        return cls(entries, HistoryPageRef.parse_all(fields, "pages"))

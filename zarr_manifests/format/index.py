@@ -25,7 +25,8 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
-from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, decode, encode
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, is_sound
+from zarr_manifests.format.records import POINTERS, MetadataObject, pointer, rows
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -152,25 +153,25 @@ def _box(lo: list[Any], hi: list[Any]) -> Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Bitmaps:
+class Bitmaps(MetadataObject):
     """Bitmaps of several leaves in one object."""
 
     bitmaps: tuple[Bitmap, ...]
 
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        packed = [bitmap.pack() for bitmap in self.bitmaps]
-        return encode(ObjectKind.INDEX, {"type": "bitmaps", "bitmaps": packed})
+    _KIND = ObjectKind.INDEX
+    _TYPE = "bitmaps"
+    _FIELDS = (("bitmaps", "bitmaps", rows(Bitmap)),)
+
+
+class UnknownIndex:
+    """An index of a kind that this package does not know: only its checksum is compared."""
 
     @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Bitmaps:
-        """Decode an object of bitmaps."""
-
-        def parse(fields: Fields) -> Bitmaps:
-            check_type(fields, "bitmaps")
-            return cls(tuple(map(Bitmap.parse, fields.items("bitmaps"))))
-
-        return decode(data, ObjectKind.INDEX, parse, ref.key, crc=ref.crc32c, length=ref.length)
+    def from_object(cls, data: bytes, ref: BlobRef) -> UnknownIndex:
+        """Check the bytes."""
+        if not is_sound(data, ref.length, ref.crc32c):
+            raise CorruptObjectError(f"{ref.key} does not match its checksum")
+        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class IndexEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class IndexDirectory:
+class IndexDirectory(MetadataObject):
     """All entries by leaf, newest last.
 
     `zones` are pointers to the pages of zone maps, by node id. `others` are pointers to other
@@ -231,8 +232,11 @@ class IndexDirectory:
         """The objects with bitmaps that entries point to, each once."""
         return tuple({entry.blob.key: entry.blob for entry in self.entries.values()}.values())
 
-    def encode(self) -> bytes:
-        """The object's bytes."""
+    _KIND = ObjectKind.INDEX
+    _TYPE = "directory"
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
         blobs = {blob.key: i for i, blob in enumerate(self.blobs)}
         entries = [
             [
@@ -242,22 +246,14 @@ class IndexDirectory:
             for e in self.entries.values()
         ]
         packed = [blob.bare().pack() for blob in self.blobs]
-        others = {name: self.others[name].bare().pack() for name in sorted(self.others)}
-        payload = {"type": "directory", "blobs": packed, "entries": entries, "others": others}
+        found = {"blobs": packed, "entries": entries, "others": POINTERS.pack(self.others)}
         if self.zones:
-            payload["zones"] = [[n, self.zones[n].bare().pack()] for n in sorted(self.zones)]
-        return encode(ObjectKind.INDEX, payload)
+            found["zones"] = [[n, self.zones[n].bare().pack()] for n in sorted(self.zones)]
+        return found
 
     @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> IndexDirectory:
-        """Decode a directory."""
-        return decode(
-            data, ObjectKind.INDEX, cls._parse, ref.key, crc=ref.crc32c, length=ref.length
-        )
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> IndexDirectory:
-        check_type(fields, "directory")
+    def parse(cls, fields: Fields) -> IndexDirectory:
+        """From a map that `pack` made."""
         blobs = [BlobRef.parse(blob) for blob in fields.maps("blobs")]
         entries = {}
         for value in fields.items("entries"):
@@ -278,24 +274,11 @@ class IndexDirectory:
                     entries[entry.name] = entry
                 case _:
                     raise CorruptObjectError("index.entries: expected leaf, counts and bitmap")
-        others = {name: BlobRef.parse(f) for name, f in fields.named("others").items()}
         zones = {}
         for value in fields.items("zones"):
             match value:
-                case [bytes(node), pointer] if len(node) == NODE_ID_BYTES:
-                    zones[node] = BlobRef.parse(Fields(pointer, "index.zones"))
+                case [bytes(node), blob] if len(node) == NODE_ID_BYTES:
+                    zones[node] = pointer(blob, "index.zones")
                 case _:
                     raise CorruptObjectError("index.zones: expected node and pointer")
-        return cls(entries, others, zones)
-
-
-def check_type(fields: Fields, expected: str) -> None:
-    """Raise unless an object of kind `INDEX` has this type.
-
-    Raises
-    ------
-    CorruptObjectError
-        If it has another one.
-    """
-    if fields.text("type") != expected:
-        raise CorruptObjectError(f"{fields.where}: an index object of another type than {expected}")
+        return cls(entries, POINTERS.parse(fields, "others"), zones)

@@ -31,6 +31,7 @@ from zarr_manifests.format.envelope import (
     refusing,
     unpack,
 )
+from zarr_manifests.format.records import COPIED, NUMBERS, Record, Stored, within
 from zarr_manifests.format.stretches import (
     STRETCH_BYTES,
     SplitTable,
@@ -95,8 +96,12 @@ def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
     return found
 
 
+def _set(fields: Fields, name: str) -> str:
+    return fields.text(name) if fields.has(name) else ""
+
+
 @dataclass(frozen=True)
-class ManifestRef:
+class ManifestRef(Record):
     """Pointer to a manifest, with the directory of its tables.
 
     Parameters
@@ -122,6 +127,13 @@ class ManifestRef:
     merged: tuple[int, ...] = ()
     packed_for: str = ""
 
+    _FIELDS = (
+        ("blob", "blob", COPIED),
+        ("parts", "parts", within(Part)),
+        ("merged", "merged", NUMBERS.left_out()),
+        ("set", "packed_for", Stored(_set).left_out()),
+    )
+
     def __post_init__(self) -> None:
         if self.merged and len(self.merged) != len(self.parts):
             raise CorruptObjectError(f"{self.blob.key}: expected a sequence for each part")
@@ -143,13 +155,6 @@ class ManifestRef:
     @cached_property
     def _of_nodes(self) -> Mapping[bytes, Sequence[Part]]:
         return by_node((part, part) for part in self.parts)
-
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        parts = [part.pack() for part in self.parts]
-        packed: dict[str, Any] = {"blob": self.blob.pack(), "parts": parts}
-        packed |= {"merged": list(self.merged)} if self.merged else {}
-        return packed | ({"set": self.packed_for} if self.packed_for else {})
 
     def tables(self, manifest: Manifest, node_id: bytes) -> list[ChunkTable]:
         """The node's tables in `manifest`, the manifest that this points to.
@@ -180,14 +185,6 @@ class ManifestRef:
             raise CorruptObjectError(
                 f"{self.blob.key} has no chunk tables as the snapshot lists them"
             )
-
-    @classmethod
-    def parse(cls, fields: Fields) -> ManifestRef:
-        """From a map that `pack` made."""
-        parts = Part.parse_all(fields, "parts")
-        packed_for = fields.text("set") if fields.has("set") else ""
-        blob = BlobRef.parse_required(fields, "blob")
-        return cls(blob, parts, fields.numbers("merged"), packed_for)
 
 
 @dataclass(frozen=True)

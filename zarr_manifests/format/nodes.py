@@ -23,16 +23,10 @@ from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count, check_counts, pack_counts, parse_counts
-from zarr_manifests.format.envelope import (
-    Fields,
-    ObjectKind,
-    check_numbers,
-    check_texts,
-    decode,
-    encode,
-)
+from zarr_manifests.format.counts import COUNTS, Count, check_counts
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, check_texts
 from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.records import NUMBER, MetadataObject, maps, rows, within
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import (
@@ -153,6 +147,12 @@ class Node:
             ):
                 return cls(path, node_id, _KINDS[kind], documents)
         raise CorruptObjectError(f"{where}: expected path, id, kind and documents")
+
+    @classmethod
+    def parse_all(cls, fields: Fields, name: str) -> tuple[Node, ...]:
+        """The nodes in the field of that name."""
+        where = f"{fields.where}.{name}"
+        return tuple(cls.parse(value, where) for value in fields.items(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ class LeafPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class Base(MetadataObject):
     """Node table and directory of leaves, or a page of them.
 
     Parameters
@@ -333,6 +333,16 @@ class Base:
     counts: tuple[Count, ...] | None = None
     pages: tuple[NodePage, ...] = ()
     leaf_pages: tuple[LeafPage, ...] = ()
+
+    _KIND = ObjectKind.BASE
+    _FIELDS = (
+        ("nodes", "nodes", within(Node)),
+        ("manifests", "manifests", maps(ManifestRef)),
+        ("sequence", "sequence", NUMBER),
+        ("counts", "counts", COUNTS),
+        ("pages", "pages", rows(NodePage).left_out()),
+        ("leaf_pages", "leaf_pages", rows(LeafPage).left_out()),
+    )
 
     def __post_init__(self) -> None:
         merged = [to for ref in self.manifests for to in ref.merged]
@@ -370,33 +380,3 @@ class Base:
     def leaf_count(self) -> int:
         """How many leaves it has itself."""
         return sum(len(ref.parts) for ref in self.manifests)
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        fields = {
-            "nodes": [node.pack() for node in self.nodes],
-            "manifests": [manifest.pack() for manifest in self.manifests],
-            "sequence": self.sequence,
-            "counts": pack_counts(self.counts),
-        }
-        if self.pages:
-            fields["pages"] = [page.pack() for page in self.pages]
-        if self.leaf_pages:
-            fields["leaf_pages"] = [page.pack() for page in self.leaf_pages]
-        return encode(ObjectKind.BASE, fields)
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Base:
-        """Decode a base."""
-
-        def parse(fields: Fields) -> Base:
-            return cls(
-                tuple(Node.parse(v, "base.nodes") for v in fields.items("nodes")),
-                tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
-                fields.number("sequence"),
-                parse_counts(fields),
-                tuple(map(NodePage.parse, fields.items("pages"))),
-                tuple(map(LeafPage.parse, fields.items("leaf_pages"))),
-            )
-
-        return decode(data, ObjectKind.BASE, parse, ref.key, crc=ref.crc32c, length=ref.length)

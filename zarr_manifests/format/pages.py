@@ -13,12 +13,17 @@ from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
-from zarr_manifests.format.root import Branch, Lease, PendingDeletion, check_ref_name
+from zarr_manifests.format.envelope import ObjectKind
+from zarr_manifests.format.records import OPTIONAL_POINTER, MetadataObject, by_name, pointer, rows
+from zarr_manifests.format.root import Branch, Lease, PendingDeletion, check_ref_name, parse_branch
+
+
+def _tag(value: object, where: str) -> BlobRef | None:
+    return None if value is None else pointer(value, where)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Page(MetadataObject):
     """Entries of one of the root's lists, in a range of names.
 
     Parameters
@@ -38,20 +43,24 @@ class Page:
     leases: Mapping[str, Lease] = field(default_factory=dict)
     pending: tuple[PendingDeletion, ...] = ()
 
+    _KIND = ObjectKind.PAGE
+    _FIELDS = (
+        ("branches", "branches", by_name(parse_branch, Branch.pack)),
+        ("tags", "tags", by_name(_tag, OPTIONAL_POINTER.pack)),
+        ("leases", "leases", by_name(lambda value, _: Lease.parse(value), Lease.pack)),
+        ("pending", "pending", rows(PendingDeletion).left_out()),
+    )
+
     def __post_init__(self) -> None:
         if any(lease.name != name for name, lease in self.leases.items()):
             raise CorruptObjectError("page: a lease has another name than its own")
         for name in (*self.branches, *self.tags):
             check_ref_name(name)
 
-    def names(self, section: str) -> list[str]:
-        """Its names in that section."""
-        found: Mapping[str, Any] = {
-            "branches": self.branches,
-            "tags": self.tags,
-            "leases": self.leases,
-        }[section]
-        return list(found)
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Its entries of that section, by name."""
+        found: Mapping[str, Any] = getattr(self, name)
+        return found
 
     def __len__(self) -> int:
         return len(self.branches) + len(self.tags) + len(self.leases) + len(self.pending)
@@ -63,31 +72,3 @@ class Page:
             {**self.leases, **other.leases},
             self.pending + other.pending,
         )
-
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        branches: dict[str, Any] = {n: self.branches[n].pack() for n in sorted(self.branches)}
-        tags = {}
-        for name in sorted(self.tags):
-            ref = self.tags[name]
-            tags[name] = None if ref is None else ref.bare().pack()
-        leases = {name: self.leases[name].pack() for name in sorted(self.leases)}
-        fields: dict[str, Any] = {"branches": branches, "tags": tags, "leases": leases}
-        if self.pending:
-            fields["pending"] = [chain.pack() for chain in self.pending]
-        return encode(ObjectKind.PAGE, fields)
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Page:
-        """Decode a page."""
-        return decode(data, ObjectKind.PAGE, cls._parse, ref.key, crc=ref.crc32c, length=ref.length)
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Page:
-        branches = {name: Branch.parse(f) for name, f in fields.named("branches").items()}
-        tags: dict[str, BlobRef | None] = {}
-        for name, value in fields.table("tags").items():
-            tags[name] = None if value is None else BlobRef.parse(Fields(value, "page.tags"))
-        leases = {name: Lease.parse(value) for name, value in fields.table("leases").items()}
-        pending = tuple(PendingDeletion.parse(value) for value in fields.items("pending"))
-        return cls(branches, tags, leases, pending)

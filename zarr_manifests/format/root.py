@@ -31,12 +31,30 @@ from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
     ObjectKind,
+    are,
     check_numbers,
     check_texts,
     decode,
     encode,
     pack,
     unpack,
+)
+from zarr_manifests.format.records import (
+    COPIED,
+    NUMBER,
+    OPTIONAL_COPIED,
+    OPTIONAL_POINTER,
+    POINTERS,
+    SORTED_COUNTERS,
+    TABLE,
+    TEXT,
+    TUPLE,
+    Record,
+    Stored,
+    binary,
+    by_name,
+    maps,
+    rows,
 )
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 from zarr_manifests.keys import is_inside
@@ -104,8 +122,12 @@ def check_ref_name(name: object) -> str:
     )
 
 
+def _floor(fields: Fields, name: str) -> str | None:
+    return fields.text(name) if fields.has(name) else None
+
+
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Record):
     """A branch.
 
     Parameters
@@ -136,39 +158,19 @@ class Branch:
     ahead: tuple[BlobRef, ...] = ()
     index: BlobRef | None = None
 
+    _FIELDS = (
+        ("index", "index", OPTIONAL_POINTER.left_out()),  # every swap writes the root
+        ("head", "head", COPIED),
+        ("base", "base", OPTIONAL_COPIED),
+        ("epoch", "epoch", NUMBER),
+        ("floor", "floor", Stored(_floor)),
+        ("ahead", "ahead", maps(BlobRef)),
+    )
+
     def __post_init__(self) -> None:
         if self.floor is not None:
             snapshot_key(self.floor)
         check_numbers("branch", self.epoch)
-
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        base = None if self.base is None else self.base.pack()
-        more: dict[str, Any] = {}  # left out if absent: every swap writes the root
-        if self.index is not None:
-            more["index"] = self.index.bare().pack()
-        return more | {
-            "head": self.head.pack(),
-            "base": base,
-            "epoch": self.epoch,
-            "floor": self.floor,
-            "ahead": [ref.pack() for ref in self.ahead],
-        }
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Branch:
-        """From a map that `pack` made."""
-        head, base = BlobRef.parse_required(fields, "head"), BlobRef.parse_optional(fields, "base")
-        floor = fields.text("floor") if fields.has("floor") else None
-        ahead = tuple(BlobRef.parse(ref) for ref in fields.maps("ahead"))
-        return cls(
-            head,
-            base,
-            fields.number("epoch"),
-            floor,
-            ahead,
-            BlobRef.parse_optional(fields, "index"),
-        )
 
     def bare(self) -> Branch:
         """The same without copies."""
@@ -307,38 +309,90 @@ class LogEntry:
         """From a list that `pack` made; cached, since successive roots share most entries."""
         try:
             return _log_entry(*value)
-        except TypeError:
-            return cls._parse(value)
-
-    @classmethod
-    def _parse(cls, value: Any) -> LogEntry:
-        match value:
-            case [
-                int(version),
-                int(at),
-                str(operation),
-                str(ref),
-                str(snapshot),
-                bytes(commit),
-                *by,
-            ]:
-                match by:
-                    case []:
-                        return cls(version, at, operation, ref, snapshot, commit)
-                    case [str(name)]:
-                        return cls(version, at, operation, ref, snapshot, commit, name)
-        raise CorruptObjectError(
-            "root.log: expected version, time, operation, ref, snapshot, id and an optional author"
-        )
+        except TypeError as error:
+            raise CorruptObjectError(
+                "root.log: expected version, time, operation, ref, snapshot, id and an optional "
+                "author"
+            ) from error
 
 
 @lru_cache(maxsize=4 * LOG_TAIL, typed=True)
 def _log_entry(*value: Any) -> LogEntry:
-    return LogEntry._parse(list(value))
+    match value:
+        case [int(), int(), str(), str(), str(), bytes(), *by] if len(by) <= 1 and are(str, by):
+            return LogEntry(*value)
+    raise TypeError
+
+
+_NO_CONFIG: Final = Config()
+
+
+class _Said:
+    """The last configuration written, as a map: most roots have the same."""
+
+    last: tuple[Config, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
+
+
+def _as_dict(config: Config) -> dict[str, Any]:
+    known, said = _Said.last
+    if config is not known:
+        said = config.to_dict()
+        _Said.last = config, said
+    return said
+
+
+@lru_cache(maxsize=32)
+def _config_of(packed: bytes) -> Config:
+    """The saved configuration; cached, since most roots have the same."""
+    try:
+        return Config.from_dict(unpack(packed))
+    except ConfigError as error:
+        raise UnsupportedFormatError(
+            f"the saved configuration is not understood ({error}); upgrade the package"
+        ) from error
+
+
+def parse_branch(value: object, where: str) -> Branch:
+    """The branch that `Branch.pack` made."""
+    return Branch.parse(Fields(value, where))
+
+
+def _config(fields: Fields, name: str) -> Config:
+    return _config_of(pack(fields.table(name)))
+
+
+def _features(fields: Fields, name: str) -> tuple[str, ...]:
+    """The features; an unknown one is refused before other fields, whose form it may change."""
+    return _checked_features(tuple(fields.items(name)))
+
+
+def _checked_features(features: tuple[Any, ...]) -> tuple[str, ...]:
+    unknown = [feature for feature in features if feature not in FEATURES]
+    if unknown:
+        raise UnsupportedFormatError(
+            f"the repository needs the features {unknown!r}, which this version of "
+            "zarr-manifests does not know; upgrade the package"
+        )
+    return features
+
+
+def _parse_pages(fields: Fields, name: str) -> dict[str, tuple[PageRef, ...]]:
+    sections = Fields(fields.table(name), f"{fields.where}.{name}")
+    return {
+        section: tuple(map(PageRef.parse, sections.items(section))) for section in sections.value
+    }
+
+
+def _pack_pages(pages: Mapping[str, tuple[PageRef, ...]]) -> dict[str, Any]:
+    return {
+        section: [page.pack() for page in pages[section]]
+        for section in sorted(pages)
+        if pages[section]
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class Root(Record):
     """One version of the root state.
 
     Parameters
@@ -406,8 +460,32 @@ class Root:
     features: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    _FIELDS = (
+        ("features", "features", Stored(_features)),  # before all else
+        ("repository", "repository_id", TEXT),
+        ("version", "version", NUMBER),
+        ("write", "write_id", binary(WRITE_ID_BYTES)),
+        ("at_ms", "written_ms", NUMBER),
+        ("config", "config", Stored(_config, _as_dict)),
+        ("branches", "branches", by_name(parse_branch, Branch.pack)),
+        ("tags", "tags", POINTERS),
+        ("deleted_tags", "deleted_tags", TUPLE),
+        ("log", "log", rows(LogEntry)),
+        ("leases", "leases", rows(Lease)),
+        ("fence", "fence", NUMBER),
+        ("swept", "swept", NUMBER),
+        ("epochs", "epochs", SORTED_COUNTERS),
+        ("pages", "pages", Stored(_parse_pages, _pack_pages)),
+        ("deleted_branches", "deleted_branches", TUPLE),
+        ("deleted_leases", "deleted_leases", TUPLE),
+        ("pending", "pending", rows(PendingDeletion)),
+        ("collected", "collected", NUMBER),
+        ("counters", "counters", SORTED_COUNTERS),
+        ("metadata", "metadata", TABLE.left_out()),  # every swap writes the root
+    )
+
     def __post_init__(self) -> None:
-        _check_features(self.features)
+        _checked_features(self.features)
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
             raise CorruptObjectError("root: invalid write id or version")
         numbers = self.version, self.fence, self.swept, self.collected
@@ -487,109 +565,9 @@ class Root:
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        payload: dict[str, Any] = {
-            "features": list(self.features),
-            "repository": self.repository_id,
-            "version": self.version,
-            "write": self.write_id,
-            "at_ms": self.written_ms,
-            "config": _as_dict(self.config),
-            "branches": {name: self.branches[name].pack() for name in sorted(self.branches)},
-            "tags": {name: self.tags[name].bare().pack() for name in sorted(self.tags)},
-            "deleted_tags": list(self.deleted_tags),
-            "log": [entry.pack() for entry in self.log],
-            "leases": [lease.pack() for lease in self.leases],
-            "fence": self.fence,
-            "swept": self.swept,
-            "epochs": {name: self.epochs[name] for name in sorted(self.epochs)},
-            "pages": {
-                section: [page.pack() for page in self.pages[section]]
-                for section in sorted(self.pages)
-                if self.pages[section]
-            },
-            "deleted_branches": list(self.deleted_branches),
-            "deleted_leases": list(self.deleted_leases),
-            "pending": [chain.pack() for chain in self.pending],
-            "collected": self.collected,
-            "counters": {name: self.counters[name] for name in sorted(self.counters)},
-        }
-        if self.metadata:  # left out if empty: every swap writes the root
-            payload["metadata"] = dict(self.metadata)
-        return encode(ObjectKind.ROOT, payload)
+        return encode(ObjectKind.ROOT, self.pack())
 
     @classmethod
     def from_object(cls, data: bytes, where: str = ROOT_KEY) -> Root:
         """Decode a root."""
-        return decode(data, ObjectKind.ROOT, cls._parse, where)
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Root:
-        features = tuple(fields.items("features"))
-        _check_features(features)  # before all else: they may change what follows
-        deleted, hidden = fields.items("deleted_tags"), fields.items("deleted_branches")
-        ended = fields.items("deleted_leases")
-        pages = {}
-        for section, refs in fields.table("pages").items():
-            if not isinstance(refs, list):
-                raise CorruptObjectError("root.pages: expected lists")
-            pages[section] = tuple(PageRef.parse(value) for value in refs)
-        return cls(
-            fields.text("repository"),
-            fields.number("version"),
-            fields.binary("write", WRITE_ID_BYTES),
-            fields.number("at_ms"),
-            _config_of(pack(fields.table("config"))),
-            {name: Branch.parse(f) for name, f in fields.named("branches").items()},
-            {name: BlobRef.parse(f) for name, f in fields.named("tags").items()},
-            tuple(deleted),
-            tuple(LogEntry.parse(value) for value in fields.items("log")),
-            tuple(Lease.parse(value) for value in fields.items("leases")),
-            fields.number("fence"),
-            fields.number("swept"),
-            fields.counters("epochs"),
-            pages,
-            tuple(hidden),
-            tuple(ended),
-            tuple(PendingDeletion.parse(value) for value in fields.items("pending")),
-            fields.number("collected"),
-            fields.counters("counters"),
-            features,
-            fields.table("metadata"),
-        )
-
-
-def _check_features(features: tuple[Any, ...]) -> None:
-    unknown = [feature for feature in features if feature not in FEATURES]
-    if unknown:
-        raise UnsupportedFormatError(
-            f"the repository needs the features {unknown!r}, which this version of "
-            "zarr-manifests does not know; upgrade the package"
-        )
-
-
-_NO_CONFIG: Final = Config()
-
-
-class _Said:
-    """The last configuration written, as a map: most roots have the same."""
-
-    last: tuple[Config, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
-
-
-def _as_dict(config: Config) -> dict[str, Any]:
-    known, said = _Said.last
-    if config is not known:
-        said = config.to_dict()
-        _Said.last = config, said
-    return said
-
-
-@lru_cache(maxsize=32)
-def _config_of(packed: bytes) -> Config:
-    """The saved configuration; cached, since most roots have the same."""
-    try:
-        return Config.from_dict(unpack(packed))
-    except ConfigError as error:
-        raise UnsupportedFormatError(
-            f"the saved configuration is not understood ({error}); upgrade the package"
-        ) from error
+        return decode(data, ObjectKind.ROOT, cls.parse, where)

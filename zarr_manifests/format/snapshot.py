@@ -6,6 +6,10 @@ read list is complete, so readers never need an earlier snapshot; its entries ar
 their sequences, which number the changes of a line of history. A snapshot may be found by its key
 alone, without a pointer that has its checksum. So it states its own id, which must match its key,
 and the id of its repository.
+
+A snapshot has up to 256 *marks* itself: the last version that each application has committed
+exactly once. The others are in a page of marks, which it points to; its own marks override those of
+the page. So no earlier snapshot is needed to find one.
 """
 
 from __future__ import annotations
@@ -14,9 +18,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
-from zarr_manifests.format.counts import Count, check_counts, pack_counts, parse_counts
+from zarr_manifests.format.counts import COUNTS, Count, check_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.entry_columns import HistoryEntry, SnapshotPointer
 from zarr_manifests.format.envelope import (
@@ -26,19 +30,71 @@ from zarr_manifests.format.envelope import (
     check_numbers,
     check_texts,
     decode,
-    encode,
     unpack,
 )
 from zarr_manifests.format.history_pages import History
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, check_marks
+from zarr_manifests.format.records import (
+    COPIED,
+    COUNTERS,
+    FLAG,
+    NUMBER,
+    OPTIONAL_POINTER,
+    POINTER,
+    SORTED_COUNTERS,
+    TABLE,
+    TEXT,
+    MetadataObject,
+    Record,
+    Stored,
+    binary,
+    decoded,
+    inner,
+    maps,
+    within,
+)
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
 _LATER_COPY_BYTES: Final = 2 * 1024
+MOST_IN_SNAPSHOT: Final = 256
+MOST_IN_PAGE: Final = 1 << 20
+_NAME_BYTES: Final = 255
+
+
+def check_marks(where: str, marks: Mapping[str, int], most: int) -> None:
+    """Raise unless there are at most `most` marks, each with a valid name and version.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are more, a name has not 1 to 255 bytes of UTF-8, or a version is out of range.
+    """
+    if len(marks) > most:
+        raise InvalidArgumentError(f"{where}: {len(marks)} marks, and at most {most} fit")
+    check_texts(where, *marks)
+    for name in marks:
+        if not 1 <= len(name.encode()) <= _NAME_BYTES:
+            raise InvalidArgumentError(
+                f"{where}: the name {name[:40]!r} has not 1 to {_NAME_BYTES} bytes"
+            )
+    check_numbers(where, *marks.values())
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaEntry:
+class MarksPage(MetadataObject):
+    """Marks that a snapshot has no room for, by application."""
+
+    marks: Mapping[str, int]
+
+    _KIND = ObjectKind.MARKS
+    _FIELDS = (("marks", "marks", SORTED_COUNTERS),)
+
+    def __post_init__(self) -> None:
+        check_marks("marks", self.marks, MOST_IN_PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaEntry(Record):
     """A live delta or run in a read list, and which chunk tables it has.
 
     Parameters
@@ -75,6 +131,18 @@ class DeltaEntry:
     coordinates: bool = False
     counts: tuple[Count, ...] | None = None
     zones: BlobRef | None = None
+
+    _FIELDS = (
+        ("log", "log", COPIED),
+        ("first", "first", NUMBER),
+        ("last", "last", NUMBER),
+        ("nodes", "changes_nodes", FLAG),
+        ("coordinates", "coordinates", FLAG),
+        ("embedded", "embedded", within(Part)),
+        ("manifests", "manifests", maps(ManifestRef)),
+        ("counts", "counts", COUNTS),
+        ("zones", "zones", OPTIONAL_POINTER.left_out()),
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.last:
@@ -130,22 +198,6 @@ class DeltaEntry:
         """Whether opening the snapshot or reading its coordinates needs the delta."""
         return self.changes_nodes or self.coordinates
 
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        packed = {
-            "log": self.log.pack(),
-            "first": self.first,
-            "last": self.last,
-            "nodes": self.changes_nodes,
-            "coordinates": self.coordinates,
-            "embedded": [part.pack() for part in self.embedded],
-            "manifests": [manifest.pack() for manifest in self.manifests],
-            "counts": pack_counts(self.counts),
-        }
-        if self.zones is not None:
-            packed["zones"] = self.zones.bare().pack()
-        return packed
-
     @classmethod
     def parse_all(cls, fields: Fields, name: str) -> tuple[DeltaEntry, ...]:
         """From the field of that name, a list of maps that `pack` made, still packed.
@@ -156,26 +208,12 @@ class DeltaEntry:
         for i, raw in enumerate(fields.items(name)):
             entry = _PARSED.get(raw)
             if entry is None:
-                entry = cls._parse(Fields(unpack(raw), f"{fields.where}.{name}[{i}]"))
+                entry = cls.parse(Fields(unpack(raw), f"{fields.where}.{name}[{i}]"))
                 if len(_PARSED) >= _MOST_PARSED:
                     _PARSED.clear()
                 _PARSED[raw] = entry
             found.append(entry)
         return tuple(found)
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> DeltaEntry:
-        return cls(
-            BlobRef.parse_required(fields, "log"),
-            fields.number("first"),
-            fields.number("last"),
-            fields.flag("nodes"),
-            Part.parse_all(fields, "embedded"),
-            tuple(ManifestRef.parse(f) for f in fields.maps("manifests")),
-            fields.flag("coordinates"),
-            parse_counts(fields),
-            BlobRef.parse_optional(fields, "zones"),
-        )
 
 
 _MOST_PARSED: Final = 1024
@@ -188,12 +226,14 @@ def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, 
 
 
 @dataclass(frozen=True, slots=True)
-class DigestEntry:
+class DigestEntry(Record):
     """A digest of `count` live deltas, from position `first` in the read list."""
 
     blob: BlobRef
     first: int
     count: int
+
+    _FIELDS = (("blob", "blob", COPIED), ("first", "first", NUMBER), ("count", "count", NUMBER))
 
     def __post_init__(self) -> None:
         check_numbers("snapshot.digests", self.first, self.count, most=2**31)
@@ -203,19 +243,25 @@ class DigestEntry:
         """Position after its last delta."""
         return self.first + self.count
 
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        return {"blob": self.blob.pack(), "first": self.first, "count": self.count}
 
-    @classmethod
-    def parse(cls, fields: Fields) -> DigestEntry:
-        """From a map that `pack` made."""
-        blob = BlobRef.parse_required(fields, "blob")
-        return cls(blob, fields.number("first"), fields.number("count"))
+def _kind(fields: Fields, name: str) -> CommitKind:
+    try:
+        return CommitKind(fields.text(name))
+    except ValueError as error:
+        raise CorruptObjectError(f"{fields.where}.{name}: {error}") from error
+
+
+def _merged(fields: Fields, name: str) -> tuple[str, str] | None:
+    match fields.value.get(name):
+        case None:
+            return None
+        case [str(source), str(base)]:
+            return source, base
+    raise CorruptObjectError(f"{fields.where}.{name}: expected the ids of two snapshots")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(MetadataObject):
     """One committed version.
 
     Parameters
@@ -282,6 +328,30 @@ class Snapshot:
     marks_page: BlobRef | None = None
     merged: tuple[str, str] | None = None
     history: History = field(default_factory=History)
+
+    _KIND = ObjectKind.SNAPSHOT
+    _PACKED = "deltas"
+    _FIELDS = (
+        ("marks_page", "marks_page", OPTIONAL_POINTER.left_out()),
+        ("merged", "merged", Stored(_merged).left_out()),
+        ("id", "snapshot_id", TEXT),
+        ("repository", "repository_id", TEXT),
+        ("parent", "parent", OPTIONAL_POINTER),
+        ("commit", "commit_id", binary(COMMIT_ID_BYTES)),
+        ("kind", "kind", Stored(_kind, str)),
+        ("message", "message", TEXT),
+        ("metadata", "metadata", TABLE),
+        ("at_ms", "written_ms", NUMBER),
+        ("base", "base", OPTIONAL_POINTER),
+        ("deltas", "deltas", within(DeltaEntry)),
+        ("log", "log", POINTER),
+        ("totals", "totals", COUNTERS),
+        ("marks", "marks", COUNTERS),
+        ("digests", "digests", maps(DigestEntry)),
+        ("sequence", "sequence", NUMBER),
+        ("sums", "sums", COUNTERS),
+        ("history", "history", inner(History, History)),
+    )
 
     def __post_init__(self) -> None:
         snapshot_key(self.snapshot_id)
@@ -383,92 +453,16 @@ class Snapshot:
         """Objects that opening needs besides the snapshot and its base, for the branch to name."""
         return tuple(ref for _, ref in self.opening() if ref.copy is None)
 
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        rare: dict[str, Any] = {}  # left out if absent
-        if self.marks_page is not None:
-            rare["marks_page"] = self.marks_page.bare().pack()
-        if self.merged is not None:
-            rare["merged"] = list(self.merged)
-        return encode(
-            ObjectKind.SNAPSHOT,
-            rare
-            | {
-                "id": self.snapshot_id,
-                "repository": self.repository_id,
-                "parent": None if self.parent is None else self.parent.bare().pack(),
-                "commit": self.commit_id,
-                "kind": str(self.kind),
-                "message": self.message,
-                "metadata": dict(self.metadata),
-                "at_ms": self.written_ms,
-                "base": None if self.base is None else self.base.bare().pack(),
-                "deltas": [entry.pack() for entry in self.deltas],
-                "log": self.log.bare().pack(),
-                "totals": dict(self.totals),
-                "marks": dict(self.marks),
-                "digests": [entry.pack() for entry in self.digests],
-                "sequence": self.sequence,
-                "sums": dict(self.sums),
-                "history": self.history.pack(),
-            },
-        )
-
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Snapshot:
         """Decode a snapshot."""
-
-        def parse(fields: Fields) -> Snapshot:
-            found = cls._parse(fields)
-            if found.snapshot_id != snapshot_id_of(ref.key):
-                raise CorruptObjectError(
-                    f"found snapshot {found.snapshot_id} under this key; restore the right object "
-                    "from a backup"
-                )
-            return found
-
-        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, ObjectKind.SNAPSHOT, parse, ref.key, **pointer, packed="deltas")
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Snapshot:
-        try:
-            kind = CommitKind(fields.text("kind"))
-        except ValueError as error:
-            raise CorruptObjectError(f"snapshot.kind: {error}") from error
-        return cls(
-            fields.text("id"),
-            fields.text("repository"),
-            BlobRef.parse_optional(fields, "parent"),
-            fields.binary("commit", COMMIT_ID_BYTES),
-            kind,
-            fields.text("message"),
-            fields.table("metadata"),
-            fields.number("at_ms"),
-            BlobRef.parse_optional(fields, "base"),
-            DeltaEntry.parse_all(fields, "deltas"),
-            BlobRef.parse_required(fields, "log"),
-            fields.counters("totals"),
-            fields.counters("marks"),
-            tuple(DigestEntry.parse(f) for f in fields.maps("digests")),
-            fields.number("sequence"),
-            fields.counters("sums"),
-            BlobRef.parse_optional(fields, "marks_page"),
-            _merged(fields),
-            History.parse(Fields(fields.value["history"], "snapshot.history"))
-            if fields.has("history")
-            else History(),
-        )
-
-
-def _merged(fields: Fields) -> tuple[str, str] | None:
-    """The ids in the field `merged`, if it is there."""
-    match fields.value.get("merged"):
-        case None:
-            return None
-        case [str(source), str(base)]:
-            return source, base
-    raise CorruptObjectError("snapshot.merged: expected the ids of two snapshots")
+        found = decoded(cls, data, ref)
+        if found.snapshot_id != snapshot_id_of(ref.key):
+            raise CorruptObjectError(
+                f"{ref.key}: found snapshot {found.snapshot_id} under this key; restore the right "
+                "object from a backup"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)

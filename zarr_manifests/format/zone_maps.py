@@ -33,12 +33,10 @@ from zarr_manifests.format.envelope import (
     Fields,
     ObjectKind,
     check_numbers,
-    decode,
-    encode,
     pack,
     unpack,
 )
-from zarr_manifests.format.index import check_type
+from zarr_manifests.format.records import MetadataObject, Stored
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -321,8 +319,19 @@ class ZoneTable:
             raise CorruptObjectError(f"zones.tables: {error}") from error
 
 
+def _tables(fields: Fields, name: str) -> tuple[tuple[bytes, int, bytes], ...]:
+    found = []
+    for value in fields.items(name):
+        match value:
+            case [bytes(node), int(n), bytes(packed)] if len(node) == NODE_ID_BYTES:
+                found.append((node, n, packed))
+            case _:
+                raise CorruptObjectError("zones.tables: expected node, entries and bytes")
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
-class Zones:
+class Zones(MetadataObject):
     """Zone maps in one object, still packed: node, number of entries and bytes of each.
 
     Parameters
@@ -337,6 +346,10 @@ class Zones:
     """
 
     packed: tuple[tuple[bytes, int, bytes], ...]
+
+    _KIND = ObjectKind.INDEX
+    _TYPE = "zones"
+    _FIELDS = (("tables", "packed", Stored(_tables)),)
 
     def __post_init__(self) -> None:
         check_numbers("zones", *(n for _, n, _ in self.packed), most=MAX_ROWS)
@@ -379,29 +392,6 @@ class Zones:
             raise CorruptObjectError("a zone map has another number of entries than it should")
         return ZoneTable.parse(packed)
 
-    def encode(self) -> bytes:
-        """The object's bytes."""
-        tables = [list(one) for one in self.packed]
-        return encode(ObjectKind.INDEX, {"type": "zones", "tables": tables})
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Zones:
-        """Decode an object of zone maps."""
-        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, ObjectKind.INDEX, cls._parse, ref.key, **pointer)
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Zones:
-        check_type(fields, "zones")
-        found = []
-        for value in fields.items("tables"):
-            match value:
-                case [bytes(node), int(n), bytes(packed)] if len(node) == NODE_ID_BYTES:
-                    found.append((node, n, packed))
-                case _:
-                    raise CorruptObjectError("zones.tables: expected node, entries and bytes")
-        return cls(tuple(found))
-
 
 @dataclass(frozen=True, slots=True)
 class ZonePage:
@@ -442,7 +432,7 @@ class ZonePage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ZonePages:
+class ZonePages(MetadataObject):
     """All pages of one array, and the bounds of each page.
 
     Parameters
@@ -464,6 +454,9 @@ class ZonePages:
     pages: tuple[ZonePage, ...]
     bounds: Bounds
 
+    _KIND = ObjectKind.INDEX
+    _TYPE = "zone-pages"
+
     def __post_init__(self) -> None:
         if len(self.meaning) != MEANING_BYTES or not len(self.pages) == len(self.bounds) > 0:
             raise CorruptObjectError("the pages of a zone map contradict their bounds")
@@ -473,8 +466,8 @@ class ZonePages:
         """The objects with entries, each once."""
         return tuple({page.blob.key: page.blob for page in self.pages}.values())
 
-    def encode(self) -> bytes:
-        """The object's bytes."""
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
         blobs = {blob.key: i for i, blob in enumerate(self.blobs)}
         pages = [
             [
@@ -484,18 +477,12 @@ class ZonePages:
             for page in self.pages
         ]
         packed = [blob.bare().pack() for blob in self.blobs]
-        payload = {"type": "zone-pages", "meaning": self.meaning, "blobs": packed, "pages": pages}
-        return encode(ObjectKind.INDEX, {**payload, "bounds": self.bounds.pack()})
+        found = {"meaning": self.meaning, "blobs": packed, "pages": pages}
+        return {**found, "bounds": self.bounds.pack()}
 
     @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> ZonePages:
-        """Decode an object of pages."""
-        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, ObjectKind.INDEX, cls._parse, ref.key, **pointer)
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> ZonePages:
-        check_type(fields, "zone-pages")
+    def parse(cls, fields: Fields) -> ZonePages:
+        """From a map that `pack` made."""
         blobs = [BlobRef.parse(blob) for blob in fields.maps("blobs")]
         pages = []
         for value in fields.items("pages"):

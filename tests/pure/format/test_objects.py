@@ -34,11 +34,9 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
 )
 from zarr_manifests.format.counts import Count
-from zarr_manifests.format.delta import CommitKind, Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import CommitKind, Delta, Digest
 from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
@@ -50,7 +48,7 @@ from zarr_manifests.format.root import (
     PendingDeletion,
     Root,
 )
-from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, MarksPage, Snapshot
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -264,7 +262,7 @@ def test_a_page_with_more_marks_than_are_read_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert read("marks", ENCODED["marks"]) == VALUES["marks"]
-    monkeypatch.setattr("zarr_manifests.format.marks.MOST_IN_PAGE", 1)
+    monkeypatch.setattr("zarr_manifests.format.snapshot.MOST_IN_PAGE", 1)
     with pytest.raises(CorruptObjectError, match="8 marks"):
         read("marks", ENCODED["marks"])
     with pytest.raises(InvalidArgumentError, match="at most 1"):

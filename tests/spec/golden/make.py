@@ -33,7 +33,6 @@ import zarr_manifests as zm
 from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import crc_of
-from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.pages import Page
 from zarr_manifests.format.root import (
     FEATURES,
@@ -45,6 +44,7 @@ from zarr_manifests.format.root import (
     PendingDeletion,
     Root,
 )
+from zarr_manifests.format.snapshot import MarksPage
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.zones.meaning import Meaning

@@ -24,9 +24,8 @@ from zarr_manifests.errors import (
     TransactionGapError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.marks import MOST_IN_SNAPSHOT, MarksPage
 from zarr_manifests.format.root import ROOT_KEY, Branch, Root
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import MOST_IN_SNAPSHOT, MarksPage, Snapshot
 from zarr_manifests.planning.conflict.transactions import (
     NO_MARK,
     MarkStep,

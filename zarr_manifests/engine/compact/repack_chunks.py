@@ -62,7 +62,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
     by_bytes,
     due_packs,
     moved_rows,
-    rounds,
+    parts,
     uses_of,
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
@@ -134,7 +134,7 @@ def repack_chunks(
     work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), run)
     expect("reading packs", len(due))
     head = None
-    for keys in rounds(due, uses, ROUND_CHUNKS):
+    for keys in parts(due, lambda key: uses[key].chunks, ROUND_CHUNKS):
         head = work.move(frozenset(keys)) or head
     if head is not None:
         tell("merging refs", 0)

@@ -8,9 +8,8 @@ from typing import Final
 from zarr_manifests.engine.history.ancestry import ancestors
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.root import Branch
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import MarksPage, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.transactions import NO_MARK
 

@@ -16,14 +16,12 @@ from typing import Any
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
-from zarr_manifests.format.index import Bitmaps, IndexDirectory
+from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
-from zarr_manifests.format.marks import MarksPage
 from zarr_manifests.format.nodes import Base
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import MarksPage, Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Runtime
@@ -101,6 +99,7 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
         case IndexDirectory():
             yield from (Link(blob, Bitmaps) for blob in value.blobs)
             yield from (Link(blob, ZonePages) for blob in value.zones.values())
+            yield from (Link(blob, UnknownIndex) for blob in value.others.values())
         case ZonePages():
             yield from (Link(blob, Zones) for blob in value.blobs)
 

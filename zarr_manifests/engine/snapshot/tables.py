@@ -25,8 +25,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import Column
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.envelope import MAX_NUMBER
 from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part, by_node
 from zarr_manifests.format.nodes import Base

@@ -43,8 +43,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.counts import Count
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.snapshot import Snapshot

@@ -8,6 +8,12 @@ A later call brings new commits to a clone. It moves a branch only forward: to a
 history has the branch's head. What has expired in the source expires in the clone, unless somebody
 holds a lease there: pages of history that name it may be gone in the source.
 
+A clone has the id of its source, since every snapshot states that id. Both draw names of objects at
+random, so they can go on independently. Invariants: the version of a clone is far ahead of that of
+its source, and its fence is that version, so no session of the source can commit to the clone; a
+branch or tag that is in the clone already is never lost, moved back or made shorter; once anything
+has expired, every branch has a floor.
+
 Leases keep what is copied from expiring. What a branch loses by a reset may still be collected; the
 clone then begins again with the newer root, and finds what it has copied already. In the other
 place, a collection would delete what no ref names yet. So the swap is refused if one has begun
@@ -48,13 +54,12 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.index import Bitmaps, IndexDirectory
+from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, Root, known_ref
+from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.upkeep.cloning import OPERATION, begun, continued
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -67,6 +72,9 @@ _TRIES: Final = 10
 _SWAPS: Final = 100
 _LEASE_MS: Final = 120_000
 _MOST_LEASES: Final = 16
+_OPERATION: Final = "clone"
+_AHEAD: Final = 1_000_000
+"""More versions than a source makes before it is cloned again, and as many as a recovery skips."""
 
 
 def clone(
@@ -243,7 +251,7 @@ def _leased(context: Context, snapshots: Iterable[str]) -> Iterator[None]:
     try:
         try:
             if context.storage.capabilities.cas:
-                held += [take(context, one, _LEASE_MS, OPERATION) for one in snapshots]
+                held += [take(context, one, _LEASE_MS, _OPERATION) for one in snapshots]
         except StorageError as error:
             _LOG.warning("%s is cloned without a lease: %s", context.storage.url, error)
         yield
@@ -286,12 +294,12 @@ class _Clone:
         branches = {name: self._branch(name, tip, due) for name, tip in tips.items()}
         tags = self._tags(tips, due)
         within = copier_within(self.context.storage, self.storage)
-        copier = ObjectCopier(self.context, self.storage, _heads(branches), within)
+        copier = ObjectCopier(self.context, self.storage, within)
         if there is None or tags or self._changes(branches):
             oldest = dict.fromkeys(self._oldest(tip) for tip in tips.values())
             with _leased(self.context, [*oldest][:_MOST_LEASES]):
                 self._copy(copier, due, branches)
-                version = self._write_root(_with_copies(branches, copier.kept), tags)
+                version = self._write_root(branches, tags)
         else:
             version = there.version
         self.storage.delete_many([CLONING_KEY])
@@ -448,7 +456,7 @@ class _Clone:
             return seen
 
         def load(link: Link) -> Any:
-            ends = link.kind in (Manifest, Zones, Bitmaps)
+            ends = link.kind in (Manifest, Zones, Bitmaps, UnknownIndex)
             return None if ends else there.objects.load(link.ref, link.kind)
 
         branches = self.place.branches.values()
@@ -466,7 +474,7 @@ class _Clone:
         place, runtime = self.place, self.context.runtime
         if place.whole is None:
             operation, by = runtime.random_bytes(16), runtime.who()
-            root = begun(self.source, branches, tags, runtime.now_ms(), operation, by)
+            root = _begun(self.source, branches, tags, runtime.now_ms(), operation, by)
             at = place.roots.install(root.with_copies({}, DEFAULT_BRANCH), None)
             if at is None:
                 raise _OvertakenError
@@ -493,9 +501,9 @@ class _Clone:
             new = dict(branches)
             if whole.leases:  # what they keep must not expire; the next clone may let it
                 new |= {n: replace(b, floor=kept[n].floor) for n, b in new.items() if n in kept}
-            return continued(replace(whole, branches=kept), self.source, new, tags)
+            return _continued(replace(whole, branches=kept), self.source, new, tags)
 
-        return place.roots.update(change, OPERATION, "", "", _SWAPS).root.version
+        return place.roots.update(change, _OPERATION, "", "", _SWAPS).root.version
 
 
 def _is_no_page(link: Link) -> bool:
@@ -508,19 +516,49 @@ def _line(context: ReadContext, branches: Mapping[str, Branch]) -> set[str]:
     return {ref.key for line in lines for ref, _ in line}
 
 
-def _heads(branches: Mapping[str, Branch]) -> frozenset[str]:
-    """Keys of the heads and bases of the branches."""
-    refs = (ref for b in branches.values() for ref in (b.head, b.base) if ref is not None)
-    return frozenset(ref.key for ref in refs)
+def _begun(
+    source: Root,
+    branches: Mapping[str, Branch],
+    tags: Mapping[str, BlobRef],
+    now_ms: int,
+    operation_id: bytes,
+    by: str,
+) -> Root:
+    """The first root of a clone.
+
+    Leases, claims and counters of the source are not those of its clone.
+    """
+    version = source.version + _AHEAD
+    return Root(
+        source.repository_id,
+        version,
+        operation_id,
+        now_ms,
+        source.config,
+        branches,
+        tags,
+        source.deleted_tags,
+        (LogEntry(version, now_ms, _OPERATION, "", "", operation_id).signed(by),),
+        fence=version,
+        features=source.features,
+        metadata=source.metadata,
+    )
 
 
-def _with_copies(branches: Mapping[str, Branch], kept: Mapping[str, bytes]) -> dict[str, Branch]:
-    """The branches with copies of their heads and bases, as far as these were copied now."""
-
-    def one(ref: BlobRef) -> BlobRef:
-        return replace(ref, copy=kept.get(ref.key))
-
-    return {
-        name: replace(b, head=one(b.head), base=None if b.base is None else one(b.base))
-        for name, b in branches.items()
-    }
+def _continued(
+    root: Root, source: Root, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]
+) -> Root:
+    """The next root of a clone that has all its refs in itself, with these branches and tags."""
+    new = replace(
+        root,
+        branches={**root.branches, **branches},
+        tags={**root.tags, **tags},
+        deleted_tags=tuple(dict.fromkeys((*root.deleted_tags, *source.deleted_tags))),
+        pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
+        deleted_branches=(),
+        swept=0,
+        metadata={**root.metadata, **source.metadata},
+    )
+    for feature in source.features:
+        new = new.with_feature(feature)
+    return new

@@ -63,7 +63,7 @@ from zarr_manifests.storage.protocol import KeepsTemporaryFiles, ObjectInfo
 _ATTEMPTS = 100
 _BATCH = 1_000
 # Chunks first and snapshots last: an object goes before those that lead to it.
-_KINDS: Final = (
+KINDS: Final = (
     "chunks",
     "reports",
     "manifests",
@@ -152,7 +152,7 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
 
     if dry_run:
         return replace(change(before.root), version=before.root.version + 1)
-    at = _updated(context, change, "collect garbage")
+    at = updated(context, change, "collect garbage")
     with_reserve(context.storage, partial(context.roots.archive, at))
     return at.root
 
@@ -176,10 +176,11 @@ def _end(context: Context, begun: Root, *, alone: bool) -> None:
         pending = tuple(piece for piece in root.pending if piece not in done)
         return replace(root, swept=swept, pending=pending, counters=counters)
 
-    _updated(context, change, "end collection")
+    updated(context, change, "end collection")
 
 
-def _updated(context: Context, change: Callable[[Root], Root], what: str) -> RootAt:
+def updated(context: Context, change: Callable[[Root], Root], what: str) -> RootAt:
+    """Swap in the changed root, on a full disk with the reserve."""
     update = context.roots.update
     return with_reserve(context.storage, partial(update, change, what, "", "", _ATTEMPTS))
 
@@ -394,7 +395,7 @@ def _find_dead(
 
 def _since(context: ReadContext, start: int) -> Iterator[ObjectInfo]:
     """The objects of sessions that did not begin before `start`."""
-    for kind in _KINDS:
+    for kind in KINDS:
         yield from context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}")
 
 
@@ -476,7 +477,7 @@ def _old_archives(context: ReadContext, root: Root) -> list[ObjectInfo]:
 
 def _delete(context: Context, keys: Iterable[str], epoch: int, run: Run) -> None:
     """Delete the objects, one kind after the other, as long as the epoch is ours."""
-    groups: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    groups: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for key in keys:
         groups.setdefault(key.partition("/")[0], []).append(key)
     delete = partial(_delete_batch, context.storage, context.runtime, context.repository_id, epoch)

@@ -15,23 +15,22 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, compared, end_of
+from zarr_manifests.engine.upkeep.collect import KINDS
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
     ObjectNotFoundError,
     StorageError,
 )
-from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind, chunk_key
-from zarr_manifests.format.envelope import is_sound
-from zarr_manifests.format.index import IndexDirectory
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.ids import crc32c
+from zarr_manifests.planning.upkeep.dead_packs import parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ObjectInfo
@@ -39,68 +38,7 @@ from zarr_manifests.storage.protocol import ObjectInfo
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2
-_METADATA: Final = (
-    "deltas",
-    "digests",
-    "history",
-    "indexes",
-    "manifests",
-    "nodes",
-    "pages",
-    "snapshots",
-)
-_FOLD_ROWS: Final = 1 << 20
 _MEND: Final = "restore it from a backup"
-
-type _Rows = npt.NDArray[np.int64]
-"""Rows of object, offset, length and checksum."""
-
-
-@dataclass(slots=True)
-class _Ranges:
-    """The different ranges of chunk objects that chunk tables refer to.
-
-    As columns, since there may be as many as chunks.
-    """
-
-    objects: dict[str, int] = field(default_factory=dict)
-    _rows: list[_Rows] = field(default_factory=list)
-    _unfolded: int = 0
-    _folded: int = 0
-
-    def add(self, table: ChunkTable) -> None:
-        """Note what the native rows of the table refer to."""
-        native = np.flatnonzero(table.kind == RefKind.NATIVE)
-        if not native.size:
-            return
-        pairs = np.stack([table.source[native], table.number[native]], axis=1)
-        unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        keys = [chunk_key(table.sources[source], number) for source, number in unique.tolist()]
-        known = self.objects
-        numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
-        columns = (table.offset[native], table.length[native], table.crc32c[native])
-        at = numbers[inverse.reshape(-1)]
-        self._rows.append(np.stack([at, *(c.astype(np.int64) for c in columns)], axis=1))
-        self._unfolded += native.size
-        if self._unfolded > max(_FOLD_ROWS, self._folded):
-            self._fold()
-
-    def _fold(self) -> None:
-        """Keep each range once; other snapshots refer to most of them, too."""
-        if self._unfolded:
-            self._rows = [np.unique(np.concatenate(self._rows), axis=0)]
-            self._folded, self._unfolded = len(self._rows[0]), 0
-
-    def of_each(self) -> Iterator[tuple[str, _Rows]]:
-        """Key and ranges of each object."""
-        self._fold()
-        if not self._rows:
-            return
-        (rows,) = self._rows
-        bounds = np.flatnonzero(np.diff(rows[:, 0], prepend=-1, append=-1))
-        keys = [*self.objects]
-        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield keys[rows[first, 0]], rows[first:last, 1:]
 
 
 @dataclass(slots=True)
@@ -113,15 +51,11 @@ class ObjectCopier:
         The repository to copy from.
     storage : Storage
         The storage to copy to.
-    heads : frozenset of str
-        Keys of objects of which the bytes are kept, if they are few.
     within : callable, optional
         Has the store copy a chunk object, given key and size, if both storages are in one.
 
     Attributes
     ----------
-    kept : dict of str to bytes
-        These bytes.
     copied : list of int
         Sizes of the objects copied so far.
     moved : list of str
@@ -134,16 +68,14 @@ class ObjectCopier:
 
     source: ReadContext
     storage: Storage
-    heads: frozenset[str] = frozenset()
     within: Callable[[str, int], None] | None = None
-    kept: dict[str, bytes] = field(default_factory=dict)
     copied: list[int] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     chunks: int = 0
     virtual: int = 0
     _here: dict[str, int] = field(default_factory=dict)
-    _ranges: _Ranges = field(default_factory=_Ranges)
+    _ranges: ChunkRanges = field(default_factory=ChunkRanges)
 
     def copy(self, starts: Iterable[Link], seen: set[str], wanted: Callable[[Link], bool]) -> None:
         """Copy all wanted objects that the links lead to, except those in `seen`.
@@ -157,7 +89,8 @@ class ObjectCopier:
         StorageError
             If a storage fails.
         """
-        self._here |= {info.key: info.nbytes for info in self._listed(*_METADATA)}
+        kinds = [kind for kind in KINDS if kind not in ("chunks", "reports")]
+        self._here |= {info.key: info.nbytes for info in self._listed(*kinds)}
         runtime, stage = self.source.runtime, "metadata"
         found = follow(runtime, starts, self._metadata, seen, wanted, stage)
         for _, value in found:
@@ -181,11 +114,6 @@ class ObjectCopier:
         link.check(value)
         if isinstance(value, Snapshot):
             value.check_repository(ref.key, self.source.repository_id)
-        for other in value.others.values() if isinstance(value, IndexDirectory) else ():
-            unknown = self._read(other)
-            if not is_sound(unknown, other.length, other.crc32c):
-                raise CorruptObjectError(f"{other.key} does not match its checksum")
-            self._write(other, unknown)
         self._write(ref, data)
         return value
 
@@ -199,8 +127,6 @@ class ObjectCopier:
             ) from error
 
     def _write(self, ref: BlobRef, data: bytes) -> None:
-        if ref.key in self.heads and len(data) <= ROOT_COPY_BYTES:
-            self.kept[ref.key] = data
         if self._here.get(ref.key) == len(data):
             self.found.append(ref.key)
             return
@@ -216,33 +142,25 @@ class ObjectCopier:
         self.found += here
         done = 0
         expect("chunks", len(due) - len(here))
-        for batch in self._batches(here):
+        absent = self._absent(here)
+        for batch in parts(absent, lambda one: end_of(one[1]), _AT_ONCE_BYTES, _AT_ONCE):
             self.source.runtime.parallel([partial(self._chunk, *each) for each in batch])
             done += len(batch)
             tell("chunks", done)
 
-    def _batches(self, here: Mapping[str, int]) -> Iterator[list[tuple[str, _Rows]]]:
-        batch: list[tuple[str, _Rows]] = []
-        nbytes = 0
+    def _absent(self, here: Mapping[str, int]) -> Iterator[tuple[str, Rows]]:
+        """Key and ranges of each chunk object that is not there yet."""
         for key, rows in self._ranges.of_each():
             self.chunks += len(rows)
-            size = int((rows[:, 0] + rows[:, 1]).max())
-            if key in here:
-                if here[key] < size:
-                    raise CorruptObjectError(
-                        f"chunk object {key} in {self.storage.url} ends before {size}; delete it "
-                        "there, and clone again"
-                    )
-                continue
-            if batch and (len(batch) == _AT_ONCE or nbytes + size > _AT_ONCE_BYTES):
-                yield batch
-                batch, nbytes = [], 0
-            batch.append((key, rows))
-            nbytes += size
-        if batch:
-            yield batch
+            if key not in here:
+                yield key, rows
+            elif here[key] < end_of(rows):
+                raise CorruptObjectError(
+                    f"chunk object {key} in {self.storage.url} ends before {end_of(rows)}; delete "
+                    "it there, and clone again"
+                )
 
-    def _chunk(self, key: str, rows: _Rows) -> None:
+    def _chunk(self, key: str, rows: Rows) -> None:
         """Copy one chunk object if all chunks in it match their checksums."""
         storage = self.source.storage
         try:
@@ -253,7 +171,10 @@ class ObjectCopier:
             )
             missing.key = key
             raise missing from error
-        _check(key, memoryview(data), rows)
+        ranges = [memoryview(data)[start : start + length] for start, length, _ in rows.tolist()]
+        problem, _ = compared(key, rows, ranges)
+        if problem is not None:
+            raise CorruptObjectError(f"{problem}; {_MEND}")
         if not self._copied_within(key, len(data)):
             create_own(self.storage, key, data)
         self.copied.append(len(data))
@@ -269,15 +190,3 @@ class ObjectCopier:
             return False
         self.moved.append(key)
         return True
-
-
-def _check(key: str, data: memoryview, rows: _Rows) -> None:
-    """Raise unless the object has all its chunks, with their checksums."""
-    offsets, ends = rows[:, 0].tolist(), (rows[:, 0] + rows[:, 1]).tolist()
-    if max(ends) > len(data):
-        raise CorruptObjectError(f"chunk object {key} ends before {max(ends)}; {_MEND}")
-    for offset, end, crc in zip(offsets, ends, rows[:, 2].tolist(), strict=True):
-        if crc32c(data[offset:end]) != crc:
-            raise CorruptObjectError(
-                f"chunk object {key} at {offset} does not match its checksum; {_MEND}"
-            )

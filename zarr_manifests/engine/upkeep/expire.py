@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
-from functools import partial
 
 from zarr_manifests.engine.history.ancestry import FOLLOWING, ages, entries, has_expired
 from zarr_manifests.engine.history.follow import opened
-from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
+from zarr_manifests.engine.root.disk_reserve import keep_reserve
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.upkeep.collect import updated
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
@@ -27,7 +27,6 @@ from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, w
 from zarr_manifests.progress import tell
 from zarr_manifests.reports import ExpiryReport
 
-_ATTEMPTS = 100
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,9 +67,7 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
 
     opened(lambda: change(context.roots.read().root))
     if report.expired and not dry_run:
-        update = context.roots.update
-        swap = partial(update, change, "expire snapshots", "", "", _ATTEMPTS)
-        with_reserve(context.storage, swap)
+        updated(context, change, "expire snapshots")
         keep_reserve(context.storage)  # for the collection that follows
     return report
 

@@ -17,10 +17,10 @@ that were sound. A problem found both times was not caused by a collection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import batched, chain, compress, pairwise
+from itertools import batched, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters
+from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, compared, end_of
 from zarr_manifests.engine.upkeep.collect import live_snapshots
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -41,10 +42,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, SnapshotPointer
-from zarr_manifests.format.envelope import is_sound
 from zarr_manifests.format.history_pages import HistoryPage
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
@@ -54,10 +53,10 @@ from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.grid import Box
-from zarr_manifests.ids import crc32c, object_key
 from zarr_manifests.planning.layout.leaves import part_order
 from zarr_manifests.planning.layout.node_pages import orphans
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
+from zarr_manifests.planning.upkeep.dead_packs import parts
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
 from zarr_manifests.progress import counted, expect, tell
@@ -71,16 +70,12 @@ _TASK_BYTES = 256 * 1024**2
 _MOST_LOOKS = 10
 
 
-type _Range = tuple[int, int, int]
-"""Offset, length and checksum of a chunk."""
-
-
 @dataclass(slots=True)
 class _Findings:
     problems: dict[str, Problem] = field(default_factory=dict)
     objects: int = 0
-    ranges: dict[str, set[_Range]] = field(default_factory=dict)
-    sound: dict[str, set[_Range]] = field(default_factory=dict)
+    ranges: ChunkRanges = field(default_factory=ChunkRanges)
+    sound: dict[str, Rows] = field(default_factory=dict)
     """Ranges that were read and match their checksums."""
     unguarded: set[tuple[str, int, int]] = field(default_factory=set)
     """Location, offset and length of virtual chunks in files of no known version."""
@@ -209,8 +204,8 @@ def _check_closure(
         try:
             _check_alone(value)
             for table in tables(value):
-                _add_ranges(found, table)
-            _check_unknown(context, found, value)
+                found.ranges.add(table)
+                _add_unguarded(found, table)
         except (ManifestsError, ValueError) as error:
             found.add(link.ref.key, error)
     paged.check(context, found)
@@ -381,18 +376,6 @@ class _PagedBases:
                 raise CorruptObjectError(f"{ref.key} does not list all of {manifest.blob.key}")
 
 
-def _check_unknown(context: ReadContext, found: _Findings, value: Any) -> None:
-    """Check the bytes of indexes of an unknown kind."""
-    for ref in value.others.values() if isinstance(value, IndexDirectory) else ():
-        found.objects += 1
-        try:
-            data = context.storage.get(ref.key, 0, ref.length + 1)
-            if not is_sound(data, ref.length, ref.crc32c):
-                found.add(ref.key, f"{ref.key} is not what it should be")
-        except ObjectNotFoundError:
-            found.add(ref.key, f"{ref.key} is referenced and not there")
-
-
 def _check_snapshot(
     context: ReadContext, found: _Findings, ref: BlobRef, snapshot: Snapshot
 ) -> None:
@@ -496,12 +479,7 @@ def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Findi
 # --- chunks ------------------------------------------------------------------------------------
 
 
-def _add_ranges(found: _Findings, table: ChunkTable) -> None:
-    rows = np.flatnonzero(table.kind == RefKind.NATIVE)
-    columns = (table.source, table.number, table.offset, table.length, table.crc32c)
-    for source, number, *span in np.stack([c[rows] for c in columns], axis=1).tolist():
-        key = object_key("chunks", table.sources[source], number)
-        found.ranges.setdefault(key, set()).add((span[0], span[1], span[2]))
+def _add_unguarded(found: _Findings, table: ChunkTable) -> None:
     files = [table.virtual[i] for i in range(len(table.virtual))]
     loose = np.array([not file.is_dated for file in files], np.bool_)
     if loose.any():
@@ -513,40 +491,37 @@ def _add_ranges(found: _Findings, table: ChunkTable) -> None:
 
 
 def _check_chunks(context: ReadContext, found: _Findings) -> tuple[int, int, int]:
-    keys = sorted(found.ranges)
-    due = ((key, sorted(found.ranges[key] - found.sound.setdefault(key, set()))) for key in keys)
-    tasks = [*_grouped((key, ranges) for key, ranges in due if ranges)]
+    ranges = dict(found.ranges.of_each())
+    due = ((key, _unread(ranges[key], found.sound.get(key))) for key in sorted(ranges))
+    tasks = [*parts((one for one in due if len(one[1])), _size, _TASK_BYTES, _AT_ONCE)]
     check = partial(_check_objects, context.storage, context.runtime.parallel)
+    total = sum(int(rows[:, 1].sum()) for rows in ranges.values())
     done = 0
     expect("reading chunks", sum(map(len, tasks)))
     for task, results in zip(tasks, found.run(check, tasks), strict=True):
-        for (key, ranges), (problem, sound) in zip(task, results, strict=True):
+        for (key, rows), (problem, sound) in zip(task, results, strict=True):
             if problem is not None:
                 found.add(key, problem)
-            found.sound[key].update(compress(ranges, sound))
+            read = rows[np.array(sound, np.bool_)]
+            total -= int(rows[:, 1].sum() - read[:, 1].sum())
+            found.sound[key] = np.concatenate([found.sound.get(key, rows[:0]), read])
         done += len(task)
         tell("reading chunks", done)
-    total = sum(n for key in keys for _, n, _ in found.ranges[key] & found.sound[key])
-    return len(keys), sum(map(len, found.ranges.values())), total
+    return len(ranges), sum(map(len, ranges.values())), total
 
 
-type _Object = tuple[str, list[_Range]]
+def _unread(rows: Rows, sound: Rows | None) -> Rows:
+    """The ranges that were not found sound before."""
+    known = set() if sound is None else {*map(tuple, sound.tolist())}
+    return rows[[tuple(row) not in known for row in rows.tolist()]] if known else rows
+
+
+def _size(one: _Object) -> int:
+    return int(one[1][:, 1].sum())
+
+
+type _Object = tuple[str, Rows]
 """Key of a chunk object, and ranges of it."""
-
-
-def _grouped(objects: Iterable[_Object]) -> Iterator[list[_Object]]:
-    """Split the objects into tasks."""
-    task: list[_Object] = []
-    nbytes = 0
-    for key, ranges in objects:
-        size = sum(length for _, length, _ in ranges)
-        if task and (len(task) == _AT_ONCE or nbytes + size > _TASK_BYTES):
-            yield task
-            task, nbytes = [], 0
-        task.append((key, ranges))
-        nbytes += size
-    if task:
-        yield task
 
 
 def _check_objects(
@@ -558,29 +533,20 @@ def _check_objects(
     return parallel([partial(_check_object, storage, *one) for one in objects])
 
 
-def _check_object(
-    storage: ReadableStorage, key: str, ranges: Sequence[_Range]
-) -> tuple[str | None, list[bool]]:
+def _check_object(storage: ReadableStorage, key: str, rows: Rows) -> tuple[str | None, list[bool]]:
+    unsound = [False] * len(rows)
     try:
-        parts = storage.get_ranges(key, [(offset, length) for offset, length, _ in ranges])
+        read = storage.get_ranges(key, [(offset, length) for offset, length, _ in rows.tolist()])
     except ObjectNotFoundError:
-        return f"chunk object {key} is referenced and not there", []
+        return f"chunk object {key} is referenced and not there", unsound
     except (ManifestsError, InvalidArgumentError) as error:
-        return str(error), []
-    problem, sound = None, []
-    for (offset, length, crc), data in zip(ranges, parts, strict=True):
-        sound.append(len(data) == length and crc32c(data) == crc)
-        if len(data) != length:
-            problem = problem or f"chunk object {key} ends before {offset + length}"
-        elif not sound[-1]:
-            problem = problem or f"chunk object {key} at {offset} does not match its checksum"
-    return problem, sound
+        return str(error), unsound
+    return compared(key, rows, read)
 
 
 def _check_chunks_there(context: ReadContext, found: _Findings) -> None:
     listed = counted("looking for chunks", context.storage.list("chunks/"))
     sizes = {info.key: info.nbytes for info in listed}
-    for key, ranges in found.ranges.items():
-        due = max(offset + length for offset, length, _ in ranges)
-        if sizes.get(key, -1) < due:
+    for key, rows in found.ranges.of_each():
+        if sizes.get(key, -1) < end_of(rows):
             found.add(key, f"chunk object {key} is not there, or too short")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.marks import check_marks
+from zarr_manifests.format.snapshot import check_marks
 
 NO_MARK: Final = -1
 """In place of a version: the application has no mark."""

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,32 +109,33 @@ def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float
     )
 
 
-def rounds(due: Sequence[str], uses: Mapping[str, Use], most_chunks: int) -> Iterator[list[str]]:
-    """Split the packs into parts of at most `most_chunks` chunks, or of one pack."""
-    part: list[str] = []
-    chunks = 0
-    for key in due:
-        if part and chunks + uses[key].chunks > most_chunks:
+def parts[T](
+    items: Iterable[T], weigh: Callable[[T], int], most: int, most_items: int | None = None
+) -> Iterator[list[T]]:
+    """Split the items, in order, into parts of at most that weight and number, or of one item.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.upkeep.dead_packs import parts
+    >>> list(parts(["ab", "c", "defg", "h"], len, 3)), list(parts("abc", len, 9, 2))
+    ([['ab', 'c'], ['defg'], ['h']], [['a', 'b'], ['c']])
+    """
+    part: list[T] = []
+    weight = 0
+    for item in items:
+        more = weigh(item)
+        if part and (weight + more > most or len(part) == most_items):
             yield part
-            part, chunks = [], 0
-        part.append(key)
-        chunks += uses[key].chunks
+            part, weight = [], 0
+        part.append(item)
+        weight += more
     if part:
         yield part
 
 
-def by_bytes(ranges: Sequence[Range], most_bytes: int) -> Iterator[list[Range]]:
+def by_bytes(ranges: Iterable[Range], most_bytes: int) -> Iterator[list[Range]]:
     """Split the ranges, in order, into parts of at most `most_bytes`, or of one range."""
-    part: list[Range] = []
-    nbytes = 0
-    for one in ranges:
-        if part and nbytes + one.length > most_bytes:
-            yield part
-            part, nbytes = [], 0
-        part.append(one)
-        nbytes += one.length
-    if part:
-        yield part
+    return parts(ranges, lambda one: one.length, most_bytes)
 
 
 class PackMoves:

@@ -13,8 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.digest import Digest
+from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot

@@ -11,14 +11,14 @@ the root; an entry in the root takes precedence over one in a page.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import PageRef, Root
+from zarr_manifests.format.root import Branch, PageRef, Root
 from zarr_manifests.ids import lineage_of
 
 type Section = Literal["branches", "tags", "leases"]
@@ -40,20 +40,35 @@ class PageSpill:
     names: tuple[str, ...]
 
 
-def page_at(root: Root, section: Section, name: str) -> int | None:
-    """Position of the page that may have the name; None if the root itself has it."""
-    return None if name in _own(root, section) else _place(root.pages.get(section, ()), name)
-
-
-def _own(root: Root, section: Section) -> set[str]:
-    """The names that the root itself has, including deleted ones."""
+def _entries(root: Root, section: Section) -> dict[str, Any]:
+    """What the root itself says of each name; None if it is deleted."""
     match section:
         case "branches":
-            return {*root.branches, *root.deleted_branches}
+            return {**dict.fromkeys(root.deleted_branches), **root.branches}
         case "tags":
-            return {*root.tags, *root.deleted_tags}
+            return {**dict.fromkeys(root.deleted_tags), **root.tags}
         case "leases":
-            return {*(lease.name for lease in root.leases), *root.deleted_leases}
+            own = {lease.name: lease for lease in root.leases}
+            return {**dict.fromkeys(root.deleted_leases), **own}
+
+
+def _with_entries(root: Root, section: Section, entries: Mapping[str, Any]) -> Root:
+    """The root that itself says this of the names of a section."""
+    own = {name: value for name, value in entries.items() if value is not None}
+    gone = tuple(name for name, value in entries.items() if value is None)
+    match section:
+        case "branches":
+            return replace(root, branches=own, deleted_branches=gone)
+        case "tags":
+            return replace(root, tags=own, deleted_tags=gone)
+        case "leases":
+            return replace(root, leases=tuple(own.values()), deleted_leases=gone)
+
+
+def page_at(root: Root, section: Section, name: str) -> int | None:
+    """Position of the page that may have the name; None if the root itself has it."""
+    own = name in _entries(root, section)
+    return None if own else _place(root.pages.get(section, ()), name)
 
 
 def lease_pages(root: Root, session: str) -> slice:
@@ -74,7 +89,7 @@ def checked(root: Root, section: Section, at: int, page: Page) -> Page:
         If it has other names: they would be found in two places or in none.
     """
     refs = root.pages[section]
-    names = page.names(section)
+    names = page.section(section)
     stop = refs[at + 1].first if at + 1 < len(refs) else None
     sound = len(names) == len(page) == refs[at].count and all(
         refs[at].first <= name and (stop is None or name < stop) for name in names
@@ -96,95 +111,54 @@ def plan_spills(root: Root) -> list[PageSpill]:
     It is one page's names, or all names of the section if it is very large.
     """
     written = root.log[-1].ref if root.log else ""
-    movable = [name for name in root.branches if name not in ("main", written)]
-    names: dict[Section, list[str]] = {
-        "branches": [*movable, *root.deleted_branches],
-        "tags": [*root.tags, *root.deleted_tags],
-        "leases": [*(lease.name for lease in root.leases), *root.deleted_leases],
-    }
-    packed: dict[Section, bytes] = {
-        "branches": pack([root.branches[name].pack() for name in movable]),
-        "tags": pack([[name, ref.bare().pack()] for name, ref in root.tags.items()]),
-        "leases": pack([lease.pack() for lease in root.leases]),
-    }
-    weights = {s: len(packed[s]) + sum(map(len, names[s])) for s in names}
-    section = max(names, key=lambda section: weights[section])
+    entries = {section: _entries(root, section) for section in SECTIONS}
+    for stays in ("main", written):
+        if stays not in root.deleted_branches:
+            entries["branches"].pop(stays, None)
+    weights = {section: _weight(section, each) for section, each in entries.items()}
+    section = max(SECTIONS, key=lambda section: weights[section])
     groups: dict[int | None, list[str]] = {}
-    for name in names[section]:
+    for name in entries[section]:
         groups.setdefault(_place(root.pages.get(section, ()), name), []).append(name)
     spills = [PageSpill(section, page, tuple(group)) for page, group in groups.items()]
     spills.sort(key=lambda spill: (-len(spill.names), spill.page or 0))
     return spills if weights[section] > _BULK_BYTES else spills[:1]
 
 
+def _weight(section: Section, entries: Mapping[str, Any]) -> int:
+    """About the bytes that these entries take in the root."""
+    held = {name: value for name, value in entries.items() if value is not None}
+    packed: list[Any] = [value.pack() for value in held.values()]
+    if section == "tags":
+        packed = [[name, ref.bare().pack()] for name, ref in held.items()]
+    return len(pack(packed)) + sum(map(len, entries))
+
+
 def absorb(root: Root, spill: PageSpill, old: Page | None) -> list[tuple[str, int, Page]]:
     """Return the pages that replace `old`: first name, number of entries, page."""
-    old = Page() if old is None else old
-    branches, tags, leases = dict(old.branches), dict(old.tags), dict(old.leases)
-    held = {lease.name: lease for lease in root.leases}
+    section, own = spill.section, _entries(root, spill.section)
+    held = {} if old is None else dict(old.section(section))
     for name in spill.names:
-        match spill.section:
-            case "branches":
-                branches.pop(name, None)
-                if name in root.branches:
-                    branches[name] = root.branches[name].bare()
-            case "tags":
-                tags[name] = root.tags.get(name)
-            case "leases":
-                leases.pop(name, None)
-                if name in held:
-                    leases[name] = held[name]
-    page = Page(branches, tags, leases)
-    total = max(len(page), sum(page.count for page in root.pages.get(spill.section, ())))
-    return _cut(page, spill.section, max(_ENTRIES_LEAST, 2 * total // PAGES_MOST))
-
-
-def _cut(page: Page, section: Section, most: int) -> list[tuple[str, int, Page]]:
-    names = sorted(page.names(section))
+        held.pop(name, None)
+        value = own[name]
+        if value is not None or section == "tags":  # the names of deleted tags stay
+            held[name] = value.bare() if isinstance(value, Branch) else value
+    total = max(len(held), sum(page.count for page in root.pages.get(section, ())))
+    most = max(_ENTRIES_LEAST, 2 * total // PAGES_MOST)
+    names, found = sorted(held), []
     parts = -(-len(names) // most)
-    found = []
     for i in range(parts):
         part = names[len(names) * i // parts : len(names) * (i + 1) // parts]
-        found.append(
-            (
-                part[0],
-                len(part),
-                Page(
-                    {name: page.branches[name] for name in part if name in page.branches},
-                    {name: page.tags[name] for name in part if name in page.tags},
-                    {name: page.leases[name] for name in part if name in page.leases},
-                ),
-            )
-        )
+        entries: Any = {section: {name: held[name] for name in part}}
+        found.append((part[0], len(part), Page(**entries)))
     return found
 
 
 def without(root: Root, spill: PageSpill) -> Root:
     """The root without the names that have moved to a page."""
-    gone = set(spill.names)
-
-    def left(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if name not in gone)
-
-    match spill.section:
-        case "branches":
-            return replace(
-                root,
-                branches={name: root.branches[name] for name in left(root.branches)},
-                deleted_branches=left(root.deleted_branches),
-            )
-        case "tags":
-            return replace(
-                root,
-                tags={name: root.tags[name] for name in left(root.tags)},
-                deleted_tags=left(root.deleted_tags),
-            )
-        case "leases":
-            return replace(
-                root,
-                leases=tuple(lease for lease in root.leases if lease.name not in gone),
-                deleted_leases=left(root.deleted_leases),
-            )
+    gone, own = set(spill.names), _entries(root, spill.section)
+    left = {name: value for name, value in own.items() if name not in gone}
+    return _with_entries(root, spill.section, left)
 
 
 def merge_at(pages: Sequence[PageRef]) -> int | None:
@@ -196,27 +170,12 @@ def merge_at(pages: Sequence[PageRef]) -> int | None:
 
 def pulled(root: Root, pages: Iterable[Page], only: str | None = None) -> Root:
     """The root with the entries of these pages, or of the name `only`; its own take precedence."""
-    branches, tags = dict(root.branches), dict(root.tags)
-    leases = {lease.name: lease for lease in root.leases}
-    deleted = dict.fromkeys(root.deleted_tags)
-    for page in pages:
-        for name, branch in page.branches.items():
-            if only in (None, name) and name not in root.deleted_branches:
-                branches.setdefault(name, branch)
-        for name, ref in page.tags.items():
-            if only not in (None, name) or name in deleted:
-                continue
-            if ref is None:
-                deleted[name] = None
-            else:
-                tags.setdefault(name, ref)
-        for name, lease in page.leases.items():
-            if only in (None, name) and name not in root.deleted_leases:
-                leases.setdefault(name, lease)
-    return replace(
-        root,
-        branches=branches,
-        tags=tags,
-        deleted_tags=tuple(deleted),
-        leases=tuple(leases.values()),
-    )
+    pages = [*pages]
+    for section in SECTIONS:
+        own = _entries(root, section)
+        for page in pages:
+            for name, value in page.section(section).items():
+                if only in (None, name):
+                    own.setdefault(name, value)
+        root = _with_entries(root, section, own)
+    return root

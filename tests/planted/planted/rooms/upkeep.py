@@ -55,7 +55,7 @@ FAULTS = [
     ),
     Fault(
         "damaged-chunks-not-found",
-        "engine/upkeep/verify.py",
+        "engine/upkeep/chunk_ranges.py",
         "elif not sound[-1]:",
         "elif not data:",
     ),

@@ -1,0 +1,167 @@
+"""Maps on disk, each described once by a table of its fields; and the objects that hold one.
+
+A line of a table names a field on disk, the attribute it is read to and written from, and how it is
+stored. Fields are written and read in the order of the lines. Invariant: a value is built through
+its constructor, so readers check what writers check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NamedTuple, Self
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.envelope import Fields, ObjectKind, decode, encode
+
+
+class Stored(NamedTuple):
+    """How a field is stored.
+
+    Parameters
+    ----------
+    parse : callable
+        The value of the field of that name, checked; that of an absent field, too.
+    pack : callable, optional
+        The value for msgpack.
+    rare : bool
+        Whether the field is left out if its value is empty or None.
+    """
+
+    parse: Callable[[Fields, str], Any]
+    pack: Callable[[Any], Any] = lambda value: value
+    rare: bool = False
+
+    def left_out(self) -> Stored:
+        """The same, left out if it is empty or None."""
+        return self._replace(rare=True)
+
+
+type Field = tuple[str, str, Stored]
+"""Name on disk, attribute, and how it is stored."""
+
+NUMBER: Final = Stored(Fields.number)
+FLAG: Final = Stored(Fields.flag)
+TEXT: Final = Stored(Fields.text)
+ITEMS: Final = Stored(Fields.items)
+TUPLE: Final = Stored(lambda fields, name: tuple(fields.items(name)))
+NUMBERS: Final = Stored(Fields.numbers)
+TABLE: Final = Stored(Fields.table, dict)
+COUNTERS: Final = Stored(Fields.counters, dict)
+SORTED_COUNTERS: Final = Stored(Fields.counters, lambda counts: dict(sorted(counts.items())))
+COPIED: Final = Stored(BlobRef.parse_required, BlobRef.pack)
+"""A pointer with its copy."""
+POINTER: Final = Stored(BlobRef.parse_required, lambda ref: ref.bare().pack())
+OPTIONAL_POINTER: Final = Stored(
+    BlobRef.parse_optional, lambda ref: None if ref is None else ref.bare().pack()
+)
+OPTIONAL_COPIED: Final = Stored(
+    BlobRef.parse_optional, lambda ref: None if ref is None else ref.pack()
+)
+
+
+def binary(length: int | None = None) -> Stored:
+    """Bytes, so many if it is said."""
+    return Stored(lambda fields, name: fields.binary(name, length))
+
+
+def maps(kind: Any) -> Stored:
+    """A list of maps that `kind` packs and parses."""
+    return Stored(lambda fields, name: tuple(map(kind.parse, fields.maps(name))), _packed)
+
+
+def rows(kind: Any) -> Stored:
+    """A list of lists that `kind` packs and parses."""
+    return Stored(lambda fields, name: tuple(map(kind.parse, fields.items(name))), _packed)
+
+
+def within(kind: Any) -> Stored:
+    """Several values that `kind` packs, and parses given the map and the name of the field."""
+    return Stored(kind.parse_all, _packed)
+
+
+def inner(kind: Any, absent: Callable[[], Any] = lambda: None) -> Stored:
+    """A map that `kind` packs and parses; `absent` gives the value where there is none."""
+
+    def parse(fields: Fields, name: str) -> Any:
+        if not fields.has(name):
+            return absent()
+        return kind.parse(Fields(fields.value[name], f"{fields.where}.{name}"))
+
+    return Stored(parse, kind.pack)
+
+
+def by_name(parse: Callable[[Any, str], Any], pack: Callable[[Any], Any]) -> Stored:
+    """A map in order of names; `parse` gets a value and where it is, for error messages."""
+
+    def parsed(fields: Fields, name: str) -> dict[str, Any]:
+        table, where = fields.table(name), f"{fields.where}.{name}"
+        return {key: parse(value, f"{where}[{key!r}]") for key, value in table.items()}
+
+    return Stored(parsed, lambda values: {key: pack(values[key]) for key in sorted(values)})
+
+
+def pointer(value: object, where: str) -> BlobRef:
+    """The pointer that `BlobRef.pack` made."""
+    return BlobRef.parse(Fields(value, where))
+
+
+POINTERS: Final = by_name(pointer, POINTER.pack)
+
+
+def _packed(values: Any) -> list[Any]:
+    return [value.pack() for value in values]
+
+
+class Record:
+    """A value that is a map on disk."""
+
+    __slots__ = ()
+    _FIELDS: ClassVar[tuple[Field, ...]]
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        found = {}
+        for name, attribute, stored in self._FIELDS:
+            value = getattr(self, attribute)
+            if value or not stored.rare:
+                found[name] = stored.pack(value)
+        return found
+
+    @classmethod
+    def parse(cls, fields: Fields) -> Self:
+        """From a map that `pack` made."""
+        return cls(**{attribute: how.parse(fields, name) for name, attribute, how in cls._FIELDS})
+
+
+class MetadataObject(Record):
+    """A record that is an immutable object of its own."""
+
+    __slots__ = ()
+    _KIND: ClassVar[ObjectKind]
+    _TYPE: ClassVar[str] = ""
+    """What its field `type` says, where objects of one kind are of several types."""
+    _PACKED: ClassVar[str] = ""
+    """Name of a list whose items `parse` gets still packed."""
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        said = {"type": self._TYPE} if self._TYPE else {}
+        return encode(self._KIND, said | self.pack())
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Self:
+        """Decode the object that the pointer names."""
+        return decoded(cls, data, ref)
+
+
+def decoded[T: MetadataObject](kind: type[T], data: bytes, ref: BlobRef) -> T:
+    """The object that the pointer names, checked as its envelope and its table of fields say."""
+
+    def parse(fields: Fields) -> T:
+        if kind._TYPE and fields.text("type") != kind._TYPE:
+            raise CorruptObjectError(f"{fields.where}: of another type than {kind._TYPE}")
+        return kind.parse(fields)
+
+    told: Any = {"crc": ref.crc32c, "length": ref.length, "packed": kind._PACKED}
+    return decode(data, kind._KIND, parse, ref.key, **told)
