@@ -34,7 +34,7 @@ def clean(
     *,
     dry_run: bool,
 ) -> CollectionReport:
-    """Delete what the snapshots to keep do not need: so many, those not older, or as configured."""
+    """Expire all but the snapshots to keep (a count, an age, or as configured), and collect."""
     by_age = keep if isinstance(keep, timedelta) else None
     by_count = None if isinstance(keep, timedelta) else keep
     now_ms = context.runtime.now_ms()
@@ -55,7 +55,7 @@ def clean(
 
 
 def _holds(context: Context, branch: str, kept: int) -> bool:
-    """Whether a branch holds chunks that none of so many newest snapshots reads."""
+    """Whether a branch holds chunks that none of its `kept` newest snapshots reads."""
     view = _head(context, branch)
     oldest = view.snapshot.sequence - kept + 1
     alive = {node.node_id for node in view.nodes.values()}

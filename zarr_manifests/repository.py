@@ -422,8 +422,8 @@ class Repository:
         version : str, optional
             As for `readonly_session`.
         limit : int, optional
-            At most so many snapshots. Only what they need is fetched; without a limit, all of the
-            history is fetched in as few round trips as possible.
+            The most snapshots. Only their pages are fetched; without a limit, all of the history is
+            fetched in as few round trips as possible.
 
         Examples
         --------
@@ -1510,9 +1510,9 @@ def graph_of(repository: Repository, *, rows: int = 60, limit: int = 1000) -> li
     repository : Repository
         Whose.
     rows : int
-        At most so many rows; older commits are folded to fit.
+        The most rows; older commits are folded to fit.
     limit : int
-        At most so many commits of a branch.
+        The most commits of a branch.
     """
     from zarr_manifests.picturing.graph import history_graph
 

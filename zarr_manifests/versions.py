@@ -45,7 +45,7 @@ class VersionName:
     at_ms : int, optional
         The newest snapshot of the branch written at or before this time, in ms since 1970.
     back : int
-        So many snapshots before it, as `ancestry` lists them.
+        The number of snapshots to go back, as `ancestry` lists them.
     """
 
     name: str

@@ -104,7 +104,7 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     name="zarr-manifests",
     cls=_Verbs,
-    help="Look into versioned Zarr repositories, change and maintain them.",
+    help="Show, change and maintain versioned Zarr repositories.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -27,20 +27,20 @@ def run_branch(
     force: bool = False,
     delete: bool = False,
 ) -> object:
-    """List branches, or make, move or delete one; only --expected and --force drop commits.
+    """List branches; or create, move or delete one. Only --expected and --force drop commits.
 
     Parameters
     ----------
     name :
-        The one to make or delete.
+        The name to create, move or delete.
     version : VERSION
-        Make it at this version: a branch, tag, id or short id, main~3, ...; main by default.
+        The version for a new one: a branch, tag, id or short id, main~3, ...; main by default.
     move :
-        Move a branch that is there to VERSION.
+        Move the existing branch to VERSION.
     expected : ID
-        With --move: drop commits, if this snapshot is the head.
+        With --move: drop commits if the head is still this snapshot.
     force :
-        With --move: drop commits, whatever there are.
+        With --move: drop commits in any case.
     delete : -d
         Delete it.
     """
@@ -61,14 +61,14 @@ def run_branch(
 def run_tag(
     repo: Repo, name: str | None = None, version: str | None = None, *, delete: bool = False
 ) -> object:
-    """List tags, or make or delete one; a deleted name is never used again.
+    """List tags; or create or delete one. The name of a deleted tag cannot be used again.
 
     Parameters
     ----------
     name :
-        The one to make or delete.
+        The name to create or delete.
     version : VERSION
-        Make it at this version: a branch, tag, id or short id, main~3, ...; main by default.
+        The version for a new one: a branch, tag, id or short id, main~3, ...; main by default.
     delete : -d
         Delete it.
     """
@@ -172,7 +172,7 @@ def run_mv(
 
 @verb
 def run_verify(repo: Repo) -> object:
-    """Read everything that can be reached; exit code 1 if anything is wrong."""
+    """Read and check every reachable object; exit code 1 if one is missing or damaged."""
     from zarr_manifests.keys import V3_DOCUMENT
 
     report = repo.verify()
@@ -201,17 +201,16 @@ def run_compact(
     Parameters
     ----------
     mode :
-        minor: deltas become runs; major (the default): also, what has piled up for manifests is
-        merged into them; full: everything is packed anew.
+        minor makes runs of deltas; major (the default) also merges pending changes into
+        manifests; full packs all manifests anew.
     packs :
-        Instead, move chunks out of packs that are mostly dead.
+        Instead, move the live chunks out of packs that are mostly dead.
     min_live :
-        With --packs: the part of a pack that has to be live, 0.5 by default.
+        With --packs: move chunks out of packs with a smaller live part; 0.5 by default.
     statistics :
-        Instead, measure chunks that have no statistics, so that queries can leave out those that
-        differ.
+        Instead, measure chunks without statistics, so that queries can skip chunks.
     array :
-        With --statistics: of this array; may be given several times.
+        With --statistics: only this array; may be given several times.
     """
     if packs + statistics + (mode is not None) > 1:
         raise InvalidArgumentError("give one of --mode, --packs and --statistics")
@@ -235,19 +234,19 @@ def run_clean(
     grace: str = "24h",
     dry_run: bool = False,
 ) -> object:
-    """Delete what nothing refers to, and say what is still held, by what; --keep expires first.
+    """Delete unreferenced objects, and say how much space is still held, and why.
 
     It is safe beside writers and readers.
 
     Parameters
     ----------
     keep :
-        Expire old versions first: keep so many of each branch, as 10; or what is younger, as 30d;
-        or what the configuration says, by the word config.
+        Expire old versions first. 10 keeps the ten newest of each branch, 30d those of the last
+        30 days, and config those that the configuration keeps.
     no_collect :
         Only expire, and delete nothing.
     grace :
-        How long writers without a lease can go on, as 24h.
+        How long a running writer without a lease may take, such as 24h.
     """
     if no_collect and keep is None:
         raise InvalidArgumentError("--no-collect goes with --keep")

@@ -51,15 +51,15 @@ def run_log(
     path :
         Only commits that have changed this array, or something in this group.
     since : WHEN
-        Only what came after: a time such as 2026-11-01, or a version.
+        Only commits after a time such as 2026-11-01, or after a version.
     limit : -n
-        0 for all.
+        The most entries; 0 for all.
     oneline :
         One line each: short id, refs and message.
     graph :
         Draw the history of all branches and tags.
     ops :
-        Who did what to which branch or tag, instead.
+        Show the operations on branches and tags instead: who, what, when.
     """
     if graph + ops > 1 or ((graph or ops) and (path or since or oneline or at != "main")):
         raise InvalidArgumentError(
@@ -213,7 +213,7 @@ def run_diff(
     values: bool = False,
     array: list[str] | None = None,
 ) -> object:
-    """Show what changed after START up to END: nodes made, changed, gone, moved; and chunks.
+    """Show the changes after START up to END: nodes and chunks.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ def run_cat(
     at: str = "main",
     limit: Annotated[int, {"min": 1}] = 1000,
 ) -> object:
-    """Print values of an array: those of its first corner, or those at an index.
+    """Print values of an array: by default its first corner, or an index.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def _parsed(text: str, shape: Sequence[int]) -> list[range]:
 def run_du(
     repo: Repo, version: str = "main", *, array: str | None = None, estimate: bool = False
 ) -> object:
-    """Show how many chunks and bytes each array has, and how many more than one commit before.
+    """Show the chunks and bytes of each array, and the growth since the commit before.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def _amount(amount: Amount) -> tuple[str, str]:
 
 @verb
 def run_info(repo: Repo) -> object:
-    """Show what a repository is, its branches and tags, its size, metadata and configuration."""
+    """Show a repository: branches, tags, size, metadata and configuration."""
     from zarr_manifests.format.envelope import FORMAT_VERSION
     from zarr_manifests.format.root import ROOT_KEY, Root
 

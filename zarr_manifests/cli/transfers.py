@@ -82,7 +82,7 @@ def run_clone(
     branch: list[str] | None = None,
     to_option: Pairs = None,
 ) -> object:
-    """Copy a repository to another place, or bring its clone there up to date.
+    """Copy a repository to another place, or update its clone there.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def run_serve(
 
 run_import = typer.Typer(
     name="import",
-    help="Import files; or a Zarr store, kerchunk references or an icechunk repository in place.",
+    help="Import files, a Zarr store, kerchunk references or an icechunk repository.",
     no_args_is_help=True,
 )
 

@@ -49,7 +49,7 @@ branch : -b
 message : -m
     The commit message.
 dry_run :
-    Only say what would be done.
+    Change nothing, and say what would change.
 json :
     Print JSON: one object on each line.
 authorize :

@@ -69,8 +69,8 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
       `main~3`, `main@{2026-11-01}`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
     - `tune`: whether arrays are read in bulk, by `BulkCodecPipeline`; by default they are.
-    - `task_bytes`: with `chunks={}`, stored chunks that lie beside each other are computed
-      together, up to so many bytes; by default 32 MiB. With 0, each is by itself.
+    - `task_bytes`: with `chunks={}`, the size up to which neighbouring stored chunks become one
+      dask chunk; by default 32 MiB. With 0, each stored chunk is a dask chunk.
     - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
     - `virtual_containers`, `authorize`: where virtual chunks may be read, as in `zm.open`.
 

@@ -179,7 +179,7 @@ def ingest(
         What to do about files that have changed since they were ingested: raise an error that names
         them, or write their rows again. A changed file must have the labels it had.
     files_per_commit : int, optional
-        Commit after so many files; by default all files are one commit.
+        The number of files in a commit; by default all files are one commit.
     message : str, optional
         The commit message.
     storage_options : mapping, optional

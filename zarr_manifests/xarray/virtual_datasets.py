@@ -96,7 +96,7 @@ def write_virtual(
     check : bool, default True
         As in `write`, of values that are loaded.
     message, branch : str
-        Of the commit.
+        The message of the commit, and the branch to commit to.
 
     Returns
     -------
