@@ -18,7 +18,7 @@ from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of
+from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of, touched_chunks
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of
 from zarr_manifests.engine.history.left_behind import find_kept
 from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
@@ -32,7 +32,7 @@ from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
@@ -228,11 +228,8 @@ def _leave_out_detours(
     changes: ChangeSet,
 ) -> None:
     """Remove the chunks that several commits have written and that are as in the base again."""
-    written: dict[bytes, list[IndexArray]] = {}
-    for delta in deltas if len(deltas) > 1 else ():
-        for node_id, tables in tables_of(context, delta, base.by_id).items():
-            written.setdefault(node_id, []).extend(table.coords() for table in tables)
-    for node_id, coords in written.items():
+    several = deltas if len(deltas) > 1 else ()
+    for node_id, coords in touched_chunks(context, several, base.by_id).items():
         table = None if node_id in changes.truncated else changes.table(node_id)
         if table is None or len(coords) < 2:
             continue

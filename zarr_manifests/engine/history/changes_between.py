@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.engine.history.ancestry import FOLLOWING, ancestors, walk_length
-from zarr_manifests.engine.history.commit_logs import delta_of
+from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -33,9 +33,8 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -147,7 +146,7 @@ def _log(
     nodes = NodeTable(() if before is None else before.nodes.values())
     for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
-        yield from changes_of(nodes, delta, _tables(context, delta), commit.snapshot_id)
+        yield from changes_of(nodes, delta, tables_of(context, delta), commit.snapshot_id)
 
 
 def _net(
@@ -158,24 +157,13 @@ def _net(
     net = Net.since(() if before is None else before.nodes.values())
     for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
-        net.add(delta, _tables(context, delta))
+        net.add(delta, tables_of(context, delta))
     yield from net.node_changes()
     for node_id, unset in net.touched():
         there = np.zeros(len(unset), np.bool_)
         if before is not None and len(unset):
             there = chunks_there(before, node_id, unset)
         yield from net.chunk_changes(node_id, there)
-
-
-def _tables(context: ReadContext, delta: Delta) -> dict[bytes, list[ChunkTable]]:
-    context.objects.prefetch([(ref.blob, Manifest) for ref in delta.manifests])
-    manifests = [delta.embedded]
-    manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
-    tables: dict[bytes, list[ChunkTable]] = {}
-    for manifest in manifests:
-        for part, data in manifest.parts:
-            tables.setdefault(part.node_id, []).append(manifest.decode(part, data))
-    return tables
 
 
 def _guarded(

@@ -24,7 +24,7 @@ from typing import Final, Literal
 import numpy as np
 
 from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import DOCUMENTS, absolute, join
@@ -55,22 +55,6 @@ type Policy = Choice | Callable[[Conflict], Choice]
 _CHOICES: Final = ("fail", "ours", "theirs")
 LISTED_CHUNKS: Final = 20
 """How many chunks a conflict lists, unless all are asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The paths and chunks that a commit touched.
-
-    Parameters
-    ----------
-    nodes : frozenset of str
-        Paths of nodes that were created, changed, truncated or deleted.
-    tables : mapping of bytes to tuple of ChunkTable
-        Chunks set or unset, by node id.
-    """
-
-    nodes: frozenset[str]
-    tables: Mapping[bytes, tuple[ChunkTable, ...]]
 
 
 @dataclass(frozen=True, slots=True)
