@@ -18,8 +18,7 @@ import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.ancestry import ancestors
-from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.history.commit_logs import delta_of, distinct, tables_of, touched_chunks
 from zarr_manifests.engine.history.left_behind import find_kept, floor_below
 from zarr_manifests.engine.history.net_changes import same_chunks

@@ -10,8 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
-from zarr_manifests.engine.history.ancestry import ancestors
-from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
