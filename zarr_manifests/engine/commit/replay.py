@@ -38,7 +38,8 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.conflict.patch import decide_nodes, same_structure
+from zarr_manifests.planning.conflict.documents import compare_documents
+from zarr_manifests.planning.conflict.patch import decide_nodes
 from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
 
 _LISTED_CHUNKS: Final = 20
@@ -212,7 +213,7 @@ def _patch_chunks(
             if wanted is not None
             else []
         )
-    if then is not None and wanted is not None and not same_structure(then, wanted):
+    if then is not None and wanted is not None and compare_documents(wanted, then).structure:
         return [
             Conflict(
                 ConflictKind.STRUCTURE, path, "metadata", "its chunks are encoded otherwise here"
