@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
-from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
+from zarr_manifests.engine.commit.rebase import Joined, Mine, Rebasing, rebase_changes, stack
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of, touched_chunks
@@ -27,18 +26,14 @@ from zarr_manifests.engine.history.refs import BranchMovedError
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import CommitKind, Delta
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
-from zarr_manifests.planning.tables.merge import narrower, unset_at, without
-
-_ALL: Final = 1 << 62
+from zarr_manifests.planning.tables.merge import unset_at, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,7 @@ class Merging:
         )
 
     def _rebasing(self, policy: Policy) -> Rebasing:
-        return Rebasing(True, _turned(policy), joined=self.joined, listed=_ALL, net=True)
+        return Rebasing(True, _turned(policy), joined=self.joined, net=True)
 
     def _check_tip(self, tip: SnapshotView) -> None:
         if tip.ref.key != self.tip.head.key:
@@ -161,63 +156,37 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     known = merge_base(context, root, head, tip.head)
     base, lines = context.open_view(known.at), known.lines
     changes = ChangeSet()
-    mine = _deltas(context, root, base, known, lines.left, head)
-    _combine(context, base, mine, changes)
+    joined = _joined(context, root, base, known, lines.left)
+    mine = deltas_between(context, base if joined is None else joined.at, head) or []
+    mine += [] if joined is None else [joined.changes]
+    stack(base, (Mine.of(each, tables_of(context, each)) for each in reversed(mine)), changes)
     _leave_out_detours(context, base, context.open_view(head), mine, changes)
     _clear_older(changes, base, context.open_branch(tip))
     for _, each in reversed(lines.left):
         take_zones(context, changes, each)
     since = known.has(head) - known.has(tip.head) - {known.at.key}
     rewrites = {ref.key for ref, each in lines.left if each.kind is CommitKind.REWRITE}
-    joined = None
-    at = known.joined(lines.right)
-    if at is not None:
-        view = context.open_view(at)
-        joined = Joined(view, net_changes(context, root, base, view))
     return Merging(
         snapshot_id_of(head.key),
         tip,
         base,
         changes,
         len(since - rewrites),
-        joined,
+        _joined(context, root, base, known, lines.right),
         _steps(marks_of(context, base.snapshot), marks_of(context, snapshot)),
         follows=not lines.right and bool(lines.left),
     )
 
 
-def _deltas(
-    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line, head: BlobRef
-) -> list[Delta]:
-    """What leads from the base to the head of a line, newest first."""
+def _joined(
+    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line
+) -> Joined | None:
+    """How a line has come to have the base, if it was by a merge."""
     at = known.joined(line)
-    since = base if at is None else context.open_view(at)
-    deltas = deltas_between(context, since, head) or []
-    return deltas if at is None else [*deltas, net_changes(context, root, base, since)]
-
-
-def _combine(
-    context: Context, base: SnapshotView, deltas: Sequence[Delta], changes: ChangeSet
-) -> None:
-    """Record what these deltas, newest first, together change."""
-    nodes: dict[str, Node | None] = {}
-    for delta in reversed(deltas):
-        nodes |= dict.fromkeys(delta.deleted)
-        nodes |= {node.path: node for node in delta.nodes}
-        for node_id, shape in delta.truncated.items():
-            changes.cut_tables(node_id, shape)
-            cut = narrower(changes.truncated.get(node_id), shape)
-            changes.truncated[node_id] = shape if cut is None else cut
-        for node_id, tables in tables_of(context, delta).items():
-            for table in tables:
-                changes.put_table(node_id, table)
-    for path, node in nodes.items():
-        if node != base.nodes.get(path):
-            changes.set_node(path, node)
-    result = {**base.nodes, **changes.nodes}
-    alive = {node.node_id: node for node in result.values() if node is not None}
-    for node_id in {*changes.touched(), *changes.truncated} - alive.keys():
-        changes.forget(node_id)
+    if at is None:
+        return None
+    view = context.open_view(at)
+    return Joined(view, net_changes(context, root, base, view))
 
 
 def _leave_out_detours(

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
+from zarr_manifests.engine.commit.rebase import Mine, stack
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.history.commit_logs import delta_of, distinct, tables_of, touched_chunks
@@ -40,7 +41,7 @@ from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.documents import compare_documents
 from zarr_manifests.planning.conflict.patch import decide_nodes
-from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
+from zarr_manifests.planning.tables.merge import agree, inside, unset_at
 
 _LISTED_CHUNKS: Final = 20
 
@@ -256,30 +257,9 @@ def combined(
     context: ReadContext, parent: SnapshotView, delta: Delta, later: ChangeSet
 ) -> ChangeSet:
     """The combined changes of a commit on `parent` and of the changes made on top of it."""
-    nodes: dict[str, Node | None] = {node.path: node for node in delta.nodes}
-    nodes |= dict.fromkeys(delta.deleted)
-    for path, node in later.nodes.items():
-        if node == parent.nodes.get(path):
-            nodes.pop(path, None)
-        else:
-            nodes[path] = node
-    result = {**parent.nodes, **nodes}
-    alive = {node.node_id for node in result.values() if node is not None}
-    cuts = dict(delta.truncated)
-    for node_id, shape in later.truncated.items():
-        cut = narrower(cuts.get(node_id), shape)
-        cuts[node_id] = shape if cut is None else cut
-    unsynced, durable = list(later.unsynced), dict(later.durable)
-    together = ChangeSet(nodes, {}, cuts, unsynced, spill=later.spill, durable=durable)
-    for node_id, tables in tables_of(context, delta).items():
-        cut_off = later.truncated.get(node_id)
-        for table in tables:
-            kept = table if cut_off is None else select(table, inside(table.coords(), cut_off))
-            if len(kept):
-                together.put_table(node_id, kept)
-    for node_id in later.touched():
-        for newer in later.parts(node_id):
-            together.put_table(node_id, newer)
-    for node_id in {*together.touched(), *cuts} - alive:
-        together.forget(node_id)
+    newer = Mine.of_set(later)
+    together = ChangeSet(
+        unsynced=list(later.unsynced), spill=later.spill, durable=dict(later.durable)
+    )
+    stack(parent, [Mine.of(delta, tables_of(context, delta)), newer], together)
     return together
