@@ -33,12 +33,11 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.tables.presence import kinds_at
+from zarr_manifests.planning.tables.merge import agree
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
 from zarr_manifests.progress import counted
 
@@ -87,10 +86,7 @@ def changes_between(
 
 def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
     """Which of these chunks (int64[n, ndim], n >= 1) exist; reads only leaves that may tell."""
-    table = view.chunks_at(node_id, coords)
-    if table is None:
-        return np.zeros(len(coords), np.bool_)
-    return kinds_at(table, coords) > RefKind.UNSET
+    return ~agree(None, view.chunks_at(node_id, coords), coords)
 
 
 def commits_between(
@@ -158,12 +154,12 @@ def _net(
     for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
         net.add(delta, tables_of(context, delta))
-    yield from net.node_changes()
-    for node_id, unset in net.touched():
-        there = np.zeros(len(unset), np.bool_)
-        if before is not None and len(unset):
-            there = chunks_there(before, node_id, unset)
-        yield from net.chunk_changes(node_id, there)
+
+    def there(node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        assert before is not None  # else no node was there
+        return chunks_there(before, node_id, coords)
+
+    yield from net.changes(there)
 
 
 def _guarded(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zarr_manifests.engine.history.ancestry import is_missing
+from zarr_manifests.engine.history.changes_between import if_expired
 from zarr_manifests.engine.history.commit_logs import deltas_between, distinct, touched_chunks
 from zarr_manifests.engine.history.merge_base import merge_base
 from zarr_manifests.engine.history.net_changes import net_changes
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import CorruptObjectError, HistoryExpiredError, InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Coords
@@ -57,14 +57,8 @@ def _logged(
     context: ReadContext, before: SnapshotView, after: SnapshotView
 ) -> Sequence[Delta] | None:
     """The deltas of the commits between; None if the first is no ancestor of the second."""
-    try:
+    with if_expired(context, before.snapshot_id, after.ref):
         return deltas_between(context, before, after.ref)
-    except CorruptObjectError as error:
-        if is_missing(error):
-            raise HistoryExpiredError(
-                f"snapshots between {before.snapshot_id} and {after.snapshot_id} have expired"
-            ) from error
-        raise
 
 
 def _difference(

@@ -73,16 +73,6 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
     return {path: path[: -len(key)] + new + key[len(old) :] for path, key in taken.items()}
 
 
-def moved_paths(before: Mapping[str, Node], after: Mapping[str, Node]) -> dict[str, str]:
-    """The new path by old path of every node that is in both, at different paths."""
-    old = {node.node_id: path for path, node in before.items()}
-    return {
-        old[node.node_id]: path
-        for path, node in sorted(after.items())
-        if node.node_id in old and old[node.node_id] != path
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class ChangedNodes:
     """The nodes that differ between two states, by absolute path.
@@ -105,19 +95,19 @@ class ChangedNodes:
 
 def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
     """What was done to nodes; those with the same id are the same."""
-    moved = moved_paths(before, after)
-    same = {p: p for p in before.keys() & after.keys() if before[p].node_id == after[p].node_id}
-    same |= moved
+    was, now = ({node.node_id: node for node in nodes.values()} for nodes in (before, after))
+    both = [(was[i], now[i]) for i in was.keys() & now.keys() if was[i] != now[i]]
+    both.sort(key=lambda pair: pair[1].path)
     updated = {
-        absolute(to): field_changes(before[p], after[to])
-        for p, to in same.items()
-        if before[p].documents != after[to].documents
+        absolute(new.path): field_changes(old, new)
+        for old, new in both
+        if old.documents != new.documents
     }
     return ChangedNodes(
-        _absolute(after.keys() - set(same.values())),
+        _absolute(now[i].path for i in now.keys() - was.keys()),
         tuple(sorted(updated)),
-        _absolute(before.keys() - same.keys()),
-        {absolute(old): absolute(new) for old, new in moved.items()},
+        _absolute(was[i].path for i in was.keys() - now.keys()),
+        {absolute(old.path): absolute(new.path) for old, new in both if old.path != new.path},
         updated,
     )
 
