@@ -217,7 +217,10 @@ def _patch_chunks(
     if then is not None and wanted is not None and compare_documents(wanted, then).structure:
         return [
             Conflict(
-                ConflictKind.STRUCTURE, path, "metadata", "its chunks are encoded otherwise here"
+                ConflictKind.STRUCTURE,
+                path,
+                "metadata",
+                "its chunks are encoded otherwise here, or stand for other values",
             )
         ]
     due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
