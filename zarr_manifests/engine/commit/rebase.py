@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
-from zarr_manifests.engine.history.net_changes import same_chunks
+from zarr_manifests.engine.history.net_changes import differs
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
@@ -328,9 +328,7 @@ def _without_detours(
         both = select(change.chunks, shared_rows(change.chunks, mine.chunks)).coords()
         if not len(both):
             continue
-        was, now = view.chunks_at(node_id, both), on.chunks_at(node_id, both)
-        same = same_chunks(context, on, node_id, was, now, both)
-        left = without(change.chunks, both[same])
+        left = without(change.chunks, both[~differs(context, on, view, node_id, both)])
         nodes[node_id] = replace(change, chunks=left if len(left) else None)
     return Changes(nodes)
 

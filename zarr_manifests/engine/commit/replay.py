@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -22,7 +21,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.history.commit_logs import delta_of, distinct, tables_of, touched_chunks
 from zarr_manifests.engine.history.left_behind import find_kept, floor_below
-from zarr_manifests.engine.history.net_changes import same_chunks
+from zarr_manifests.engine.history.net_changes import chunks_at, differs, rows_for
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -33,7 +32,6 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
@@ -41,7 +39,7 @@ from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.documents import compare_documents
 from zarr_manifests.planning.conflict.patch import decide_nodes
-from zarr_manifests.planning.tables.merge import agree, inside, unset_at
+from zarr_manifests.planning.tables.merge import agree, inside
 
 _LISTED_CHUNKS: Final = 20
 
@@ -137,14 +135,6 @@ def _tell_groups_apart(
             nodes[path] = replace(node, node_id=context.runtime.random_bytes(NODE_ID_BYTES))
 
 
-def _chunks_at(view: SnapshotView, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
-    """Those of these chunks that exist.
-
-    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
-    """
-    return view.chunks_at(node_id, coords) if node_id in view.by_id else None
-
-
 def _all_chunks(view: SnapshotView, node_id: bytes) -> list[IndexArray]:
     """All existing chunks of the node: one array of coordinates, or none."""
     table = view.chunks(node_id) if node_id in view.by_id else None
@@ -223,37 +213,23 @@ def _patch_chunks(
                 "its chunks are encoded otherwise here, or stand for other values",
             )
         ]
-    due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
-    if len(differ):
-        where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
+    after, due, differ = states.after, touched, [touched[:0]]
+    if now is not None:
+        due = touched[differs(states.context, states.here, after, node_id, touched)]
+        differ = [due[differs(states.context, states.here, states.before, node_id, due)]]
+    if then is not None and then.array is not None:
+        outside = due[~inside(due, then.array.grid.hi)]
+        differ.append(outside[~agree(None, chunks_at(after, node_id, outside), outside)])
+    clash = distinct(differ)
+    if len(clash):
+        where = tuple(tuple(coords) for coords in clash[:_LISTED_CHUNKS].tolist())
         return [Conflict(ConflictKind.CHUNK, path, "chunks", "there are other bytes here", where)]
     if then is not None:  # else the chunks are deleted with the node
         if now is None and _ndim(then):
             changes.truncated[node_id] = (0,) * _ndim(then)
-        if len(due):
-            to = _chunks_at(states.after, node_id, due)
-            gone = due[agree(None, to, due)]
-            if len(gone):
-                changes.put_table(node_id, unset_at(gone))
-            if to is not None:
-                changes.put_table(node_id, to)
+        for table in rows_for(chunks_at(after, node_id, due), due):
+            changes.put_table(node_id, table)
     return []
-
-
-def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArray, IndexArray]:
-    """The chunks to change here, and those of them that are in conflict."""
-    now, then = states.here.by_id.get(node_id), states.result.get(node_id)
-    to = _chunks_at(states.after, node_id, touched)
-    left = fits = np.ones(len(touched), np.bool_)
-    if now is not None:
-        here = before = _chunks_at(states.here, node_id, touched)
-        if states.before is not states.here:
-            before = _chunks_at(states.before, node_id, touched)
-        same = partial(same_chunks, states.context, states.here, node_id, here)
-        left, fits = ~same(to, touched), same(before, touched)
-    if then is not None and then.array is not None:
-        fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
-    return touched[left], touched[left & ~fits]
 
 
 def combined(

@@ -57,7 +57,9 @@ def net_changes(
             truncated[node_id] = array.grid.hi
             coords = coords[inside(coords, array.grid.hi)]
         if len(coords):
-            tables += [(node_id, t) for t in _differing(context, old, new, node_id, coords)]
+            before, after = (chunks_at(view, node_id, coords) for view in (old, new))
+            coords = coords[~same_chunks(context, new, node_id, before, after, coords)]
+            tables += [(node_id, table) for table in rows_for(after, coords)]
     for node_id in sorted(now.keys() - was.keys()):
         table = new.chunks(node_id)
         tables += [] if table is None or not len(table) else [(node_id, table)]
@@ -119,15 +121,27 @@ def same_chunks(
     return same
 
 
-def _differing(
-    context: ReadContext, old: SnapshotView, new: SnapshotView, node_id: bytes, coords: IndexArray
-) -> list[ChunkTable]:
-    """Rows that make these chunks of one snapshot into those of the other."""
-    was, now = old.chunks_at(node_id, coords), new.chunks_at(node_id, coords)
-    coords = coords[~same_chunks(context, new, node_id, was, now, coords)]
-    if not len(coords):
-        return []
-    gone = coords[agree(None, now, coords)]
+def chunks_at(view: SnapshotView, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+    """Those of these chunks that exist; none if the snapshot does not have the node.
+
+    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
+    """
+    return view.chunks_at(node_id, coords) if len(coords) and node_id in view.by_id else None
+
+
+def differs(
+    context: ReadContext, here: SnapshotView, other: SnapshotView, node_id: bytes, at: IndexArray
+) -> npt.NDArray[np.bool_]:
+    """Which of these chunks differ between the two snapshots, of a node that is in `here`."""
+    if here is other:
+        return np.zeros(len(at), np.bool_)
+    a, b = (chunks_at(view, node_id, at) for view in (here, other))
+    return ~same_chunks(context, here, node_id, a, b, at)
+
+
+def rows_for(table: ChunkTable | None, coords: IndexArray) -> list[ChunkTable]:
+    """Rows that make these chunks what they are in the table, and unset those it does not have."""
+    gone = coords[agree(None, table, coords)]
     rows = [unset_at(gone)] if len(gone) else []
-    there = None if now is None else pick(now, coords)
-    return [*rows, *([there] if there is not None and len(there) else [])]
+    there = None if table is None else pick(table, coords)
+    return [*rows, there] if there is not None and len(there) else rows

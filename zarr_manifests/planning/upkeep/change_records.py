@@ -124,11 +124,6 @@ class Change:
             raise InvalidArgumentError(f"not a valid change: {self.operation} of {self.path}")
 
 
-def node_path(node: Node) -> str:
-    """Return the node's absolute path."""
-    return absolute(node.path)
-
-
 class NodeTable:
     """The nodes of a snapshot, updated commit by commit as deltas are applied."""
 
@@ -240,7 +235,7 @@ def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> 
             records.append(_record(Operation.DELETE, old, None))
             continue
         if new.path != old.path:
-            records.append(_record(Operation.MOVE, old, new, moved_from=node_path(old)))
+            records.append(_record(Operation.MOVE, old, new, moved_from=absolute(old.path)))
         if new.documents != old.documents:
             fields = field_changes(old, new)
             records.append(_record(Operation.METADATA, old, new, fields=fields))
@@ -293,7 +288,7 @@ def _record(
     assert node is not None  # callers have one of them
     chunks = _no_chunks(node) if coordinates is None else coordinates
     before, after = (None if each is None else _shape(each) for each in (old, new))
-    return Change(node_path(node), operation, chunks, before=before, after=after, **fields)
+    return Change(absolute(node.path), operation, chunks, before=before, after=after, **fields)
 
 
 def _shape(node: Node) -> ArrayShape | None:
