@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +12,6 @@ import numpy.typing as npt
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
-from zarr_manifests.keys import absolute
-from zarr_manifests.planning.tables.node_fields import Fields, field_changes
 
 type Places = (
     Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
@@ -71,49 +69,6 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
         raise NotFoundError(f"there is no group /{above} to move to; make it first")
     taken = {path: _key(node) for path, node in nodes.items() if _within(_key(node), old)}
     return {path: path[: -len(key)] + new + key[len(old) :] for path, key in taken.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedNodes:
-    """The nodes that differ between two states, by absolute path.
-
-    Parameters
-    ----------
-    created, updated, deleted : tuple of str
-        A node that was deleted and made again at its path is created and deleted.
-    moved : mapping of str to str
-        New path by old; these are neither created nor deleted.
-    """
-
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    moved: Mapping[str, str]
-    fields: Mapping[str, Fields]
-    """Of the updated ones: which fields of their metadata differ."""
-
-
-def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
-    """What was done to nodes; those with the same id are the same."""
-    was, now = ({node.node_id: node for node in nodes.values()} for nodes in (before, after))
-    both = [(was[i], now[i]) for i in was.keys() & now.keys() if was[i] != now[i]]
-    both.sort(key=lambda pair: pair[1].path)
-    updated = {
-        absolute(new.path): field_changes(old, new)
-        for old, new in both
-        if old.documents != new.documents
-    }
-    return ChangedNodes(
-        _absolute(now[i].path for i in now.keys() - was.keys()),
-        tuple(sorted(updated)),
-        _absolute(was[i].path for i in was.keys() - now.keys()),
-        {absolute(old.path): absolute(new.path) for old, new in both if old.path != new.path},
-        updated,
-    )
-
-
-def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(absolute, paths)))
 
 
 def _key(node: Node) -> str:
