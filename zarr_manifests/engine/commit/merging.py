@@ -8,7 +8,7 @@ merged is in history as of the root that is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,22 +17,23 @@ from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Mine, Rebasing, rebase_changes, stack
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.commit_logs import tables_of
+from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of, touched_chunks
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of
 from zarr_manifests.engine.history.left_behind import find_kept
-from zarr_manifests.engine.history.merge_base import merge_base
-from zarr_manifests.engine.history.net_changes import net_changes
+from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
+from zarr_manifests.engine.history.net_changes import differs, net_changes
 from zarr_manifests.engine.history.refs import BranchMovedError
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
-from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
 from zarr_manifests.planning.conflict.transactions import MarkStep, shown, steps_between
-from zarr_manifests.planning.tables.merge import unset_at
+from zarr_manifests.planning.tables.merge import unset_at, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +156,62 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     known = merge_base(context, root, head, tip.head)
     base, lines = context.open_view(known.at), known.lines
     changes = ChangeSet()
-    net = net_changes(context, root, base, context.open_view(head))
-    stack(base, [Mine.of(net, tables_of(context, net))], changes)
+    joined = _joined(context, root, base, known, lines.left)
+    mine = deltas_between(context, base if joined is None else joined.at, head) or []
+    mine += [] if joined is None else [joined.changes]
+    stack(base, (Mine.of(each, tables_of(context, each)) for each in reversed(mine)), changes)
+    _leave_out_detours(context, base, context.open_view(head), mine, changes)
     _clear_older(changes, base, context.open_branch(tip))
     for _, each in reversed(lines.left):
         take_zones(context, changes, each)
     since = known.has(head) - known.has(tip.head) - {known.at.key}
     rewrites = {ref.key for ref, each in lines.left if each.kind is CommitKind.REWRITE}
-    joined, at = None, known.joined(lines.right)
-    if at is not None:
-        view = context.open_view(at)
-        joined = Joined(view, net_changes(context, root, base, view))
     return Merging(
         snapshot_id_of(head.key),
         tip,
         base,
         changes,
         len(since - rewrites),
-        joined,
+        _joined(context, root, base, known, lines.right),
         steps_between(marks_of(context, base.snapshot), marks_of(context, snapshot)),
         follows=not lines.right and bool(lines.left),
     )
+
+
+def _joined(
+    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line
+) -> Joined | None:
+    """How a line has come to have the base, if it was by a merge."""
+    at = known.joined(line)
+    if at is None:
+        return None
+    view = context.open_view(at)
+    return Joined(view, net_changes(context, root, base, view))
+
+
+def _leave_out_detours(
+    context: Context,
+    base: SnapshotView,
+    source: SnapshotView,
+    deltas: Sequence[Delta],
+    changes: ChangeSet,
+) -> None:
+    """Remove the chunks that several commits have written and that are as in the base again."""
+    several = deltas if len(deltas) > 1 else ()
+    for node_id, coords in touched_chunks(context, several, base.by_id).items():
+        table = None if node_id in changes.truncated else changes.table(node_id)
+        if table is None or len(coords) < 2:
+            continue
+        together = np.concatenate(coords)
+        box = Box.around_coords(together)
+        places, counts = np.unique(box.ravel(together), return_counts=True)
+        again = box.unravel(places[counts > 1])
+        if len(again):
+            left = without(table, again[~differs(context, source, base, node_id, again)])
+            changes.chunks.pop(node_id, None)
+            changes.tables.pop(node_id, None)
+            if len(left):
+                changes.put_table(node_id, left)
 
 
 def _clear_older(changes: ChangeSet, base: SnapshotView, tip: SnapshotView) -> None:
