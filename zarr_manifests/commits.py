@@ -195,7 +195,8 @@ class SessionCommits:
         steps: tuple[MarkStep, ...] = ()
         if marks == "take":
             before = context.objects.load(done.snapshot.parent, Snapshot)
-            steps = steps_between(marks_of(context, before), marks_of(context, done.snapshot))
+            moved = steps_between(marks_of(context, before), marks_of(context, done.snapshot))
+            steps = tuple(step for step in moved if step.version != NO_MARK)
         if not contents.changes and not steps:
             raise InvalidArgumentError(
                 f"nothing to {'undo' if undo else 'do'}: branch {self.writer.branch!r} has the "

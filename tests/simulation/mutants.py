@@ -25,7 +25,7 @@ from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
-from zarr_manifests.engine.history import by_id, leases, left_behind, refs
+from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
 from zarr_manifests.engine.history import reachability as reach
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
@@ -245,7 +245,7 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
 @mutant("Whatever exists can be named, although a collection deletes parts of it.", 0, "finders")
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
-        ref = by_id.snapshot_ref(context, snapshot_id)
+        ref = ancestry.snapshot_ref(context, snapshot_id)
         return ref, context.objects.load(ref, commit.Snapshot), None
 
     patch.setattr(left_behind, "find_left", anywhere)
@@ -447,7 +447,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A lease is taken and renewed on an expired snapshot.", 13)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leases, "find_in_history", lambda *args: None)
+    patch.setattr(leases, "locate", lambda *args: None)
 
 
 @mutant("A session from before the fence takes a lease.", 36)

@@ -10,35 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
-from zarr_manifests.engine.commit.rebase import Joined, Rebasing, rebase_changes
+from zarr_manifests.engine.commit.rebase import Joined, Mine, Rebasing, rebase_changes, stack
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of
+from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of, touched_chunks
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of
 from zarr_manifests.engine.history.left_behind import find_kept
 from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
-from zarr_manifests.engine.history.net_changes import net_changes, same_chunks
+from zarr_manifests.engine.history.net_changes import differs, net_changes
 from zarr_manifests.engine.history.refs import BranchMovedError
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import CommitKind, Delta
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
-from zarr_manifests.planning.conflict.transactions import NO_MARK, MarkStep, shown
-from zarr_manifests.planning.tables.merge import narrower, unset_at, without
-
-_ALL: Final = 1 << 62
+from zarr_manifests.planning.conflict.transactions import MarkStep, shown, steps_between
+from zarr_manifests.planning.tables.merge import unset_at, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,7 @@ class Merging:
         )
 
     def _rebasing(self, policy: Policy) -> Rebasing:
-        return Rebasing(True, _turned(policy), joined=self.joined, listed=_ALL, net=True)
+        return Rebasing(True, _turned(policy), joined=self.joined, net=True)
 
     def _check_tip(self, tip: SnapshotView) -> None:
         if tip.ref.key != self.tip.head.key:
@@ -161,63 +156,37 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     known = merge_base(context, root, head, tip.head)
     base, lines = context.open_view(known.at), known.lines
     changes = ChangeSet()
-    mine = _deltas(context, root, base, known, lines.left, head)
-    _combine(context, base, mine, changes)
+    joined = _joined(context, root, base, known, lines.left)
+    mine = deltas_between(context, base if joined is None else joined.at, head) or []
+    mine += [] if joined is None else [joined.changes]
+    stack(base, (Mine.of(each, tables_of(context, each)) for each in reversed(mine)), changes)
     _leave_out_detours(context, base, context.open_view(head), mine, changes)
     _clear_older(changes, base, context.open_branch(tip))
     for _, each in reversed(lines.left):
         take_zones(context, changes, each)
     since = known.has(head) - known.has(tip.head) - {known.at.key}
     rewrites = {ref.key for ref, each in lines.left if each.kind is CommitKind.REWRITE}
-    joined = None
-    at = known.joined(lines.right)
-    if at is not None:
-        view = context.open_view(at)
-        joined = Joined(view, net_changes(context, root, base, view))
     return Merging(
         snapshot_id_of(head.key),
         tip,
         base,
         changes,
         len(since - rewrites),
-        joined,
-        _steps(marks_of(context, base.snapshot), marks_of(context, snapshot)),
+        _joined(context, root, base, known, lines.right),
+        steps_between(marks_of(context, base.snapshot), marks_of(context, snapshot)),
         follows=not lines.right and bool(lines.left),
     )
 
 
-def _deltas(
-    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line, head: BlobRef
-) -> list[Delta]:
-    """What leads from the base to the head of a line, newest first."""
+def _joined(
+    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line
+) -> Joined | None:
+    """How a line has come to have the base, if it was by a merge."""
     at = known.joined(line)
-    since = base if at is None else context.open_view(at)
-    deltas = deltas_between(context, since, head) or []
-    return deltas if at is None else [*deltas, net_changes(context, root, base, since)]
-
-
-def _combine(
-    context: Context, base: SnapshotView, deltas: Sequence[Delta], changes: ChangeSet
-) -> None:
-    """Record what these deltas, newest first, together change."""
-    nodes: dict[str, Node | None] = {}
-    for delta in reversed(deltas):
-        nodes |= dict.fromkeys(delta.deleted)
-        nodes |= {node.path: node for node in delta.nodes}
-        for node_id, shape in delta.truncated.items():
-            changes.cut_tables(node_id, shape)
-            cut = narrower(changes.truncated.get(node_id), shape)
-            changes.truncated[node_id] = shape if cut is None else cut
-        for node_id, tables in tables_of(context, delta).items():
-            for table in tables:
-                changes.put_table(node_id, table)
-    for path, node in nodes.items():
-        if node != base.nodes.get(path):
-            changes.set_node(path, node)
-    result = {**base.nodes, **changes.nodes}
-    alive = {node.node_id: node for node in result.values() if node is not None}
-    for node_id in {*changes.touched(), *changes.truncated} - alive.keys():
-        changes.forget(node_id)
+    if at is None:
+        return None
+    view = context.open_view(at)
+    return Joined(view, net_changes(context, root, base, view))
 
 
 def _leave_out_detours(
@@ -228,11 +197,8 @@ def _leave_out_detours(
     changes: ChangeSet,
 ) -> None:
     """Remove the chunks that several commits have written and that are as in the base again."""
-    written: dict[bytes, list[IndexArray]] = {}
-    for delta in deltas if len(deltas) > 1 else ():
-        for node_id, tables in tables_of(context, delta, base.by_id).items():
-            written.setdefault(node_id, []).extend(table.coords() for table in tables)
-    for node_id, coords in written.items():
+    several = deltas if len(deltas) > 1 else ()
+    for node_id, coords in touched_chunks(context, several, base.by_id).items():
         table = None if node_id in changes.truncated else changes.table(node_id)
         if table is None or len(coords) < 2:
             continue
@@ -241,8 +207,7 @@ def _leave_out_detours(
         places, counts = np.unique(box.ravel(together), return_counts=True)
         again = box.unravel(places[counts > 1])
         if len(again):
-            was, now = base.chunks_at(node_id, again), source.chunks_at(node_id, again)
-            left = without(table, again[same_chunks(context, source, node_id, was, now, again)])
+            left = without(table, again[~differs(context, source, base, node_id, again)])
             changes.chunks.pop(node_id, None)
             changes.tables.pop(node_id, None)
             if len(left):
@@ -260,12 +225,3 @@ def _clear_older(changes: ChangeSet, base: SnapshotView, tip: SnapshotView) -> N
             changes.truncated[node.node_id] = (0,) * rank
         elif node.node_id not in changes.tables:
             changes.put_table(node.node_id, unset_at(np.zeros((1, 0), np.int64)))
-
-
-def _steps(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[MarkStep, ...]:
-    """The marks that were set or forgotten."""
-    return tuple(
-        MarkStep(app, before.get(app, NO_MARK), after.get(app, NO_MARK))
-        for app in sorted(before.keys() | after.keys())
-        if before.get(app, NO_MARK) != after.get(app, NO_MARK)
-    )

@@ -8,12 +8,13 @@ rewritten only if rows of it are dropped because others' chunks win.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
-from zarr_manifests.engine.history.net_changes import same_chunks
+from zarr_manifests.engine.history.net_changes import differs
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
@@ -28,13 +29,13 @@ from zarr_manifests.format.root import Branch
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.conflict.components import Changes, Component
+from zarr_manifests.planning.conflict.components import Changes, Component, apart
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
-from zarr_manifests.planning.conflict.disjoint import apart
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import (
     Layer,
     merge_layers,
+    narrower,
     select,
     shared_rows,
     without,
@@ -72,17 +73,15 @@ class Rebasing:
         Whether nothing that was read may have been changed by others.
     joined : Joined, optional
         If the branch has the snapshot that the changes were made on by a merge: which.
-    listed : int
-        How many chunks a conflict lists at most.
     net : bool
-        Whether a chunk that others wrote counts only if it is another one in the end.
+        Whether a chunk that others wrote counts only if it is another one in the end; conflicts
+        then list all chunks.
     """
 
     allowed: bool = True
     policy: Policy = "fail"
     serializable: bool = False
     joined: Joined | None = None
-    listed: int = LISTED_CHUNKS
     net: bool = False
 
 
@@ -105,14 +104,40 @@ class Mine:
     nodes: Mapping[str, Node | None]
     truncated: Mapping[bytes, Coords]
     tables: Mapping[bytes, Sequence[Rows]]
-    reads: Reads
+    reads: Reads = field(default_factory=Reads)
 
     @classmethod
-    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], reads: Reads) -> Mine:
+    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], *reads: Reads) -> Mine:
         """The changes of a delta with these chunks."""
         nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
         nodes |= {node.path: node for node in delta.nodes}
-        return cls(nodes, delta.truncated, tables, reads)
+        return cls(nodes, delta.truncated, tables, *reads)
+
+    @classmethod
+    def of_set(cls, changes: ChangeSet) -> Mine:
+        """The changes of a session."""
+        tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+        return cls(changes.nodes, changes.truncated, tables, changes.reads)
+
+
+def stack(base: SnapshotView, layers: Iterable[Mine], together: ChangeSet) -> None:
+    """Put changes made one after another on `base`, oldest first, into one change set."""
+    for layer in layers:
+        for node_id, shape in layer.truncated.items():
+            together.cut_tables(node_id, shape)
+            together.truncated[node_id] = narrower(together.truncated.get(node_id), shape) or shape
+        for node_id, parts in layer.tables.items():
+            for rows in parts:
+                together.put_table(node_id, rows)
+        for path, node in layer.nodes.items():
+            if node == base.nodes.get(path):
+                together.leave_node(path)
+            else:
+                together.set_node(path, node)
+    result = {**base.nodes, **together.nodes}
+    alive = {node.node_id for node in result.values() if node is not None}
+    for node_id in {*together.touched(), *together.truncated} - alive:
+        together.forget(node_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +245,7 @@ def rebase_changes(
     ConflictError
         If they cannot be put on top of what came first.
     """
-    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
-    mine = Mine(changes.nodes, changes.truncated, tables, changes.reads)
-    on, moved = _onto(context, view, tip, mine, rebasing)
+    on, moved = _onto(context, view, tip, Mine.of_set(changes), rebasing)
     result = replace(changes.copy(), nodes=dict(moved.nodes))
     for node_id, coords in moved.dropped.items():
         gone = set(map(tuple, coords.tolist()))
@@ -274,7 +297,7 @@ def _onto(
         policy=rebasing.policy,
         reads=mine.reads,
         serializable=rebasing.serializable,
-        listed=rebasing.listed,
+        listed=sys.maxsize if rebasing.net else LISTED_CHUNKS,
     )
     if moved.conflicts:
         raise ConflictError(
@@ -305,9 +328,7 @@ def _without_detours(
         both = select(change.chunks, shared_rows(change.chunks, mine.chunks)).coords()
         if not len(both):
             continue
-        was, now = view.chunks_at(node_id, both), on.chunks_at(node_id, both)
-        same = same_chunks(context, on, node_id, was, now, both)
-        left = without(change.chunks, both[same])
+        left = without(change.chunks, both[~differs(context, on, view, node_id, both)])
         nodes[node_id] = replace(change, chunks=left if len(left) else None)
     return Changes(nodes)
 
@@ -376,8 +397,7 @@ def _theirs(
     nodes = dict(view.nodes)
     theirs = Changes({})
     for delta in reversed(between):
-        changed: dict[str, Node | None] = dict.fromkeys(delta.deleted)
-        changed |= {node.path: node for node in delta.nodes}
+        changed = Mine.of(delta, {}).nodes
         tables = _as_one(tables_of(context, delta, wanted))
         theirs = theirs.then(Changes.of(nodes, changed, delta.truncated, tables))
         for path in delta.deleted:

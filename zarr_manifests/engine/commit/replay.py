@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
+from zarr_manifests.engine.commit.rebase import Mine, stack
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.ancestry import ancestors
-from zarr_manifests.engine.history.by_id import snapshot_ref
-from zarr_manifests.engine.history.commit_logs import delta_of, footprint_of
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
+from zarr_manifests.engine.history.commit_logs import delta_of, distinct, tables_of, touched_chunks
 from zarr_manifests.engine.history.left_behind import find_kept, floor_below
-from zarr_manifests.engine.history.net_changes import same_chunks
+from zarr_manifests.engine.history.net_changes import chunks_at, differs, rows_for
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -33,15 +32,14 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.conflict.decide import Footprint
-from zarr_manifests.planning.conflict.patch import decide_nodes, same_structure
-from zarr_manifests.planning.tables.merge import agree, inside, narrower, select, unset_at
+from zarr_manifests.planning.conflict.documents import compare_documents
+from zarr_manifests.planning.conflict.patch import decide_nodes
+from zarr_manifests.planning.tables.merge import agree, inside
 
 _LISTED_CHUNKS: Final = 20
 
@@ -106,9 +104,10 @@ def patch(
     nodes, conflicts = decide_nodes(paths, old.nodes, new.nodes, here.nodes)
     _tell_groups_apart(context, nodes, here)
     result = {path: node for path, node in {**here.nodes, **nodes}.items() if node is not None}
-    states = _States(context, _State.of(old), _State.of(new), _State.of(here), _by_id(result))
+    by_id = {node.node_id: node for node in result.values()}
+    states = _States(context, old, new, here, by_id)
     changes = ChangeSet(nodes)
-    for node_id, coords in _touched(states, footprint_of(context, commit, delta), delta).items():
+    for node_id, coords in _touched(states, delta).items():
         conflicts += _patch_chunks(changes, node_id, coords, states)
     if conflicts:
         what = "undone" if undo else "repeated"
@@ -136,28 +135,10 @@ def _tell_groups_apart(
             nodes[path] = replace(node, node_id=context.runtime.random_bytes(NODE_ID_BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A snapshot's chunks by node; a node that it does not have has none.
-
-    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
-    """
-
-    view: SnapshotView
-    nodes: Mapping[bytes, Node]
-
-    @classmethod
-    def of(cls, view: SnapshotView) -> _State:
-        return cls(view, _by_id(view.nodes))
-
-    def at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
-        """Those of these chunks that exist."""
-        return self.view.chunks_at(node_id, coords) if node_id in self.nodes else None
-
-    def coords(self, node_id: bytes) -> list[IndexArray]:
-        """All existing chunks of the node: one array of coordinates, or none."""
-        table = self.view.chunks(node_id) if node_id in self.nodes else None
-        return [] if table is None else [table.coords()]
+def _all_chunks(view: SnapshotView, node_id: bytes) -> list[IndexArray]:
+    """All existing chunks of the node: one array of coordinates, or none."""
+    table = view.chunks(node_id) if node_id in view.by_id else None
+    return [] if table is None else [table.coords()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,54 +146,42 @@ class _States:
     """The snapshots before and after the commit (swapped to revert it), and the one to change."""
 
     context: ReadContext
-    before: _State
-    after: _State
-    here: _State
+    before: SnapshotView
+    after: SnapshotView
+    here: SnapshotView
     result: Mapping[bytes, Node]
     """The nodes that will be here."""
 
 
-def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
-    return {node.node_id: node for node in nodes.values()}
-
-
-def _touched(states: _States, footprint: Footprint, delta: Delta) -> dict[bytes, IndexArray]:
+def _touched(states: _States, delta: Delta) -> dict[bytes, IndexArray]:
     """Chunks that the commit has changed, and those that a change of nodes here affects."""
     before, after, here, result = states.before, states.after, states.here, states.result
-    touched = {
-        node_id: [table.coords() for table in tables]
-        for node_id, tables in footprint.tables.items()
-    }
+    touched = touched_chunks(states.context, [delta])
     for node_id in delta.truncated:
-        found = before.coords(node_id) + after.coords(node_id)
+        found = _all_chunks(before, node_id) + _all_chunks(after, node_id)
         touched[node_id] = touched.get(node_id, []) + found
-    for node_id in here.nodes.keys() - result.keys():
-        touched[node_id] = before.coords(node_id) + here.coords(node_id)
-    for node_id in result.keys() - here.nodes.keys():
-        touched[node_id], node = after.coords(node_id), result[node_id]
+    for node_id in here.by_id.keys() - result.keys():
+        touched[node_id] = _all_chunks(before, node_id) + _all_chunks(here, node_id)
+    for node_id in result.keys() - here.by_id.keys():
+        touched[node_id], node = _all_chunks(after, node_id), result[node_id]
         # Nothing else shows that an older chunk is gone.
         if not _ndim(node) and node.kind is not NodeKind.GROUP:
             touched[node_id].append(np.zeros((1, 0), np.int64))
-    for node_id in here.nodes.keys() & result.keys():
-        now, then = here.nodes[node_id].array, result[node_id].array
+    for node_id in here.by_id.keys() & result.keys():
+        now, then = here.by_id[node_id].array, result[node_id].array
         if now is not None and then is not None and now.grid != then.grid:
-            cut = [coords[~inside(coords, then.grid.hi)] for coords in here.coords(node_id)]
+            cut = [coords[~inside(coords, then.grid.hi)] for coords in _all_chunks(here, node_id)]
             touched[node_id] = touched.get(node_id, []) + cut
     return {node_id: _unique(found, node_id, states) for node_id, found in touched.items()}
 
 
 def _unique(found: Sequence[IndexArray], node_id: bytes, states: _States) -> IndexArray:
     """All of these coordinates without duplicates, in C order."""
-    known = [s.nodes[node_id] for s in (states.before, states.after) if node_id in s.nodes]
+    known = [v.by_id[node_id] for v in (states.before, states.after) if node_id in v.by_id]
     ndim = _ndim(known[0]) if known else next((coords.shape[1] for coords in found), 0)
     if any(coords.shape[1] != ndim for coords in found):
         raise CorruptObjectError(f"a commit has chunks of other axes than the {ndim} of their node")
-    found = [coords for coords in found if len(coords)]
-    if len(found) < 2:  # rows of one table are in order
-        return found[0] if found else np.zeros((0, ndim), np.int64)
-    together = np.concatenate(found)
-    box = Box.around_coords(together)
-    return box.unravel(np.unique(box.ravel(together)))
+    return distinct([np.zeros((0, ndim), np.int64), *found])
 
 
 def _ndim(node: Node) -> int:
@@ -223,8 +192,8 @@ def _patch_chunks(
     changes: ChangeSet, node_id: bytes, touched: IndexArray, states: _States
 ) -> list[Conflict]:
     """Record the changes to one node's chunks; return the conflicts."""
-    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
-    was, wanted = states.before.nodes.get(node_id), states.after.nodes.get(node_id)
+    now, then = states.here.by_id.get(node_id), states.result.get(node_id)
+    was, wanted = states.before.by_id.get(node_id), states.after.by_id.get(node_id)
     known = now or wanted or was
     path = known.path if known is not None else "?"
     path = absolute(path)
@@ -235,73 +204,41 @@ def _patch_chunks(
             if wanted is not None
             else []
         )
-    if then is not None and wanted is not None and not same_structure(then, wanted):
+    if then is not None and wanted is not None and compare_documents(wanted, then).structure:
         return [
             Conflict(
-                ConflictKind.STRUCTURE, path, "metadata", "its chunks are encoded otherwise here"
+                ConflictKind.STRUCTURE,
+                path,
+                "metadata",
+                "its chunks are encoded otherwise here, or stand for other values",
             )
         ]
-    due, differ = _due(node_id, touched, states) if len(touched) else (touched, touched)
-    if len(differ):
-        where = tuple(tuple(coords) for coords in differ[:_LISTED_CHUNKS].tolist())
+    after, due, differ = states.after, touched, [touched[:0]]
+    if now is not None:
+        due = touched[differs(states.context, states.here, after, node_id, touched)]
+        differ = [due[differs(states.context, states.here, states.before, node_id, due)]]
+    if then is not None and then.array is not None:
+        outside = due[~inside(due, then.array.grid.hi)]
+        differ.append(outside[~agree(None, chunks_at(after, node_id, outside), outside)])
+    clash = distinct(differ)
+    if len(clash):
+        where = tuple(tuple(coords) for coords in clash[:_LISTED_CHUNKS].tolist())
         return [Conflict(ConflictKind.CHUNK, path, "chunks", "there are other bytes here", where)]
     if then is not None:  # else the chunks are deleted with the node
         if now is None and _ndim(then):
             changes.truncated[node_id] = (0,) * _ndim(then)
-        if len(due):
-            to = states.after.at(node_id, due)
-            gone = due[agree(None, to, due)]
-            if len(gone):
-                changes.put_table(node_id, unset_at(gone))
-            if to is not None:
-                changes.put_table(node_id, to)
+        for table in rows_for(chunks_at(after, node_id, due), due):
+            changes.put_table(node_id, table)
     return []
-
-
-def _due(node_id: bytes, touched: IndexArray, states: _States) -> tuple[IndexArray, IndexArray]:
-    """The chunks to change here, and those of them that are in conflict."""
-    now, then = states.here.nodes.get(node_id), states.result.get(node_id)
-    to = states.after.at(node_id, touched)
-    left = fits = np.ones(len(touched), np.bool_)
-    if now is not None:
-        here = before = states.here.at(node_id, touched)
-        if states.before.view is not states.here.view:
-            before = states.before.at(node_id, touched)
-        same = partial(same_chunks, states.context, states.here.view, node_id, here)
-        left, fits = ~same(to, touched), same(before, touched)
-    if then is not None and then.array is not None:
-        fits = fits & (inside(touched, then.array.grid.hi) | agree(None, to, touched))
-    return touched[left], touched[left & ~fits]
 
 
 def combined(
     context: ReadContext, parent: SnapshotView, delta: Delta, later: ChangeSet
 ) -> ChangeSet:
     """The combined changes of a commit on `parent` and of the changes made on top of it."""
-    nodes: dict[str, Node | None] = {node.path: node for node in delta.nodes}
-    nodes |= dict.fromkeys(delta.deleted)
-    for path, node in later.nodes.items():
-        if node == parent.nodes.get(path):
-            nodes.pop(path, None)
-        else:
-            nodes[path] = node
-    result = {**parent.nodes, **nodes}
-    alive = {node.node_id for node in result.values() if node is not None}
-    cuts = dict(delta.truncated)
-    for node_id, shape in later.truncated.items():
-        cut = narrower(cuts.get(node_id), shape)
-        cuts[node_id] = shape if cut is None else cut
-    unsynced, durable = list(later.unsynced), dict(later.durable)
-    together = ChangeSet(nodes, {}, cuts, unsynced, spill=later.spill, durable=durable)
-    for node_id, tables in footprint_of(context, parent, delta).tables.items():
-        cut_off = later.truncated.get(node_id)
-        for table in tables:
-            kept = table if cut_off is None else select(table, inside(table.coords(), cut_off))
-            if len(kept):
-                together.put_table(node_id, kept)
-    for node_id in later.touched():
-        for newer in later.parts(node_id):
-            together.put_table(node_id, newer)
-    for node_id in {*together.touched(), *cuts} - alive:
-        together.forget(node_id)
+    newer = Mine.of_set(later)
+    together = ChangeSet(
+        unsynced=list(later.unsynced), spill=later.spill, durable=dict(later.durable)
+    )
+    stack(parent, [Mine.of(delta, tables_of(context, delta)), newer], together)
     return together

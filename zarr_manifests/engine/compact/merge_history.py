@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zarr_manifests.engine.commit.extend_history import HISTORY
-from zarr_manifests.engine.history.history_entries import pages_above
+from zarr_manifests.engine.history.ancestry import pages_above
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext

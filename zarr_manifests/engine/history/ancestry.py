@@ -7,20 +7,29 @@ every branch a floor, `main` among them.
 What reads history to list it takes the entries that snapshots have of their ancestors. What decides
 by it (refs, leases, conflicts, what an expiry keeps, collection) walks the snapshots themselves.
 
-Invariant: all objects of a snapshot in a root's history exist as long as that root is current,
-since a collection replaces the root before it deletes anything. So a writer that refers to objects
-of an older snapshot checks it against the very root that it replaces.
+Invariants:
+
+- All objects of a snapshot in a root's history exist as long as that root is current, since a
+  collection replaces the root before it deletes anything. So a writer that refers to objects of an
+  older snapshot checks it against the very root that it replaces.
+- Entries of a page are used only if each is the child of the one before, and the newest is the
+  snapshot that is due. A page that is missing, damaged or of another history ends the listing with
+  a warning. Its reader then goes on at the snapshot that was due, which has entries of its own.
+  `verify` reports the page.
+- A page is not opened if all its snapshots are older than the floor: a collection may have deleted
+  it.
+- What is fetched in advance is only a hint. A fetched snapshot is used only if a child's pointer
+  matches it, with length and checksum. A wrong or unreadable one costs a request and is no error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
 from typing import Final
 
-from zarr_manifests.engine.history.by_id import snapshot_at
-from zarr_manifests.engine.history.history_entries import ancestor_entries
-from zarr_manifests.engine.history.parallel_walk import SnapshotsAhead
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -30,13 +39,21 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.entry_columns import HistoryEntries
+from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
+from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
+from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.progress import counted, is_shown
 
+_LOG = logging.getLogger(__name__)
 FOLLOWING: Final = "following the history"
+_LOADED_AT_ONCE: Final = 64
+_BEGINS: Final = 2
+"""Number of snapshots to fetch one by one first: often only the newest are needed."""
+_FIRST: Final = 4
+_MOST: Final = 64
 
 
 def ancestors(
@@ -135,22 +152,16 @@ def walk_length(context: ReadContext, start: BlobRef, floor: str | None) -> int 
     return 1 + count - below
 
 
-def find_in_history(context: ReadContext, root: Root, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
-    """The snapshot with that id, which must be in history as of this root.
+def locate(
+    context: ReadContext, root: Root, snapshot_id: str
+) -> tuple[BlobRef, Snapshot, str | None]:
+    """The snapshot with that id, and the floor of the history it is in as of this root.
 
     Raises
     ------
     SnapshotExpiredError
         If neither a branch nor a tag leads to it.
     """
-    ref, snapshot, _ = locate(context, root, snapshot_id)
-    return ref, snapshot
-
-
-def locate(
-    context: ReadContext, root: Root, snapshot_id: str
-) -> tuple[BlobRef, Snapshot, str | None]:
-    """Like `find_in_history`, with the floor of the history it was found in."""
     key = snapshot_key(snapshot_id)
     seen: set[str] = set()
     for start, floor in starts(context, root):
@@ -193,3 +204,188 @@ def starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | No
         whole = context.roots.whole(root)
         yield from ((branch.head, branch.floor) for branch in whole.branches.values())
         yield from ((ref, tag_floor(root, ref)) for ref in whole.tags.values())
+
+
+# --- snapshots of which only the id is known -----------------------------------------------------
+
+
+def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
+    """The snapshot with that id, whether it is in history or not.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If it does not exist.
+    """
+    try:
+        ref, snapshot = snapshot_at(context, snapshot_id)
+    except ObjectNotFoundError as error:
+        raise SnapshotExpiredError(
+            f"snapshot {snapshot_id} is not in {context.storage.url}: it never was, or has "
+            "expired; `repo.ancestry()` and `zarr-manifests log` list the snapshots"
+        ) from error
+    context.objects.remember(ref, snapshot)
+    return ref
+
+
+def snapshot_at(context: ReadContext, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
+    """The snapshot with that id, read at its key.
+
+    No pointer vouches for it, so its own repository and snapshot ids are checked.
+
+    Raises
+    ------
+    ObjectNotFoundError
+        If there is no object at the key.
+    CorruptObjectError
+        If the object is another snapshot, or belongs to another repository.
+    """
+    key = snapshot_key(snapshot_id)
+    data = context.storage.get(key, 0, MAX_SNAPSHOT_BYTES + 1)
+    ref = BlobRef.to(key, data)
+    snapshot = Snapshot.from_object(data, ref)
+    snapshot.check_repository(key, context.repository_id)
+    return ref, snapshot
+
+
+# --- what a snapshot says about its ancestors ----------------------------------------------------
+
+
+def ancestor_entries(
+    context: ReadContext, snapshot: Snapshot, floor: str | None = None, wanted: int = 1
+) -> Iterator[HistoryEntries]:
+    """Entries of the ancestors down to the snapshot with the id `floor`.
+
+    The newest come first; those that come together are oldest first. They may end early. `wanted`
+    is how many the caller is likely to take: their pages are fetched together, before any others.
+    """
+    if snapshot.parent is None or snapshot.snapshot_id == floor:
+        return
+    due: SnapshotPointer | None = SnapshotPointer.of(snapshot.parent)
+    try:
+        for found in _entries(context, snapshot.history, floor, wanted):
+            if found.pointer(-1) != due:
+                raise CorruptObjectError(f"history: {found.pointer(-1)} in the place of {due}")
+            if floor in found.ids:
+                yield found.since(found.ids.index(floor))
+                return
+            yield found
+            due = found.parent
+            if due is None:
+                return
+    except CorruptObjectError as error:
+        _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
+
+
+def _entries(
+    context: ReadContext, history: History, floor: str | None, wanted: int
+) -> Iterator[HistoryEntries]:
+    """The entries that the snapshot carries, then those of each page."""
+    if history.recent:
+        yield HistoryEntries.unpack(history.recent)
+    wanted = max(wanted - len(history.recent), 1)
+    left = _above(context, history, floor) - len(history.recent)
+    due = [*reversed(history.pages)]
+    loaded: dict[str, HistoryPage | None] = {}
+    while due and left > 0:
+        if due[0].blob.key not in loaded:
+            count = min(left, wanted) if wanted > 0 else left
+            refs = [r for r in _reaching(due[:_LOADED_AT_ONCE], count) if r.blob.key not in loaded]
+            found = context.runtime.parallel([partial(_load, context, ref) for ref in refs])
+            loaded |= {ref.blob.key: page for ref, page in zip(refs, found, strict=True)}
+        page = loaded.pop(due.pop(0).blob.key)
+        if page is None:
+            return
+        due[:0] = reversed(page.pages)
+        if page.entries is not None:
+            yield page.entries
+            left -= len(page.entries)
+            wanted -= len(page.entries)
+
+
+def pages_above(context: ReadContext, history: History, floor: str | None) -> list[HistoryPageRef]:
+    """The pages that cover snapshots down to the floor, newest first; the others may be gone."""
+    count = _above(context, history, floor) - len(history.recent)
+    return [*_reaching(reversed(history.pages), count)]
+
+
+def _reaching(refs: Iterable[HistoryPageRef], count: int) -> Iterator[HistoryPageRef]:
+    """As many of the pages as hold that many entries."""
+    for ref in refs:
+        if count <= 0:
+            return
+        yield ref
+        count -= ref.count
+
+
+def _above(context: ReadContext, history: History, floor: str | None) -> int:
+    """How many of the ancestors are in history: all but those that the floor itself covers.
+
+    0 if the floor cannot be read, which a walk finds out when it gets there.
+    """
+    if floor is None or not history.pages:
+        return history.count
+    try:
+        return history.count - snapshot_at(context, floor)[1].history.count
+    except (CorruptObjectError, ObjectNotFoundError):
+        return 0
+
+
+def _load(context: ReadContext, ref: HistoryPageRef) -> HistoryPage | None:
+    try:
+        page = context.objects.load(ref.blob, HistoryPage)
+        ref.check(page)
+    except CorruptObjectError as error:
+        _LOG.warning("history is read from the snapshots instead: %s", error)
+        return None
+    return page
+
+
+# --- fetching the next ones ahead ----------------------------------------------------------------
+
+
+class SnapshotsAhead:
+    """Prefetches the snapshots that a walk down to `floor` is likely to need next.
+
+    A round fetches at most twice as many as were used of the round before; where calls are inline
+    (memory, a local disk), nothing is fetched in advance.
+    """
+
+    def __init__(self, context: ReadContext, floor: str | None) -> None:
+        self._context = context
+        self._floor = floor
+        self._next: Iterator[BlobRef] = iter(())
+        self._fetched: dict[str, bytes] = {}
+        self._until_begin = _BEGINS
+        self._count = _FIRST
+
+    def take(self, ref: BlobRef) -> bytes | None:
+        """The object at the key if it was fetched here; None if another cache has or gets it."""
+        objects = self._context.objects
+        if objects.storage.capabilities.inline or objects.is_near(ref, Snapshot, Ancestor):
+            return None
+        if ref.key not in self._fetched:
+            if self._until_begin:
+                self._until_begin -= 1
+                return None
+            self._fetch(ref)
+        return self._fetched.pop(ref.key, None)
+
+    def _fetch(self, ref: BlobRef) -> None:
+        """Fetch the due snapshot, together with the next ones as far as they are known."""
+        objects = self._context.objects
+        if self._fetched:
+            self._next, self._count = iter(()), _FIRST  # these were not ancestors
+        due = [*islice(self._next, self._count)]
+        if not due or due[0] != ref:
+            snapshot = objects.load(ref, Snapshot)
+            told = ancestor_entries(self._context, snapshot, self._floor)
+            refs = (run.pointer(at).ref for run in told for at in reversed(range(len(run))))
+            self._next = (each for each in refs if not objects.is_near(each, Snapshot, Ancestor))
+            due = [*islice(self._next, self._count)]
+        found = self._context.runtime.parallel(
+            [partial(objects.guess, each.key, each.length) for each in due]
+        )
+        here = zip(due, found, strict=True)
+        self._fetched = {each.key: data for each, data in here if data is not None}
+        self._count = min(2 * self._count, _MOST)

@@ -13,7 +13,7 @@ positions (`Session.shift_array`, `Session.reindex_array`), it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,8 +37,8 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import ArrayMeta, absolute
 from zarr_manifests.planning.conflict.documents import compare_documents
-from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, rows_at
-from zarr_manifests.planning.tables.presence import same_refs, within
+from zarr_manifests.planning.tables.merge import Layer, Overlay, difference, inside, merge_layers
+from zarr_manifests.planning.tables.presence import within
 from zarr_manifests.planning.upkeep.cell_changes import (
     ArrayShape,
     CellChanges,
@@ -83,13 +83,7 @@ def changed_cells(
             grids |= {node.node_id: node for node in delta.nodes if node.node_id in kept}
             for node_id in kept.keys() & {*delta.truncated, *tables}:
                 add_layer(layers[node_id], delta, node_id, tables)
-        arrays = []
-        for was, now in pairs:
-            if was is not None and now is not None and was.node.node_id in kept:
-                arrays.append(_changed(was, now, merge_layers(layers[was.node.node_id])))
-            else:
-                arrays.append(_replaced(was, now))
-        found = classify_cells([_path(pair) for pair in pairs], arrays)
+        found = _classified(pairs, lambda was, _: merge_layers(layers[was.node.node_id]))
     return replace(found, start=start, end=snapshot_id_of(end.head.key))
 
 
@@ -107,13 +101,7 @@ def compared_cells(
     """
     old, new = context.open_branch(start), context.open_branch(end)
     pairs = [_pair(path, old, new) for path in paths]
-    arrays = [
-        _compared(was, now)
-        if was is not None and now is not None and _means_the_same(was, now)
-        else _replaced(was, now)
-        for was, now in pairs
-    ]
-    found = classify_cells([_path(pair) for pair in pairs], arrays)
+    found = _classified(pairs, lambda was, now: Overlay(None, difference(now.table, was.table)))
     return replace(found, start=old.snapshot_id, end=new.snapshot_id)
 
 
@@ -134,17 +122,21 @@ class _Array:
     def shape(self) -> ArrayShape:
         return ArrayShape(self.meta.shape, self.meta.chunk_shape)
 
+    @property
+    def table(self) -> ChunkTable | None:
+        """All chunks that exist."""
+        return self.view.chunks(self.node.node_id)
+
     def there(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
         """Which of these chunks exist."""
         return chunks_there(self.view, self.node.node_id, coords)
 
     def chunks(self, boxes: Iterable[Box] | None = None) -> IndexArray:
         """The chunks that exist: all, or those in any of the boxes, which do not overlap."""
-        view, node_id = self.view, self.node.node_id
         if boxes is None:
-            tables = [view.chunks(node_id)]
+            tables = [self.table]
         else:
-            tables = [view.chunks_in(node_id, box) for box in boxes]
+            tables = [self.view.chunks_in(self.node.node_id, box) for box in boxes]
         found = [table.coords() for table in tables if table is not None]
         return np.concatenate([np.empty((0, len(self.meta.shape)), np.int64), *found])
 
@@ -162,6 +154,19 @@ def _pair(path: str, old: SnapshotView | None, new: SnapshotView) -> _Pair:
     if was is None and now is None:
         raise NotFoundError(f"there is no array {absolute(name)} in snapshot {new.snapshot_id}")
     return was, now
+
+
+def _classified(
+    pairs: Sequence[_Pair], overlay: Callable[[_Array, _Array], Overlay]
+) -> CellChanges:
+    """What happened to the cells; `overlay` says which chunks changed of an array that stayed."""
+    arrays = [
+        _changed(was, now, overlay(was, now))
+        if was is not None and now is not None and _means_the_same(was, now)
+        else _replaced(was, now)
+        for was, now in pairs
+    ]
+    return classify_cells([_path(pair) for pair in pairs], arrays)
 
 
 def _path(pair: _Pair) -> str:
@@ -200,7 +205,7 @@ def _refuse_moves(
 
 
 def _changed(was: _Array, now: _Array, overlay: Overlay) -> ChangedArray:
-    """What the merged deltas say has happened to an array."""
+    """What has happened to an array, by what the merged deltas or the chunk tables say."""
     written = np.empty((0, len(now.meta.shape)), np.int64)
     dropped = was.chunks(_cut_off(was.meta.grid.hi, overlay.truncated))
     if overlay.table is not None:
@@ -209,21 +214,6 @@ def _changed(was: _Array, now: _Array, overlay: Overlay) -> ChangedArray:
         gone = coords[unset & inside(coords, was.meta.grid.hi)]
         if len(gone):
             dropped = np.concatenate([dropped, gone[was.there(gone)]])
-    return _with_edges(was, now, written, dropped)
-
-
-def _compared(was: _Array, now: _Array) -> ChangedArray:
-    """What the chunk tables of both snapshots say has happened to an array."""
-    node_id, written, dropped = was.node.node_id, now.chunks(), was.chunks()
-    old, new = was.view.chunks(node_id), now.view.chunks(node_id)
-    if old is not None and new is not None:
-        written = written[~same_refs(old, new)]
-        dropped = dropped[rows_at(new, dropped) < 0]
-    return _with_edges(was, now, written, dropped)
-
-
-def _with_edges(was: _Array, now: _Array, written: IndexArray, dropped: IndexArray) -> ChangedArray:
-    """The same, with the chunks across edges that have moved."""
     edges = _moved_edges(was.meta, now.meta)
     # Appends write all chunks at the edge again; nothing is looked up for them then.
     exposed = now.chunks(box for box in edges if int(within(box, written).sum()) < box.size)

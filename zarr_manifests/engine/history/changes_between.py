@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.engine.history.ancestry import FOLLOWING, ancestors, walk_length
-from zarr_manifests.engine.history.commit_logs import delta_of
+from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -33,13 +33,11 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.tables.presence import kinds_at
+from zarr_manifests.planning.tables.merge import agree
 from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
 from zarr_manifests.progress import counted
 
@@ -88,10 +86,7 @@ def changes_between(
 
 def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
     """Which of these chunks (int64[n, ndim], n >= 1) exist; reads only leaves that may tell."""
-    table = view.chunks_at(node_id, coords)
-    if table is None:
-        return np.zeros(len(coords), np.bool_)
-    return kinds_at(table, coords) > RefKind.UNSET
+    return ~agree(None, view.chunks_at(node_id, coords), coords)
 
 
 def commits_between(
@@ -147,7 +142,7 @@ def _log(
     nodes = NodeTable(() if before is None else before.nodes.values())
     for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
-        yield from changes_of(nodes, delta, _tables(context, delta), commit.snapshot_id)
+        yield from changes_of(nodes, delta, tables_of(context, delta), commit.snapshot_id)
 
 
 def _net(
@@ -158,24 +153,13 @@ def _net(
     net = Net.since(() if before is None else before.nodes.values())
     for commit in counted("reading commits", commits):
         delta = context.objects.load(commit.log, Delta)
-        net.add(delta, _tables(context, delta))
-    yield from net.node_changes()
-    for node_id, unset in net.touched():
-        there = np.zeros(len(unset), np.bool_)
-        if before is not None and len(unset):
-            there = chunks_there(before, node_id, unset)
-        yield from net.chunk_changes(node_id, there)
+        net.add(delta, tables_of(context, delta))
 
+    def there(node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        assert before is not None  # else no node was there
+        return chunks_there(before, node_id, coords)
 
-def _tables(context: ReadContext, delta: Delta) -> dict[bytes, list[ChunkTable]]:
-    context.objects.prefetch([(ref.blob, Manifest) for ref in delta.manifests])
-    manifests = [delta.embedded]
-    manifests += [context.objects.load(ref.blob, Manifest) for ref in delta.manifests]
-    tables: dict[bytes, list[ChunkTable]] = {}
-    for manifest in manifests:
-        for part, data in manifest.parts:
-            tables.setdefault(part.node_id, []).append(manifest.decode(part, data))
-    return tables
+    yield from net.changes(there)
 
 
 def _guarded(

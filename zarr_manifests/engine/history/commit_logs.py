@@ -6,9 +6,11 @@ conflicts are never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 
-from zarr_manifests.engine.history.by_id import snapshot_ref
+import numpy as np
+
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
@@ -17,8 +19,8 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.planning.conflict.decide import Footprint
 
 
 def deltas_between(
@@ -31,7 +33,12 @@ def deltas_between(
     """
     listed = listed_since(context, older, newer, floor)
     if listed is None:
-        return _walked_back(context, older.ref, newer, floor)
+        found: list[Delta] = []
+        for ref, snapshot in ancestors(context, newer, floor):
+            if ref.key == older.ref.key:
+                return found
+            found.append(delta_of(context, snapshot))
+        return None
     context.objects.prefetch([(entry.log, Delta) for entry in listed])
     deltas = []
     for entry in reversed(listed):
@@ -84,23 +91,6 @@ def _is_above(context: ReadContext, older: SnapshotView, floor: str | None) -> b
     return lowest < older.snapshot.sequence
 
 
-def _walked_back(
-    context: ReadContext, older: BlobRef, newer: BlobRef, floor: str | None
-) -> list[Delta] | None:
-    last = None if floor is None else snapshot_key(floor)
-    deltas = []
-    ref: BlobRef | None = newer
-    seen: set[str] = set()
-    while ref is not None and ref.key != older.key:
-        if ref.key in seen:
-            raise CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
-        seen.add(ref.key)
-        snapshot = context.objects.load(ref, Snapshot)
-        deltas.append(delta_of(context, snapshot))
-        ref = snapshot.parent if ref.key != last else None
-    return None if ref is None else deltas
-
-
 def delta_of(context: ReadContext, snapshot: Snapshot) -> Delta:
     """The delta of the snapshot's commit."""
     log = snapshot.log
@@ -110,11 +100,6 @@ def delta_of(context: ReadContext, snapshot: Snapshot) -> Delta:
     if delta.commit_id != snapshot.commit_id:
         raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
     return delta
-
-
-def footprint_of(context: ReadContext, view: SnapshotView, delta: Delta) -> Footprint:
-    """What a commit touched, from its delta."""
-    return Footprint(_touched_paths(view, delta), tables_of(context, delta))
 
 
 def tables_of(
@@ -140,7 +125,21 @@ def tables_of(
     return tables
 
 
-def _touched_paths(view: SnapshotView, delta: Delta) -> frozenset[str]:
-    paths = {node.node_id: node.path for node in (*view.nodes.values(), *delta.nodes)}
-    truncated = {paths.get(node_id, "?") for node_id in delta.truncated}
-    return frozenset({node.path for node in delta.nodes} | delta.deleted.keys() | truncated)
+def touched_chunks(
+    context: ReadContext, deltas: Iterable[Delta], wanted: Container[bytes] | None = None
+) -> dict[bytes, list[IndexArray]]:
+    """The coordinates that these commits set or unset, by node, for all nodes or those wanted."""
+    found: dict[bytes, list[IndexArray]] = {}
+    for delta in deltas:
+        for node_id, tables in tables_of(context, delta, wanted).items():
+            found.setdefault(node_id, []).extend(table.coords() for table in tables)
+    return found
+
+
+def distinct(coords: Sequence[IndexArray]) -> IndexArray:
+    """All of these coordinates (at least one array) without duplicates, in C order."""
+    together = np.concatenate(coords)
+    if not len(together):
+        return together
+    box = Box.around_coords(together)
+    return box.unravel(np.unique(box.ravel(together)))

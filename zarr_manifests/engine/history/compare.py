@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from zarr_manifests.engine.history.ancestry import is_missing
-from zarr_manifests.engine.history.commit_logs import deltas_between, footprint_of
+from zarr_manifests.engine.history.changes_between import if_expired
+from zarr_manifests.engine.history.commit_logs import deltas_between, distinct, touched_chunks
 from zarr_manifests.engine.history.merge_base import merge_base
 from zarr_manifests.engine.history.net_changes import net_changes
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import CorruptObjectError, HistoryExpiredError, InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import Coords
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import narrower
-from zarr_manifests.planning.tables.moves import changed_nodes
+from zarr_manifests.planning.tables.node_fields import changed_nodes
 from zarr_manifests.reports import Diff
 
 
@@ -59,14 +57,8 @@ def _logged(
     context: ReadContext, before: SnapshotView, after: SnapshotView
 ) -> Sequence[Delta] | None:
     """The deltas of the commits between; None if the first is no ancestor of the second."""
-    try:
+    with if_expired(context, before.snapshot_id, after.ref):
         return deltas_between(context, before, after.ref)
-    except CorruptObjectError as error:
-        if is_missing(error):
-            raise HistoryExpiredError(
-                f"snapshots between {before.snapshot_id} and {after.snapshot_id} have expired"
-            ) from error
-        raise
 
 
 def _difference(
@@ -74,7 +66,13 @@ def _difference(
 ) -> Diff:
     """The changes in these deltas, which are all those after `before` up to `after`."""
     changed = changed_nodes(before.nodes, after.nodes)
-    chunks = _changed_chunks(context, after, deltas)
+    paths = {node.node_id: absolute(path) for path, node in after.nodes.items()}
+    touched = touched_chunks(context, deltas, paths)
+    chunks = {paths[node_id]: distinct(coords) for node_id, coords in touched.items()}
+    cuts: dict[bytes, Coords] = {}
+    for node_id, shape in ((i, shape) for delta in deltas for i, shape in delta.truncated.items()):
+        if node_id in paths and node_id in before.by_id:
+            cuts[node_id] = narrower(cuts.get(node_id), shape) or shape
     arrays = {
         absolute(path): node.array
         for path, node in after.nodes.items()
@@ -84,42 +82,10 @@ def _difference(
         changed.created,
         changed.updated,
         changed.deleted,
-        chunks,
+        dict(sorted(chunks.items())),
         changed.moved,
-        _truncated(before, after, deltas),
+        {paths[node_id]: shape for node_id, shape in cuts.items()},
         {path: array.grid.shape for path, array in arrays.items()},
         {p: tuple(a.dimension_names) for p, a in arrays.items() if a.dimension_names},
         changed.fields,
     )
-
-
-def _truncated(
-    before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
-) -> dict[str, Coords]:
-    """By path, the grid shape that an existing array was truncated to."""
-    cuts: dict[bytes, Coords | None] = {}
-    for delta in deltas:
-        for node_id, shape in delta.truncated.items():
-            cuts[node_id] = narrower(cuts.get(node_id), shape)
-    there = ((before.by_id.get(i), after.by_id.get(i), shape) for i, shape in cuts.items())
-    return {
-        absolute(new.path): shape
-        for old, new, shape in there
-        if old is not None and new is not None and shape is not None
-    }
-
-
-def _changed_chunks(
-    context: ReadContext, after: SnapshotView, deltas: Sequence[Delta]
-) -> dict[str, IndexArray]:
-    paths = {node.node_id: path for path, node in after.nodes.items()}
-    found: dict[str, list[IndexArray]] = {}
-    for delta in deltas:
-        for node_id, tables in footprint_of(context, after, delta).tables.items():
-            if node_id in paths:
-                coords = [table.coords() for table in tables]
-                found.setdefault(paths[node_id], []).extend(coords)
-    return {
-        absolute(path): np.unique(np.concatenate(coords), axis=0)
-        for path, coords in sorted(found.items())
-    }

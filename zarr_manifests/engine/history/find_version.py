@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from zarr_manifests.engine.history.ancestry import entries, starts
-from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.ancestry import entries, snapshot_ref, starts
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.entry_columns import HistoryEntries

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zarr_manifests.engine.history.ancestry import find_in_history, is_missing
+from zarr_manifests.engine.history.ancestry import is_missing, locate
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.epochs import is_fenced
 from zarr_manifests.engine.snapshot.context import ReadContext
@@ -56,7 +56,7 @@ def expired(
     if any(lease.snapshot == snapshot_id for lease in context.roots.leases(root)):
         return None
     try:
-        find_in_history(context, root, snapshot_id)
+        locate(context, root, snapshot_id)
     except SnapshotExpiredError:
         what, *_ = str(error).split(";")  # and not what to do about damage
         return SnapshotExpiredError(

@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
-from zarr_manifests.engine.history.ancestry import find_in_history
+from zarr_manifests.engine.history.ancestry import locate
 from zarr_manifests.engine.root.heartbeat import Held, Term
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.errors import (
@@ -279,7 +279,7 @@ def _move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
             if old not in there:
                 raise _taken_away(held)
             _check_start(root, session)
-        find_in_history(context, root, snapshot_id)
+        locate(context, root, snapshot_id)
         term = _term(context, new)
         return _with(_without(root, [old]), [_lease(new, term)])
 
@@ -304,7 +304,7 @@ def renew_all(context: Context) -> None:
             try:
                 if _name(held) not in there:
                     raise _taken_away(held)
-                find_in_history(context, root, held.snapshot)
+                locate(context, root, held.snapshot)
             except (SnapshotExpiredError, FencedError) as error:
                 lost[held.lease_id] = error
             except CorruptObjectError:
@@ -345,7 +345,7 @@ def _beat(context: Context) -> None:
 
 def _check_named(context: ReadContext, root: Root, snapshot_id: str) -> None:
     try:
-        find_in_history(context, root, snapshot_id)
+        locate(context, root, snapshot_id)
     except SnapshotExpiredError as error:
         raise SnapshotExpiredError(
             f"there is no lease on what no branch or tag leads to: {error}. As long as it is not "

@@ -16,7 +16,7 @@ it first, so that the swap fails and the new root decides.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
@@ -27,10 +27,9 @@ from zarr_manifests.engine.history.ancestry import (
     has_expired,
     is_missing,
     locate,
+    snapshot_ref,
     starts,
 )
-from zarr_manifests.engine.history.by_id import snapshot_ref
-from zarr_manifests.engine.history.operations_log import archived_versions, logged
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
@@ -43,7 +42,7 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.index import Bitmaps
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.root import Root
+from zarr_manifests.format.root import LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import session_of, session_start, snapshot_id_of
@@ -52,9 +51,7 @@ type _Place = tuple[BlobRef, Snapshot, str | None]
 """A snapshot, and the floor of its history."""
 
 
-def find_kept(
-    context: ReadContext, root: Root, snapshot_id: str
-) -> tuple[BlobRef, Snapshot, str | None]:
+def find_kept(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
     """Like `locate`; also finds what was left behind, if no collection so far deletes parts of it.
 
     So what it leads to stays, if a swap of this very root puts it into history, or all that the new
@@ -239,3 +236,31 @@ def _is_safe(
             for table in tables(value):
                 chunks -= native_keys(table)
     return not chunks
+
+
+# --- the log of operations -----------------------------------------------------------------------
+
+
+def archived_versions(context: ReadContext) -> list[int]:
+    """The versions of the root that are archived, oldest first."""
+    found = (info.key.partition("/")[2] for info in context.storage.list("root/"))
+    return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
+
+
+def logged(context: ReadContext, root: Root) -> Iterator[LogEntry]:
+    """All operations that this root and its archives know, newest first."""
+    versions, oldest = archived_versions(context), root.version + 1
+    while True:
+        for entry in reversed(root.log):
+            if entry.version < oldest:
+                yield entry
+        oldest = min(oldest, root.log[0].version if root.log else 0)
+        # This archive's log reaches further back, so no single archive is needed.
+        while versions and versions[-1] > oldest:
+            versions.pop()
+        if not versions:
+            return
+        try:
+            root = context.roots.archived(versions.pop())
+        except ObjectNotFoundError:
+            return  # a collection is removing the oldest archives

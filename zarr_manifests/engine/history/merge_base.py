@@ -8,10 +8,9 @@ if all that lies above it could be read; else the history has expired.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from zarr_manifests.engine.history.ancestry import ancestors, is_missing
-from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, is_missing, snapshot_ref
 from zarr_manifests.engine.history.left_behind import floor_below
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
@@ -80,38 +79,29 @@ def _next(walk: Iterator[tuple[BlobRef, Snapshot]]) -> tuple[BlobRef, Snapshot] 
         raise
 
 
-@dataclass(slots=True)
-class _Past:
-    """What one side knows: snapshots above where the lines part, with what each comes from."""
+def _add_past(
+    context: ReadContext, root: Root, below: BlobRef, line: Line, before: dict[str, list[str]]
+) -> None:
+    """Add what the snapshots of a line come from, and those of the lines that it has merged.
 
-    context: ReadContext
-    root: Root
-    below: BlobRef
-    """Where the lines part."""
-    before: dict[str, list[str]] = field(default_factory=dict)
-    """Keys of the parent and the merged snapshot, by key."""
-
-    def add(self, line: Line) -> None:
-        """Add a line, and the lines that it has merged."""
-        for ref, snapshot in line:
-            parent = [] if snapshot.parent is None else [snapshot.parent.key]
-            merged = [] if snapshot.merged is None else [snapshot_key(snapshot.merged[0])]
-            self.before[ref.key] = parent + merged
-        for _, snapshot in line:
-            if snapshot.merged is not None:
-                self._add_merged(snapshot, snapshot.merged[0])
-
-    def _add_merged(self, merge: Snapshot, source: str) -> None:
-        if snapshot_key(source) in self.before:
-            return
+    By key, it is the keys of the parent and of the merged snapshot; `below` is where lines part.
+    """
+    for ref, snapshot in line:
+        parent = [] if snapshot.parent is None else [snapshot.parent.key]
+        merged = [] if snapshot.merged is None else [snapshot_key(snapshot.merged[0])]
+        before[ref.key] = parent + merged
+    for _, snapshot in line:
+        source = None if snapshot.merged is None else snapshot.merged[0]
+        if source is None or snapshot_key(source) in before:
+            continue
         try:
-            ref = snapshot_ref(self.context, source)
-            self.add(parted(self.context, self.root, ref, self.below).left)
+            ref = snapshot_ref(context, source)
+            _add_past(context, root, below, parted(context, root, ref, below).left, before)
         except SnapshotExpiredError as error:
             raise HistoryExpiredError(
-                f"snapshot {source}, which {merge.snapshot_id} has merged, has expired, so which "
-                "changes both lines have is not known. Repeat the commits with cherry_pick; a tag "
-                "keeps what was merged"
+                f"snapshot {source}, which {snapshot.snapshot_id} has merged, has expired, so "
+                "which changes both lines have is not known. Repeat the commits with cherry_pick; "
+                "a tag keeps what was merged"
             ) from error
 
 
@@ -166,9 +156,7 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
     lines = parted(context, root, ours, theirs)
     before: dict[str, list[str]] = {}
     for line in (lines.left, lines.right):
-        past = _Past(context, root, lines.at)
-        past.add(line)
-        before |= past.before
+        _add_past(context, root, lines.at, line, before)
     known = MergeBase(lines.at, lines, before)
     common = (known.has(ours) & known.has(theirs) & before.keys()) | {lines.at.key}
     newest = common.difference(*(before.get(key, ()) for key in common))

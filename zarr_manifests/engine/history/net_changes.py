@@ -7,13 +7,12 @@ the delta if and only if it differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
+from zarr_manifests.engine.history.commit_logs import delta_of, distinct, touched_chunks
 from zarr_manifests.engine.history.merge_base import parted
 from zarr_manifests.engine.objects.chunks import ChunkReader
 from zarr_manifests.engine.snapshot.context import ReadContext
@@ -21,9 +20,8 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Root
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.tables.merge import agree, inside, pick, unset_at
 from zarr_manifests.progress import counted
 
@@ -50,7 +48,7 @@ def net_changes(
         for path in old.nodes.keys() | new.nodes.keys()
         if old.nodes.get(path) != new.nodes.get(path)
     }
-    was, now = _by_id(old.nodes), _by_id(new.nodes)
+    was, now = old.by_id, new.by_id
     tables: list[tuple[bytes, ChunkTable]] = []
     truncated = {}
     for node_id, coords in _touched(context, root, old, new).items():
@@ -59,7 +57,9 @@ def net_changes(
             truncated[node_id] = array.grid.hi
             coords = coords[inside(coords, array.grid.hi)]
         if len(coords):
-            tables += [(node_id, t) for t in _differing(context, old, new, node_id, coords)]
+            before, after = (chunks_at(view, node_id, coords) for view in (old, new))
+            coords = coords[~same_chunks(context, new, node_id, before, after, coords)]
+            tables += [(node_id, table) for table in rows_for(after, coords)]
     for node_id in sorted(now.keys() - was.keys()):
         table = new.chunks(node_id)
         tables += [] if table is None or not len(table) else [(node_id, table)]
@@ -72,35 +72,21 @@ def net_changes(
     )
 
 
-def _by_id(nodes: Mapping[str, Node]) -> dict[bytes, Node]:
-    return {node.node_id: node for node in nodes.values()}
-
-
 def _touched(
     context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView
 ) -> dict[bytes, IndexArray]:
     """The chunks that were changed since the lines part, of nodes that both have, in C order."""
     lines = parted(context, root, old.ref, new.ref)
-    both = _by_id(old.nodes).keys() & _by_id(new.nodes).keys()
-    found: dict[bytes, list[IndexArray]] = {}
-    cut: set[bytes] = set()
-    for _, snapshot in counted("reading commits", (*lines.left, *lines.right)):
-        if snapshot.kind is CommitKind.REWRITE:
-            continue
-        delta = delta_of(context, snapshot)
-        cut |= delta.truncated.keys() & both
-        for node_id, each in tables_of(context, delta, both).items():
-            found.setdefault(node_id, []).extend(table.coords() for table in each)
+    both = old.by_id.keys() & new.by_id.keys()
+    commits = counted("reading commits", (*lines.left, *lines.right))
+    deltas = [delta_of(context, each) for _, each in commits if each.kind is not CommitKind.REWRITE]
+    found = touched_chunks(context, deltas, both)
+    cut = {node_id for delta in deltas for node_id in delta.truncated.keys() & both}
     for node_id in cut:
         existing = (old.chunks(node_id), new.chunks(node_id))
         found.setdefault(node_id, []).extend(t.coords() for t in existing if t is not None)
-    return {node_id: _unique(coords) for node_id, coords in found.items() if any(map(len, coords))}
-
-
-def _unique(coords: list[IndexArray]) -> IndexArray:
-    together = np.concatenate(coords)
-    box = Box.around_coords(together)
-    return box.unravel(np.unique(box.ravel(together)))
+    places = {node_id: distinct(coords) for node_id, coords in found.items()}
+    return {node_id: coords for node_id, coords in places.items() if len(coords)}
 
 
 def same_chunks(
@@ -135,15 +121,27 @@ def same_chunks(
     return same
 
 
-def _differing(
-    context: ReadContext, old: SnapshotView, new: SnapshotView, node_id: bytes, coords: IndexArray
-) -> list[ChunkTable]:
-    """Rows that make these chunks of one snapshot into those of the other."""
-    was, now = old.chunks_at(node_id, coords), new.chunks_at(node_id, coords)
-    coords = coords[~same_chunks(context, new, node_id, was, now, coords)]
-    if not len(coords):
-        return []
-    gone = coords[agree(None, now, coords)]
+def chunks_at(view: SnapshotView, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+    """Those of these chunks that exist; none if the snapshot does not have the node.
+
+    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
+    """
+    return view.chunks_at(node_id, coords) if len(coords) and node_id in view.by_id else None
+
+
+def differs(
+    context: ReadContext, here: SnapshotView, other: SnapshotView, node_id: bytes, at: IndexArray
+) -> npt.NDArray[np.bool_]:
+    """Which of these chunks differ between the two snapshots, of a node that is in `here`."""
+    if here is other:
+        return np.zeros(len(at), np.bool_)
+    a, b = (chunks_at(view, node_id, at) for view in (here, other))
+    return ~same_chunks(context, here, node_id, a, b, at)
+
+
+def rows_for(table: ChunkTable | None, coords: IndexArray) -> list[ChunkTable]:
+    """Rows that make these chunks what they are in the table, and unset those it does not have."""
+    gone = coords[agree(None, table, coords)]
     rows = [unset_at(gone)] if len(gone) else []
-    there = None if now is None else pick(now, coords)
-    return [*rows, *([there] if there is not None and len(there) else [])]
+    there = None if table is None else pick(table, coords)
+    return [*rows, there] if there is not None and len(there) else rows

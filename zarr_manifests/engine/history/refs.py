@@ -17,8 +17,7 @@ from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Final
 
-from zarr_manifests.engine.history.ancestry import ancestors, entries
-from zarr_manifests.engine.history.by_id import snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, entries, snapshot_ref
 from zarr_manifests.engine.history.find_marks import marks_of
 from zarr_manifests.engine.history.find_version import Found, before, found_by_name
 from zarr_manifests.engine.history.follow import opened

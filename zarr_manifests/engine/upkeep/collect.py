@@ -27,9 +27,8 @@ from functools import partial
 from itertools import batched, chain
 from typing import Any, Final
 
-from zarr_manifests.engine.history.ancestry import ancestors, tag_floor
-from zarr_manifests.engine.history.by_id import snapshot_at
-from zarr_manifests.engine.history.operations_log import archived_versions
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
+from zarr_manifests.engine.history.left_behind import archived_versions
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve

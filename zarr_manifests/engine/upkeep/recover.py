@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.engine.history.operations_log import logged
+from zarr_manifests.engine.history.left_behind import logged
 from zarr_manifests.engine.root.epochs import restored_epoch
 from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from zarr_manifests.engine.history.commit_logs import delta_of
-from zarr_manifests.engine.history.operations_log import archived_versions
+from zarr_manifests.engine.history.left_behind import archived_versions
 from zarr_manifests.engine.history.reachability import Link, follow, tables
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext

@@ -10,13 +10,14 @@ Invariant: a node that the commits both make and delete leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Coords
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, narrower
 
@@ -200,6 +201,28 @@ class Changes:
             node = change.before or change.after
             if node is not None and node.kind is NodeKind.OPAQUE:
                 yield change
+
+
+def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> bool:
+    """Whether my chunks cannot conflict with the commits listed in these entries.
+
+    Commits whose boxes are disjoint share no chunk. Those whose boxes overlap may still share none;
+    their logs then decide.
+
+    Parameters
+    ----------
+    mine : mapping of bytes to sequence of Box
+        Boxes around all chunks that I have set or unset, by node id. I have changed nothing else.
+    theirs : iterable of DeltaEntry
+        The commits that came first.
+    """
+    for entry in theirs:
+        if entry.changes_nodes:
+            return False
+        for part in entry.parts():
+            if any(box.overlaps(part.box) for box in mine.get(part.node_id, ())):
+                return False
+    return True
 
 
 def key_of(path: str) -> str:

@@ -1,11 +1,11 @@
 """Whether a commit can be rebased onto a tip that others have moved, and what it is then.
 
 "Mine" is the commit, "theirs" are the commits that came first. Both are split into components (see
-`components`). `CELLS` has a rule for each pair of components that can collide, at a node or at
-paths of the hierarchy; a rule yields the conflicts it finds. A pair without a rule never
-conflicts. The commit can be rebased if no rule finds a conflict. A *policy* may resolve some
-conflicts: whose chunks win, whose value of an attribute, and whether a node that I delete stays
-deleted although it was written to. REWRITE commits have no components, so they conflict with
+`components`). `CELLS` has a rule for each pair of components that can collide at a node, and
+`_at_paths` those for paths of the hierarchy; a rule yields the conflicts it finds. A pair without a
+rule never conflicts. The commit can be rebased if no rule finds a conflict. A *policy* may resolve
+some conflicts: whose chunks win, whose value of an attribute, and whether a node that I delete
+stays deleted although it was written to. REWRITE commits have no components, so they conflict with
 nothing.
 
 The result (`Rebased`) has the nodes to change on the tip, with documents that both sides changed
@@ -24,7 +24,7 @@ from typing import Final, Literal
 import numpy as np
 
 from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import DOCUMENTS, absolute, join
@@ -55,22 +55,6 @@ type Policy = Choice | Callable[[Conflict], Choice]
 _CHOICES: Final = ("fail", "ours", "theirs")
 LISTED_CHUNKS: Final = 20
 """How many chunks a conflict lists, unless all are asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """The paths and chunks that a commit touched.
-
-    Parameters
-    ----------
-    nodes : frozenset of str
-        Paths of nodes that were created, changed, truncated or deleted.
-    tables : mapping of bytes to tuple of ChunkTable
-        Chunks set or unset, by node id.
-    """
-
-    nodes: frozenset[str]
-    tables: Mapping[bytes, tuple[ChunkTable, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +116,9 @@ class _Pair:
 
 
 type _Rule = Callable[[_Pair], Iterator[_Found]]
-type _PathRule = Callable[[Changes, Changes], Iterator[_Found]]
+
+_C, _G, _S = Component.CHUNKS, Component.GROWTH, Component.SHRINK
+_A, _X, _N, _D = Component.ATTRIBUTES, Component.STRUCTURE, Component.CREATE, Component.DELETE
 
 
 def check_policy(policy: object) -> None:
@@ -243,7 +229,7 @@ def _nodes(
         if change.before is None:
             # A node that I delete there myself does not count as made already.
             same = None if after.path in changes else tip.get(after.path)
-            if same is None or not _same_group(same, after):
+            if same is None or not same_group(same, after):
                 changes[after.path] = after
         elif there is not None:
             merged = merge_documents(change.before, after, there, partial(_holds, ours, node_id))
@@ -257,7 +243,8 @@ def _holds(ours: set[tuple[bytes, str]], node_id: bytes, attribute: str) -> bool
     return (node_id, attribute) in ours
 
 
-def _same_group(a: Node, b: Node) -> bool:
+def same_group(a: Node, b: Node) -> bool:
+    """Whether both are groups with the same documents, which count as one."""
     return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
 
 
@@ -419,7 +406,7 @@ def _same_creation(a: NodeChange, b: NodeChange) -> bool:
     if a.moved and b.moved:
         return a.after.node_id == b.after.node_id
     made = a.before is None and b.before is None
-    return made and _same_group(a.after, b.after)
+    return made and same_group(a.after, b.after)
 
 
 def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
@@ -438,26 +425,17 @@ def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
                     yield _in_the_way(ConflictKind.CREATE, where, Component.CREATE, reason)
 
 
-def _create_beside_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """They deleted or moved something at, above or below what I make."""
-    reason = "at, above or below it something was deleted or moved by a commit that came first"
-    for path in _related(mine.taken, theirs.left, _unlike(mine, theirs)):
-        yield _in_the_way(ConflictKind.DELETE, path, Component.CREATE, reason)
-
-
-def _delete_beside_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """They made something at, above or below what I delete."""
-    reason = "at, above or below it something was made by a commit that came first"
-    for path in _related(mine.left, theirs.taken, _unlike(mine, theirs)):
-        yield _in_the_way(ConflictKind.DELETE, path, Component.DELETE, reason)
-
-
-def _both_delete(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    """Both deleted or moved related paths: a conflict unless both did the same."""
+def _beside(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    """They deleted, moved or made something at, above or below what I make, delete or move."""
     unlike = _unlike(mine, theirs)
-    reason = "at, above or below it something else was deleted or moved by a commit that came first"
-    for path in _related(mine.left, theirs.left, unlike):
-        yield _in_the_way(ConflictKind.DELETE, path, Component.DELETE, reason)
+    for component, ours, others, done in (
+        (_N, mine.taken, theirs.left, "was deleted or moved"),
+        (_D, mine.left, theirs.taken, "was made"),
+        (_D, mine.left, theirs.left, "else was deleted or moved"),
+    ):
+        reason = f"at, above or below it something {done} by a commit that came first"
+        for path in _related(ours, others, unlike):
+            yield _in_the_way(ConflictKind.DELETE, path, component, reason)
 
 
 def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
@@ -525,47 +503,28 @@ def _in_the_way(kind: ConflictKind, path: str, component: Component, reason: str
 
 # --- the matrix ------------------------------------------------------------------------------
 
-_C, _G, _S = Component.CHUNKS, Component.GROWTH, Component.SHRINK
-_A, _X, _N, _D = Component.ATTRIBUTES, Component.STRUCTURE, Component.CREATE, Component.DELETE
+_NEVER: Final = {
+    _C: (_X, _D),
+    _G: (_S, _X, _D),
+    _S: (_G, _X, _D),
+    _A: (_X, _D),
+    _X: (_C, _G, _S, _A, _X, _D),
+    _D: (_G, _S, _X),
+}
+"""By my component: theirs that it never goes together with, whatever the policy."""
 
 CELLS: dict[tuple[Component, Component], _Rule] = {
+    **{(mine, other): _never(mine, other) for mine, others in _NEVER.items() for other in others},
     (_C, _C): _same_chunks,
     (_C, _S): _cut_mine,
-    (_C, _X): _never(_C, _X),
-    (_C, _D): _never(_C, _D),
     (_G, _G): _both_grow,
-    (_G, _S): _never(_G, _S),
-    (_G, _X): _never(_G, _X),
-    (_G, _D): _never(_G, _D),
     (_S, _C): _cut_theirs,
-    (_S, _G): _never(_S, _G),
     (_S, _S): _both_shrink,
-    (_S, _X): _never(_S, _X),
-    (_S, _D): _never(_S, _D),
     (_A, _A): _same_attributes,
-    (_A, _X): _never(_A, _X),
-    (_A, _D): _never(_A, _D),
-    (_X, _C): _never(_X, _C),
-    (_X, _G): _never(_X, _G),
-    (_X, _S): _never(_X, _S),
-    (_X, _A): _never(_X, _A),
-    (_X, _X): _never(_X, _X),
-    (_X, _D): _never(_X, _D),
     (_D, _C): _never(_D, _C, policy=True),
-    (_D, _G): _never(_D, _G),
-    (_D, _S): _never(_D, _S),
     (_D, _A): _never(_D, _A, policy=True),
-    (_D, _X): _never(_D, _X),
 }
 """Rules by my component and theirs, for one node."""
-
-PATH_CELLS: dict[tuple[Component, Component], _PathRule] = {
-    (_N, _N): _both_create,
-    (_N, _D): _create_beside_delete,
-    (_D, _N): _delete_beside_create,
-    (_D, _D): _both_delete,
-}
-"""Rules by my component and theirs, for paths."""
 
 
 def _at_nodes(mine: Changes, theirs: Changes, reads: Reads, listed: int) -> Iterator[_Found]:
@@ -579,8 +538,8 @@ def _at_nodes(mine: Changes, theirs: Changes, reads: Reads, listed: int) -> Iter
 
 
 def _at_paths(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    for rule in PATH_CELLS.values():
-        yield from rule(mine, theirs)
+    yield from _both_create(mine, theirs)
+    yield from _beside(mine, theirs)
     yield from _same_keys(mine, theirs)
 
 

@@ -106,11 +106,11 @@ class MarkStep:
 
 
 def steps_between(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[MarkStep, ...]:
-    """The marks that were set, given all marks before and after."""
+    """The marks that were set or forgotten, given all marks before and after."""
     return tuple(
-        MarkStep(app, before.get(app, NO_MARK), version)
-        for app, version in sorted(after.items())
-        if before.get(app, NO_MARK) != version
+        MarkStep(app, before.get(app, NO_MARK), after.get(app, NO_MARK))
+        for app in sorted(before.keys() | after.keys())
+        if before.get(app, NO_MARK) != after.get(app, NO_MARK)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +12,6 @@ import numpy.typing as npt
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
-from zarr_manifests.keys import absolute
-from zarr_manifests.planning.tables.node_fields import Fields, field_changes
 
 type Places = (
     Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
@@ -71,59 +69,6 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
         raise NotFoundError(f"there is no group /{above} to move to; make it first")
     taken = {path: _key(node) for path, node in nodes.items() if _within(_key(node), old)}
     return {path: path[: -len(key)] + new + key[len(old) :] for path, key in taken.items()}
-
-
-def moved_paths(before: Mapping[str, Node], after: Mapping[str, Node]) -> dict[str, str]:
-    """The new path by old path of every node that is in both, at different paths."""
-    old = {node.node_id: path for path, node in before.items()}
-    return {
-        old[node.node_id]: path
-        for path, node in sorted(after.items())
-        if node.node_id in old and old[node.node_id] != path
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedNodes:
-    """The nodes that differ between two states, by absolute path.
-
-    Parameters
-    ----------
-    created, updated, deleted : tuple of str
-        A node that was deleted and made again at its path is created and deleted.
-    moved : mapping of str to str
-        New path by old; these are neither created nor deleted.
-    """
-
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    moved: Mapping[str, str]
-    fields: Mapping[str, Fields]
-    """Of the updated ones: which fields of their metadata differ."""
-
-
-def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
-    """What was done to nodes; those with the same id are the same."""
-    moved = moved_paths(before, after)
-    same = {p: p for p in before.keys() & after.keys() if before[p].node_id == after[p].node_id}
-    same |= moved
-    updated = {
-        absolute(to): field_changes(before[p], after[to])
-        for p, to in same.items()
-        if before[p].documents != after[to].documents
-    }
-    return ChangedNodes(
-        _absolute(after.keys() - set(same.values())),
-        tuple(sorted(updated)),
-        _absolute(before.keys() - same.keys()),
-        {absolute(old): absolute(new) for old, new in moved.items()},
-        updated,
-    )
-
-
-def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(absolute, paths)))
 
 
 def _key(node: Node) -> str:

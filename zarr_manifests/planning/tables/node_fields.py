@@ -1,13 +1,14 @@
-"""The metadata documents of a node as fields, and which of them differ."""
+"""Which nodes differ between two states, and which fields of their metadata documents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.keys import V2_ATTRIBUTES
+from zarr_manifests.keys import V2_ATTRIBUTES, absolute
 
 type Fields = Mapping[str, tuple[Any, Any]]
 """By name, what a field was and what it is; None where it is not. Attributes are `attributes.x`."""
@@ -49,3 +50,46 @@ def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
         return dict(fields)
     rest = {name: value for name, value in fields.items() if name != "attributes"}
     return rest | {f"attributes.{name}": value for name, value in attributes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedNodes:
+    """The nodes that differ between two states, by absolute path.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        A node that was deleted and made again at its path is created and deleted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    moved: Mapping[str, str]
+    fields: Mapping[str, Fields]
+    """Of the updated ones: which fields of their metadata differ."""
+
+
+def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
+    """What was done to nodes; those with the same id are the same."""
+    was, now = ({node.node_id: node for node in nodes.values()} for nodes in (before, after))
+    both = [(was[i], now[i]) for i in was.keys() & now.keys() if was[i] != now[i]]
+    both.sort(key=lambda pair: pair[1].path)
+    updated = {
+        absolute(new.path): field_changes(old, new)
+        for old, new in both
+        if old.documents != new.documents
+    }
+    return ChangedNodes(
+        _absolute(now[i].path for i in now.keys() - was.keys()),
+        tuple(sorted(updated)),
+        _absolute(was[i].path for i in was.keys() - now.keys()),
+        {absolute(old.path): absolute(new.path) for old, new in both if old.path != new.path},
+        updated,
+    )
+
+
+def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(absolute, paths)))

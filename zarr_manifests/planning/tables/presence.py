@@ -1,9 +1,8 @@
-"""Which chunks exist, or are the same, decided for many coordinates at once, without I/O."""
+"""Which chunks exist, decided for many coordinates at once, without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,7 @@ import numpy.typing as npt
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.tables.merge import aligned, rows_at, select
-
-_COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
+from zarr_manifests.planning.tables.merge import rows_at, select
 
 
 def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
@@ -33,15 +30,8 @@ def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     """The kind of the table's row for each coordinate; -1 where it has none."""
     kinds = np.full(len(coords), -1, np.int64)
     inner = np.flatnonzero(within(table.box, coords))
-    if not len(inner) or not len(table):
-        return kinds
-    linear = table.box.ravel(coords[inner])
-    if table.index is None:
-        kinds[inner] = table.kind[linear]
-        return kinds
-    rows = np.minimum(np.searchsorted(table.index, linear), len(table) - 1)
-    found = table.index[rows] == linear
-    kinds[inner[found]] = table.kind[rows[found]]
+    rows = rows_at(table, coords[inner])
+    kinds[inner[rows >= 0]] = table.kind[rows[rows >= 0]]
     return kinds
 
 
@@ -71,28 +61,3 @@ def rows_in(
     for box in boxes:
         inner |= within(box, coords)
     return select(table, ~inner if outside else inner)
-
-
-def same_refs(old: ChunkTable, new: ChunkTable) -> npt.NDArray[np.bool_]:
-    """Which rows of `new` say that a chunk lies where `old` says that it lies (bool[n])."""
-    rows = rows_at(old, new.coords())
-    due = rows >= 0
-    if not due.any():
-        return due
-    shared = np.zeros(len(old), np.bool_)
-    shared[rows[due]] = True
-    mine, its = aligned(select(new, due), select(old, shared))  # both are in C order
-    same = np.ones(len(mine), np.bool_)
-    inline = mine.kind == RefKind.INLINE
-    for name in _COMPARED:
-        equal = getattr(mine, name) == getattr(its, name)
-        same &= (equal | inline) if name == "offset" else equal
-    for row in np.flatnonzero(same & inline).tolist():
-        same[row] = _inline(mine, row) == _inline(its, row)
-    due[due] = same
-    return due
-
-
-def _inline(table: ChunkTable, row: int) -> bytes:
-    """The bytes of an inline chunk."""
-    return table.inline[table.offset[row] : table.offset[row] + table.length[row]]

@@ -13,7 +13,7 @@ Invariant: replaying either over the chunks before gives the chunks after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -34,6 +34,9 @@ from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
 _MOST_LAYERS: Final = 16
 
 type Tables = Mapping[bytes, Sequence[ChunkTable]]
+
+type There = Callable[[bytes, IndexArray], npt.NDArray[np.bool_]]
+"""Which of these chunks (int64[n, ndim], n >= 1) of a node existed."""
 
 
 class Operation(StrEnum):
@@ -121,11 +124,6 @@ class Change:
             raise InvalidArgumentError(f"not a valid change: {self.operation} of {self.path}")
 
 
-def node_path(node: Node) -> str:
-    """Return the node's absolute path."""
-    return absolute(node.path)
-
-
 class NodeTable:
     """The nodes of a snapshot, updated commit by commit as deltas are applied."""
 
@@ -188,53 +186,31 @@ class Net:
         for node_id in {*delta.truncated, *tables}:
             add_layer(self._layers.setdefault(node_id, []), delta, node_id, tables)
 
-    def node_changes(self) -> Iterator[Change]:
-        """Yield what happened to nodes."""
+    def changes(self, there: There) -> Iterator[Change]:
+        """Yield what happened to nodes, then to the chunks of each, by path.
+
+        `there` is asked about chunks that were unset inside the grid that an array had.
+        """
         start, end = self.start, self.nodes.by_id
         touched = [i for i in start.keys() | end.keys() if start.get(i) != end.get(i)]
         yield from _node_changes(
             {i: start[i] for i in touched if i in start}, {i: end[i] for i in touched if i in end}
         )
-
-    def touched(self) -> list[tuple[bytes, IndexArray]]:
-        """Return the nodes with changed chunks, by path, and chunks to look up at the start.
-
-        Those are unset chunks that may not have existed at the start.
-        """
-        end = self.nodes.by_id
-        found = []
         for node_id in sorted(self._layers.keys() & end.keys(), key=lambda i: end[i].path):
-            table = merge_layers(self._layers[node_id]).table
-            unset = _no_chunks(end[node_id])
+            overlay, old = merge_layers(self._layers[node_id]), start.get(node_id)
+            table = overlay.table
             if table is not None:
-                unset = table.coords()[self._unsure(node_id)]
-            found.append((node_id, unset))
-        return found
-
-    def chunk_changes(self, node_id: bytes, there: npt.NDArray[np.bool_]) -> Iterator[Change]:
-        """Yield what happened to a node's chunks; `there` says which looked-up ones existed."""
-        overlay = merge_layers(self._layers[node_id])
-        table = overlay.table
-        if table is not None:
-            keep = table.kind != RefKind.UNSET
-            keep[self._unsure(node_id)] = there
-            table = select(table, keep)
-        old = self.start.get(node_id)
-        yield from _chunk_changes(self.nodes.by_id[node_id], old, Overlay(overlay.truncated, table))
-
-    def _unsure(self, node_id: bytes) -> npt.NDArray[np.bool_]:
-        """Rows of the node's table that unset a chunk inside the array's previous grid."""
-        overlay = merge_layers(self._layers[node_id])
-        assert overlay.table is not None  # callers have looked
-        unset = np.asarray(overlay.table.kind == RefKind.UNSET)
-        old = self.start.get(node_id)
-        if old is None:
-            return np.zeros(len(unset), np.bool_)
-        grids = [overlay.truncated, None if old.array is None else old.array.grid.hi]
-        for grid in grids:
-            if grid is not None:
-                unset &= inside(overlay.table.coords(), grid)
-        return unset
+                coords = table.coords()
+                unset = np.asarray(table.kind == RefKind.UNSET)
+                unsure = unset & (old is not None)
+                for grid in (overlay.truncated, _grid(old)):
+                    if grid is not None:
+                        unsure &= inside(coords, grid)
+                keep = ~unset
+                if unsure.any():
+                    keep[unsure] = there(node_id, coords[unsure])
+                table = select(table, keep)
+            yield from _chunk_changes(end[node_id], old, Overlay(overlay.truncated, table))
 
 
 def add_layer(layers: list[Layer], delta: Delta, node_id: bytes, tables: Tables) -> None:
@@ -259,7 +235,7 @@ def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> 
             records.append(_record(Operation.DELETE, old, None))
             continue
         if new.path != old.path:
-            records.append(_record(Operation.MOVE, old, new, moved_from=node_path(old)))
+            records.append(_record(Operation.MOVE, old, new, moved_from=absolute(old.path)))
         if new.documents != old.documents:
             fields = field_changes(old, new)
             records.append(_record(Operation.METADATA, old, new, fields=fields))
@@ -273,7 +249,7 @@ def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> 
 def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[Change]:
     """Yield what happened to a node's chunks; `old` is the node before, or None."""
     cut = overlay.truncated if old is not None else None
-    grid = None if old is None or old.array is None else old.array.grid.hi
+    grid = _grid(old)
     if cut is not None and (grid is None or all(n <= at for n, at in zip(grid, cut, strict=True))):
         cut = None  # no chunk can have existed there
     if cut is not None:
@@ -296,6 +272,10 @@ def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[C
             yield _record(operation, old, node, coords[rows])
 
 
+def _grid(node: Node | None) -> Coords | None:
+    return None if node is None or node.array is None else node.array.grid.hi
+
+
 def _record(
     operation: Operation,
     old: Node | None,
@@ -308,7 +288,7 @@ def _record(
     assert node is not None  # callers have one of them
     chunks = _no_chunks(node) if coordinates is None else coordinates
     before, after = (None if each is None else _shape(each) for each in (old, new))
-    return Change(node_path(node), operation, chunks, before=before, after=after, **fields)
+    return Change(absolute(node.path), operation, chunks, before=before, after=after, **fields)
 
 
 def _shape(node: Node) -> ArrayShape | None:

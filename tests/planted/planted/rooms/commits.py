@@ -86,8 +86,8 @@ FAULTS = [
     Fault(
         "revert-overwrites-later-changes",
         "engine/commit/replay.py",
-        "return touched[left], touched[left & ~fits]",
-        "return touched[left], touched[:0]",
+        "differ = [due[differs(states.context, states.here, states.before, node_id, due)]]",
+        "differ = [due[:0]]",
     ),
     Fault(
         "values-changed-before-an-append-are-lost",

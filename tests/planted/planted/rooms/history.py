@@ -62,8 +62,8 @@ FAULTS = [
     Fault(
         "net-changes-forget-what-was-cut-off",
         "engine/history/net_changes.py",
-        "cut |= delta.truncated.keys() & both",
-        "cut |= set()",
+        "for node_id in delta.truncated.keys() & both}",
+        "for node_id in set[bytes]()}",
     ),
     Fault(
         "different-shards-of-one-checksum-are-the-same",

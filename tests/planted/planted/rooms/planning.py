@@ -8,13 +8,13 @@ FAULTS = [
     Fault(
         "chunks-beside-another-encoding",
         "planning/conflict/decide.py",
-        "    (_C, _X): _never(_C, _X),\n",
-        "",
+        "    _C: (_X, _D),\n",
+        "    _C: (_D,),\n",
     ),
     Fault(
         "a-group-deleted-under-new-nodes",
         "planning/conflict/decide.py",
-        "    (_D, _N): _delete_beside_create,\n",
+        '        (_D, mine.left, theirs.taken, "was made"),\n',
         "",
     ),
     Fault(
@@ -32,7 +32,7 @@ FAULTS = [
     Fault(
         "arrays-made-twice-are-one",
         "planning/conflict/decide.py",
-        "return made and _same_group(a.after, b.after)",
+        "return made and same_group(a.after, b.after)",
         "return made",
     ),
     Fault(
