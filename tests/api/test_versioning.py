@@ -278,13 +278,23 @@ def test_a_group_that_has_got_children_is_not_reverted_away(repository: Reposito
         repository.revert(made)
 
 
-def test_chunks_are_not_picked_into_an_array_of_another_encoding(repository: Repository) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"fill_value": 0', b'"fill_value": 9'),
+        (b'"attributes": {', b'"attributes": {"scale_factor": 0.5'),
+    ],
+)
+def test_chunks_are_not_picked_into_an_array_of_another_encoding(
+    repository: Repository, old: bytes, new: bytes
+) -> None:
     repository.create_branch("side")
     written = commit(repository, in_array("g/x", 0, 2, 50), "write")
     session = repository.writable_session("side")
     document = contents(session)["g/x/zarr.json"]
-    put(session, "g/x/zarr.json", document.replace(b'"fill_value": 0', b'"fill_value": 9'))
-    session.commit("another fill value")
+    assert old in document
+    put(session, "g/x/zarr.json", document.replace(old, new))
+    session.commit("another encoding")
     with pytest.raises(ConflictError, match="encoded otherwise"):
         repository.cherry_pick(written, "side")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import functools
+import json
 import os
 import re
 import runpy
@@ -304,6 +305,21 @@ def anchors(page: Path) -> set[str]:
     """What its headings are called in a link, as GitHub makes it."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_the_pages_are_few_and_short() -> None:
+    guide = [page.read_text("utf-8") for page in (ROOT / "docs/guide").glob("*.md")]
+    assert len(guide) <= 12
+    assert sum(len(text.split()) for text in guide) <= 18_000
+    decisions = (ROOT / "docs/adr/index.md").read_text("utf-8").split("\n## ")[1:]
+    assert len(decisions) <= 25
+    assert max(len(decision.split()) for decision in decisions) <= 130  # with the heading
+
+
+def test_a_guarantee_names_a_planted_fault() -> None:
+    faults = json.loads((ROOT / "tests/planted/found_by.json").read_text("utf-8"))
+    told = re.findall(r"\| `([\w-]+)` \|", (ROOT / "docs/guarantees.md").read_text("utf-8"))
+    assert told and set(told) <= faults.keys()
 
 
 def test_links_lead_somewhere() -> None:
