@@ -22,7 +22,6 @@ from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
-from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.move_nodes import (
     move_node,
     reindex_chunks,
@@ -77,7 +76,6 @@ class Fork:
 
     def __init__(self, state: ForkState, runtime: Runtime = SYSTEM) -> None:
         self._store = ManifestStore(state, read_only=False, runtime=runtime)
-        self._owners = Owners()
 
     def __repr__(self) -> str:
         return f"<Fork {self._store!r}>"
@@ -153,7 +151,7 @@ class Fork:
         >>> sorted(zarr.open_group(session.store, mode="r"))
         ['left', 'right']
         """
-        merge_forks(workspace_of(self._store), self._owners, _states(forks))
+        merge_forks(workspace_of(self._store), _states(forks))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fork, (freeze_store(self._store),)
@@ -857,8 +855,7 @@ class Session:
 
 def merge_own(target: Session | Fork, states: Sequence[ForkState]) -> None:
     """Merge forks that the package itself made; the caller's own copies still have to be merged."""
-    owners = target._owners if isinstance(target, Fork) else commits_of(target).writer.copies.owners
-    merge_forks(workspace_of(target.store), owners, states)
+    merge_forks(workspace_of(target.store), states)
 
 
 def _states(forks: Sequence[Fork | ManifestStore]) -> list[ForkState]:

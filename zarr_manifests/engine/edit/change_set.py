@@ -397,6 +397,10 @@ class ChangeSet:
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
         """The tables to put on top of a node's chunks in `before` to get those of this set."""
+        if self.tables.get(node_id) == before.tables.get(node_id) and (
+            self.chunks.get(node_id, {}) == before.chunks.get(node_id, {})
+        ):
+            return ()
         added = self._added(node_id, before)
         if added is None:
             changed = difference(self.table(node_id), before.table(node_id))

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.edit.change_set import ForkState, lies_below
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -23,16 +23,8 @@ from zarr_manifests.ids import lineage_of, session_of
 from zarr_manifests.planning.tables.merge import inside, select
 
 
-def check_refs(
-    objects: ObjectReader,
-    view: SnapshotView,
-    keys: SessionKeys,
-    changes: ChangeSet,
-    known: ChangeSet,
-) -> None:
-    """Raise if changes made on `view` have refs that a session with these keys must not commit.
-
-    Those in `known` are not checked again.
+def check_refs(workspace: Workspace, fork: ForkState) -> None:
+    """Raise if a fork has changed refs to what the workspace's session must not commit.
 
     Raises
     ------
@@ -40,13 +32,14 @@ def check_refs(
         If an object was written neither by this session nor by its copies, and the snapshot does
         not reach it; or a chunk lies outside its array.
     """
+    changes, objects = fork.after, workspace.context.objects
+    view, lineage = workspace.contents.view, workspace.keys.lineage_prefix.removeprefix("chunks/")
     made = {node.node_id: node for node in changes.nodes.values() if node is not None}
-    lineage = keys.lineage_prefix.removeprefix("chunks/")
     for node_id in changes.touched():
         node = made.get(node_id) or view.by_id.get(node_id)
         if node is None:
             raise InvalidArgumentError("changes have chunks of an array that does not exist")
-        before = known.layers(node_id)
+        before = fork.before.layers(node_id)
         for rows in changes.layers(node_id):
             if not any(rows is other for other in before):
                 _check_grid(objects, node, rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from zarr_manifests.engine.edit.copies import Copies
+from zarr_manifests.engine.edit.forks import Copies
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.follow import Follower, open_head

@@ -19,6 +19,7 @@ import numpy as np
 
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
 from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
@@ -78,6 +79,8 @@ class Workspace:
         The session's open token, if its copies report what they change (`reporting_copies`).
     frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
+    owners : Owners
+        Which copy each merged change came from.
     tip_checks : list of TipCheck
         What a tip has to pass before the changes are put on top of it.
     closed : str or None
@@ -129,6 +132,7 @@ class Workspace:
         self._noticeable_in: int | None = None
         self.pickled = False
         self.frozen: ChangeSet | None = None
+        self.owners = Owners()
         self.tip_checks: list[TipCheck] = []
         self.landing = False  # last: the changes are others now
 
