@@ -848,9 +848,9 @@ class Session:
 
     def _changeable(self) -> Workspace:
         """The workspace, unless the session is closed."""
-        writer = self._writable().writer
-        writer.check_open()
-        return writer.workspace
+        workspace = self._writable().writer.workspace
+        workspace.check_open()
+        return workspace
 
 
 def merge_own(target: Session | Fork, states: Sequence[ForkState]) -> None:

@@ -292,7 +292,8 @@ def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, s
             conflicts = trial.apply(began, has, copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)
-        before, contents.changes = contents.changes, trial.mine
+        before = contents.changes
+        contents.rebase(contents.view, trial.mine)
         conflicts = workspace.edits.adopt_merged()
         if conflicts:
             workspace.rebase(contents.view, before)

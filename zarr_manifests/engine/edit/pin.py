@@ -19,7 +19,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.preload import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError, SessionClosedError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,17 +136,6 @@ class SessionWriter:
             self.lease.end_with(self)
         self.pin = Pin(self.workspace.contents, branch)
 
-    def check_open(self) -> None:
-        """Refuse changes if the session is closed.
-
-        Raises
-        ------
-        SessionClosedError
-            If it is closed.
-        """
-        if self.workspace.closed is not None:
-            raise SessionClosedError(f"the session is closed: {self.workspace.closed}")
-
     def move_to(self, view: SnapshotView, start: int | None = None) -> None:
         """Move to this snapshot and drop all changes.
 
@@ -179,8 +168,8 @@ class SessionWriter:
 
     def discard_changes(self) -> None:
         """Drop all uncommitted changes."""
-        self.check_open()
         workspace = self.workspace
+        workspace.check_open()
         with workspace.lock:
             # New object keys, so that a commit does not refuse what older copies left unmerged.
             start = workspace.keys.start

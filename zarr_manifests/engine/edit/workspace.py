@@ -109,7 +109,7 @@ class Workspace:
         if origin is not None:
             self.token = None if origin.explicit else origin.token
             changes = replace(origin.after.copy(), spill=self.contents.changes.spill)
-            self.contents.changes = changes
+            self.contents.rebase(view, changes)
 
     @property
     def lock(self) -> ForkSafeLock:
@@ -219,7 +219,7 @@ class Workspace:
                 self.runtime.checkpoint("chunks.create")
                 self._write_full(pack, in_loop)
             with self.lock:
-                self._check_open()
+                self.check_open()  # chunks may have been stored meanwhile
                 if self.contents.guarded(partial(self._note_all, keys, at, refs)):
                     return
 
@@ -244,19 +244,19 @@ class Workspace:
             create_own(self.storage, name, data, durable=False)
             table = native_rows(name, at.coords, lengths, checksums)
             with self.lock:
-                self._check_open()
+                self.check_open()  # chunks may have been stored meanwhile
                 if table.sources[0] != self.keys.session_id:
                     continue  # a commit came in between, as in `_record`
                 self.contents.changes.unsynced.append(name)
-                if at.hold(self.contents):
+                if at.stamp is self.contents.stamp:
                     self.contents.changes.put_beside(at.node.node_id, table)
                 else:
                     for row, key in enumerate(keys):
                         self.edits.put(key, cast(NativeRef, table.ref(row)))
                 return
 
-    def _check_open(self) -> None:
-        """Refuse chunks that were stored while the session was closed: no commit would have them.
+    def check_open(self) -> None:
+        """Refuse changes if the session is closed: no commit would have them.
 
         Raises
         ------
@@ -274,7 +274,7 @@ class Workspace:
         if any(ref.source != self.keys.session_id for ref in native):
             return False
         self.contents.changes.unsynced += [ref.key for ref in native]
-        if at.hold(self.contents):
+        if at.stamp is self.contents.stamp:
             self.edits.put_all(at.node, list(map(tuple, at.coords.tolist())), refs)
             return True
         for key, ref in zip(keys, refs, strict=True):
