@@ -9,7 +9,6 @@ at their new places, so that whoever wrote to the array meanwhile is in conflict
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +45,7 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
     with workspace.lock:
         above = {node.path: node for node in workspace.contents.above(new)}
         near = above | workspace.contents.within(old) | workspace.contents.within(new)
-        moves = plan_move(near, old, new)
-        moved = [(workspace.contents.node(path), to) for path, to in moves.items()]
-        for path in moves:
-            workspace.edits.put_node(path, None)
-        for node, to in moved:
-            assert node is not None
-            workspace.edits.put_node(to, replace(node, path=to))
+        workspace.edits.move(plan_move(near, old, new))
 
 
 def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:

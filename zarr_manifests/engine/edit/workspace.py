@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,9 +23,8 @@ from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
-from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
-from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref, native_rows
-from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
+from zarr_manifests.engine.edit.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
+from zarr_manifests.engine.edit.reporting_copies import change_reported, refuse_in_copy
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
@@ -34,7 +34,7 @@ from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, Stor
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, crc32c_of_each
 from zarr_manifests.keys import check_inside, document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
@@ -104,7 +104,7 @@ class Workspace:
         self._writes = PackWrites(self.storage, self.runtime)
         self.token: str | None = None
         self.contents = SessionView(context, view, keys)
-        self.edits = NodeEdits(self.contents, self.runtime, context.config)
+        self.edits = NodeEdits(self.contents)
         self.start_at(view, keys)
         if origin is not None:
             self.token = None if origin.explicit else origin.token
@@ -164,7 +164,7 @@ class Workspace:
         self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
-            set_reported(self, key, path, data)
+            change_reported(self, key, path, data)
             return
         if path is not None and self.edits.set_document(path, key, data):
             return
@@ -219,7 +219,7 @@ class Workspace:
                 self.runtime.checkpoint("chunks.create")
                 self._write_full(pack, in_loop)
             with self.lock:
-                self.check_open()  # chunks may have been stored meanwhile
+                self.check_open()  # again, now that the chunks are stored
                 if self.contents.guarded(partial(self._note_all, keys, at, refs)):
                     return
 
@@ -244,7 +244,7 @@ class Workspace:
             create_own(self.storage, name, data, durable=False)
             table = native_rows(name, at.coords, lengths, checksums)
             with self.lock:
-                self.check_open()  # chunks may have been stored meanwhile
+                self.check_open()  # again, now that the chunks are stored
                 if table.sources[0] != self.keys.session_id:
                     continue  # a commit came in between, as in `_record`
                 self.contents.changes.unsynced.append(name)
@@ -289,7 +289,7 @@ class Workspace:
         self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
-            await asyncio.to_thread(set_reported, self, key, path, data)
+            await asyncio.to_thread(change_reported, self, key, path, data)
             return
         if path is not None and self.edits.set_document(path, key, data):
             return
@@ -323,14 +323,6 @@ class Workspace:
     def reports(self) -> bool:
         """Whether it is a copy that reports its changes to its session."""
         return self.token is not None and self._unasked
-
-    def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
-        """Record a chunk that was written, or unset if `ref` is None."""
-        with self.lock:
-            if ref is None:
-                self.edits.unset(node, coords)
-            else:
-                self.edits.hold(node, coords, ref)
 
     def _set_chunk(
         self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview, in_loop: bool
@@ -374,11 +366,11 @@ class Workspace:
         except RuntimeError:
             return False
         if due is not None:
-            due.wait()
+            wait([due])
         self._take_back(self._writes.take)
         return True
 
-    def _take_back(self, take: Callable[[], Sequence[Flight]]) -> None:
+    def _take_back(self, take: Callable[[], Sequence[tuple[Pack, Future[None]]]]) -> None:
         """Settle packs that were written in the background.
 
         Raises
@@ -388,11 +380,11 @@ class Workspace:
             pack.
         """
         with self.lock:
-            flights = [(flight, self.edits.packs.has_some_of(flight.pack)) for flight in take()]
-            self._settle(*(flight.pack for flight, _ in flights))
-        for flight, wanted in flights:
-            if flight.error is not None and wanted:
-                raise flight.error
+            ended = [(*each, self.edits.packs.has_some_of(each[0])) for each in take()]
+            self._settle(*(pack for pack, _, _ in ended))
+        for _, done, wanted in ended:
+            if wanted:
+                done.result()
 
     async def write_async(self, data: bytes) -> ChunkRef:
         """Write a chunk from an event loop; the ref to record."""
@@ -483,7 +475,7 @@ class Workspace:
         self._before_change(key)
         path, name = document_path(key), split(key)[1]
         if self.reports:
-            unset_reported(self, key, path)
+            change_reported(self, key, path, None)
             return
         with self.lock:
             node = self.contents.node(path) if path is not None else None
