@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.follow import collected, expired
+from zarr_manifests.engine.edit.overlay import SessionView, better_error
 from zarr_manifests.engine.objects.chunks import ChunkReader
 from zarr_manifests.engine.snapshot.view import check_axes
 from zarr_manifests.errors import (
@@ -469,21 +468,15 @@ class ChunkStream:
             else:
                 fetched = self._context.runtime.parallel(calls)
         except ManifestsError as error:
-            self._raise_better(error)
-            raise
+            better = better_error(self._context, self._snapshot_id, self._keys, error)
+            if better is None:
+                raise
+            raise better from error
         chunks: dict[int, bytes] = {}
         for request, data in zip(requests, fetched, strict=True):
             each = map(bytes, data) if isinstance(data, np.ndarray) else data
             chunks.update(zip(request.members.tolist(), each, strict=True))
         return [chunks[at] for at in range(len(rows))]
-
-    def _raise_better(self, error: ManifestsError) -> None:
-        """Raise what says more: that the snapshot has expired, or the session was too slow."""
-        better: ManifestsError | None = expired(self._context, self._snapshot_id, error)
-        if better is None and self._keys is not None:
-            better = collected(self._context, self._keys, error)
-        if better is not None:
-            raise better from error
 
 
 def _are_even(starts: IndexArray, lengths: IndexArray) -> bool:

@@ -280,17 +280,13 @@ class Merge:
             "or made in a copy that is not merged yet"
         )
         conflicts: list[Conflict] = []
-        for node_id, parts in theirs.tables.items():
+        for node_id in theirs.touched():
             if node_id not in paths:
-                lost = [tuple(c) for c in theirs.rows(parts[0]).coords()[:20].tolist()]
-                conflicts.append(Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(lost)))
-        for node_id, refs in theirs.chunks.items():
-            if node_id not in paths:
-                conflicts.append(
-                    Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(sorted(refs)[:20]))
-                )
+                lost = theirs.rows(theirs.layers(node_id)[0]).coords()[:20].tolist()
+                chunks = tuple(map(tuple, lost))
+                conflicts.append(Conflict(ConflictKind.DELETE, "/?", "chunks", reason, chunks))
                 continue
-            twice, path = [], paths[node_id]
+            twice, path, refs = [], paths[node_id], theirs.chunks.get(node_id, {})
             node = self._node(theirs, path) or self._node(self.mine, path)
             for coords, ref in refs.items():
                 ours, was = self.mine.get(node_id, coords), before.get(node_id, coords)

@@ -187,15 +187,12 @@ class SessionView:
         """
         if self.view is not view:
             return True  # another thread has moved on already
-        gone = expired(self.context, view.snapshot_id, error)
-        if gone is None:
-            fenced = None if self.keys is None else collected(self.context, self.keys, error)
-            if fenced is not None:
-                raise fenced from error
+        better = better_error(self.context, view.snapshot_id, self.keys, error)
+        if better is None:
             return False
         if self.follower is not None and (self.follow() or self.view is not view):
             return True
-        raise gone from error
+        raise better from error
 
     # --- lookup ------------------------------------------------------------------------------
 
@@ -480,6 +477,14 @@ class SessionView:
                     if key.startswith(prefix):
                         found.add(key[len(prefix) :].partition("/")[0])
         return found
+
+
+def better_error(
+    context: ReadContext, snapshot_id: str, keys: SessionKeys | None, error: ManifestsError
+) -> ManifestsError | None:
+    """What says more than the error: that the snapshot has expired, or the session was too slow."""
+    gone = expired(context, snapshot_id, error)
+    return gone if gone is not None or keys is None else collected(context, keys, error)
 
 
 def _paths_of(key: str) -> Iterator[str]:

@@ -195,15 +195,11 @@ class SessionWriter:
             except ManifestsError:
                 _LOG.warning("copies of a session were not told that it ended", exc_info=True)
         try:
-            self.release_lease()
+            if self.lease is not None:
+                self.lease.release()  # a child of `os.fork` only forgets it
         except ManifestsError:
             # Nobody renews it any more, so a collection removes it when its time is up.
             _LOG.warning("the lease of a session was not given up", exc_info=True)
-
-    def release_lease(self) -> None:
-        """Give up the lease, if there is one; a child of `os.fork` only forgets it."""
-        if self.lease is not None:
-            self.lease.release()
 
     def _keys_from(self, start: int) -> SessionKeys:
         return SessionKeys(start, self.context.runtime, epoch=self._epoch)

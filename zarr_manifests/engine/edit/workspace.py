@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -210,7 +210,7 @@ class Workspace:
                 elif isinstance(ref, StagedRef):
                     staged += ref.length
             if self._writes.some_ended:
-                self._take_back(self._writes.take)
+                self._take_back()
             pack = None
             if staged:
                 with self.lock:
@@ -336,11 +336,11 @@ class Workspace:
             create_own(self.storage, ref.key, data, durable=False)
         elif isinstance(ref, StagedRef):
             if self._writes.some_ended:
-                self._take_back(self._writes.take)
+                self._take_back()
             with self.lock:  # taken once for most chunks, since writers wait for it
                 pack = self.edits.packs.full(self.contents.changes, len(data))
                 if pack is None:
-                    return self._note(key, path, ref, data)
+                    return self._record(key, path, ref, data)
             self.runtime.checkpoint("chunks.create")
             self._write_full(pack, in_loop)
         return self._record(key, path, ref, data)
@@ -367,10 +367,10 @@ class Workspace:
             return False
         if due is not None:
             wait([due])
-        self._take_back(self._writes.take)
+        self._take_back()
         return True
 
-    def _take_back(self, take: Callable[[], Sequence[tuple[Pack, Future[None]]]]) -> None:
+    def _take_back(self, *, all_of_them: bool = False) -> None:
         """Settle packs that were written in the background.
 
         Raises
@@ -380,7 +380,8 @@ class Workspace:
             pack.
         """
         with self.lock:
-            ended = [(*each, self.edits.packs.has_some_of(each[0])) for each in take()]
+            taken = self._writes.take(all_of_them=all_of_them)
+            ended = [(*each, self.edits.packs.has_some_of(each[0])) for each in taken]
             self._settle(*(pack for pack, _, _ in ended))
         for _, done, wanted in ended:
             if wanted:
@@ -417,7 +418,7 @@ class Workspace:
         with self.lock:
             # Chunks of failed background writes are staged again, and written now.
             with suppress(StorageError):
-                self._take_back(partial(self._writes.take, all_of_them=True))
+                self._take_back(all_of_them=True)
             packs = self.edits.packs.all(self.contents.changes)
             try:
                 yield self.edits.packs.settled(packs, self.contents.changes), packs
@@ -458,17 +459,14 @@ class Workspace:
         created meanwhile.
         """
         with self.lock:
-            return self._note(key, path, ref, data)
-
-    def _note(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
-        if path is not None and self.edits.set_document(path, key, data):
+            if path is not None and self.edits.set_document(path, key, data):
+                return True
+            if isinstance(ref, NativeRef):
+                if ref.source != self.keys.session_id:
+                    return False
+                self.contents.changes.unsynced.append(ref.key)
+            self.edits.put(key, ref)
             return True
-        if isinstance(ref, NativeRef):
-            if ref.source != self.keys.session_id:
-                return False
-            self.contents.changes.unsynced.append(ref.key)
-        self.edits.put(key, ref)
-        return True
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""

@@ -15,7 +15,7 @@ from typing import Any
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.keys import V2_ATTRIBUTES, absolute
-from zarr_manifests.planning.tables.node_fields import field_changes
+from zarr_manifests.planning.tables.moves import field_changes
 
 type Nodes = Mapping[str, Node]
 

@@ -1,10 +1,11 @@
-"""New paths of moved nodes, and new coordinates of shifted or reindexed chunks."""
+"""Nodes that were changed or moved, and new coordinates of shifted or reindexed chunks."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +13,15 @@ import numpy.typing as npt
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
-from zarr_manifests.keys import absolute
-from zarr_manifests.planning.tables.node_fields import Fields, field_changes
+from zarr_manifests.keys import V2_ATTRIBUTES, absolute
 
 type Places = (
     Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
 )
 """New coordinate by old one, None to drop the chunk; or an array with old and new side by side."""
+
+type Fields = Mapping[str, tuple[Any, Any]]
+"""By name, what a field was and what it is; None where it is not. Attributes are `attributes.x`."""
 
 DROPPED: Final = -1
 """In an array of moves: the new coordinate, on every axis, that drops the chunk."""
@@ -120,6 +123,44 @@ def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> Chan
         {absolute(old): absolute(new) for old, new in moved.items()},
         updated,
     )
+
+
+def _fields_of(node: Node) -> dict[str, Any]:
+    """The fields of a group's or an array's documents; the attributes are one of them."""
+    found: dict[str, Any] = {}
+    for name, data in node.documents.items():
+        try:
+            fields = json.loads(data)
+        except (ValueError, RecursionError):  # those of format 2 may be anything
+            fields = data.decode(errors="replace")
+        found |= {"attributes": fields} if name == V2_ATTRIBUTES else fields
+    return found
+
+
+def field_changes(old: Node, new: Node) -> Fields:
+    """The fields that differ between two states of a node.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.tables.moves import field_changes
+    >>> from zarr_manifests.format.nodes import Node, NodeKind
+    >>> group = lambda attributes: Node(
+    ...     "", bytes(12), NodeKind.GROUP, {".zgroup": b'{"zarr_format": 2}', ".zattrs": attributes}
+    ... )
+    >>> field_changes(group(b'{"units": "K"}'), group(b'{"units": "degC", "x": 1}'))
+    {'attributes.units': ('K', 'degC'), 'attributes.x': (None, 1)}
+    """
+    was, now = (_flat(_fields_of(node)) for node in (old, new))
+    names = [*was, *(name for name in now if name not in was)]
+    return {n: (was.get(n), now.get(n)) for n in names if was.get(n) != now.get(n)}
+
+
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    attributes = fields.get("attributes")
+    if not isinstance(attributes, dict):
+        return dict(fields)
+    rest = {name: value for name, value in fields.items() if name != "attributes"}
+    return rest | {f"attributes.{name}": value for name, value in attributes.items()}
 
 
 def _absolute(paths: Iterable[str]) -> tuple[str, ...]:

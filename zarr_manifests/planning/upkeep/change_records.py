@@ -28,7 +28,7 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
-from zarr_manifests.planning.tables.node_fields import Fields, field_changes
+from zarr_manifests.planning.tables.moves import Fields, field_changes
 from zarr_manifests.planning.upkeep.cell_changes import ArrayShape
 
 _MOST_LAYERS: Final = 16
