@@ -102,7 +102,6 @@ class SessionCommits:
 
         With `allow_empty` a commit is made also if nothing has changed.
         """
-        self.writer.workspace.check_open()
         step = txn_of(txn)
         steps: tuple[MarkStep, ...] = ()
         if step is not None and step.version is None:
@@ -119,7 +118,7 @@ class SessionCommits:
         )
         workspace = self.writer.workspace
         with workspace.lock, self._ended_if_done():
-            self.writer.workspace.check_open()  # another thread's commit may have closed it
+            workspace.check_open()
             if step is not None:  # says so before copies are refused, or much is uploaded
                 check_now(self.writer.context, self.writer.branch, step)
             self.writer.copies.bring_in(discard=discard_unmerged)
@@ -151,10 +150,9 @@ class SessionCommits:
         discard_unmerged: bool = False,
     ) -> str:
         """The id of the snapshot that replaces the branch's head; see `Session.amend`."""
-        self.writer.workspace.check_open()
         workspace = self.writer.workspace
         with workspace.lock:
-            self.writer.workspace.check_open()
+            workspace.check_open()
             self.writer.copies.bring_in(discard=discard_unmerged)
             head, old = workspace.contents.view, workspace.contents.view.snapshot
             if old.parent is None or old.kind is CommitKind.REWRITE:
@@ -225,7 +223,6 @@ class SessionCommits:
 
     def rebase(self, policy: Policy) -> str:
         """Move the changes onto the branch's head; its id. See `Session.rebase`."""
-        self.writer.workspace.check_open()
         rebasing, writer = self._rebasing(policy), self.writer
         workspace, context = writer.workspace, writer.context
         with workspace.lock:
@@ -280,7 +277,7 @@ class SessionCommits:
         workspace = self.writer.workspace
         if workspace.landing:  # an interrupt came after a swap, and before the session moved on
             workspace.closed = UNKNOWN
-        self.writer.workspace.check_open()
+        workspace.check_open()
         workspace.landing = True
         try:
             done = commit(workspace, self.writer.branch, request)

@@ -33,8 +33,8 @@ from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.here import write_here
 from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.edit.forks import freeze, revive
-from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds

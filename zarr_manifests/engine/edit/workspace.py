@@ -293,8 +293,21 @@ class Workspace:
             return
         if path is not None and self.edits.set_document(path, key, data):
             return
-        while not self._record(key, path, await self.write_async(data), data):
-            pass
+        while True:
+            ref = self._place(data)
+            if isinstance(ref, NativeRef):
+                if not await self.storage.create_async(ref.key, data, durable=False):
+                    await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
+            elif isinstance(ref, StagedRef):
+                with self.lock:
+                    pack = self.edits.packs.full(self.contents.changes, ref.length)
+                if pack is not None:
+                    try:
+                        await pack.write_async(self.storage)
+                    finally:
+                        self._settle(pack)
+            if self._record(key, path, ref, data):
+                return
 
     def _before_change(self, key: str) -> None:
         """Refuse an invalid key; mark the first change of a copy that was not made with `fork`.
@@ -386,22 +399,6 @@ class Workspace:
         for _, done, wanted in ended:
             if wanted:
                 done.result()
-
-    async def write_async(self, data: bytes) -> ChunkRef:
-        """Write a chunk from an event loop; the ref to record."""
-        ref = self._place(data)
-        if isinstance(ref, NativeRef):
-            if not await self.storage.create_async(ref.key, data, durable=False):
-                await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
-        elif isinstance(ref, StagedRef):
-            with self.lock:
-                pack = self.edits.packs.full(self.contents.changes, ref.length)
-            if pack is not None:
-                try:
-                    await pack.write_async(self.storage)
-                finally:
-                    self._settle(pack)
-        return ref
 
     def _settle(self, *packs: Pack) -> None:
         with self.lock:
