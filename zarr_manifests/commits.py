@@ -284,10 +284,10 @@ class SessionCommits:
         except ManifestsError:
             workspace.landing = False
             raise
-        self._go_on(done, self.writer.branch)
+        self._go_on(done)
         return snapshot_id_of(done.head.key)
 
-    def _go_on(self, done: Committed, branch: str) -> None:
+    def _go_on(self, done: Committed) -> None:
         """Continue from the committed snapshot; a failure here does not undo the commit."""
         writer = self.writer
         try:
@@ -298,10 +298,10 @@ class SessionCommits:
             writer.workspace.closed = "its last commit landed, but could not be opened again"
             if not isinstance(error, ManifestsError):
                 raise
-            _LOG.warning("going on after a commit to %r failed", branch, exc_info=True)
+            _LOG.warning("going on after a commit to %r failed", writer.branch, exc_info=True)
             return
         writer.move_to(view, done.at.root.version)
-        compacted = compact_if_due(writer.context, branch, view)
+        compacted = compact_if_due(writer.context, writer.branch, view)
         if compacted is not None:
             writer.move_to(compacted)
 

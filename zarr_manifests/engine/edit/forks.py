@@ -457,13 +457,10 @@ class Copies:
         """Forget what was merged; a session with new object keys opens a new token."""
         self._merged = False
         if self._reporting and renamed:
-            self._workspace.token = self._new_token()
+            workspace, token = self._workspace, None
+            try:
+                token = open_token(workspace.storage, workspace.keys)
+            except ManifestsError:
+                _LOG.warning("copies of the session cannot report until its commit", exc_info=True)
+            workspace.token = token
             self._shut = self.gathered = False
-
-    def _new_token(self) -> str | None:
-        """The key of a new token; None if it cannot be created, and then copies do not report."""
-        try:
-            return open_token(self._workspace.storage, self._workspace.keys)
-        except ManifestsError:
-            _LOG.warning("copies of the session cannot report until its commit", exc_info=True)
-            return None

@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
@@ -79,38 +80,25 @@ class NodeEdits:
         if chunk is None:
             path = OPAQUE + key
             chunk = self.contents.node(path) or self._new_node(path, NodeKind.OPAQUE), ()
-        node, coords = chunk
-        if not self._has_already(node, coords, ref):
-            self.hold(node, {coords: ref})
+        self.put_all(chunk[0], {chunk[1]: ref})
 
-    def put_all(
-        self, node: Node, coords: Sequence[Coords], refs: Sequence[ChunkRef | None]
-    ) -> None:
-        """Put refs of an array's chunks, none of them twice; None unsets a chunk."""
-        assert node.array is not None
-        found = dict(zip(coords, refs, strict=True))
-        if node.array.is_coordinate(node.path):
-            found = {
+    def put_all(self, node: Node, refs: Mapping[Coords, ChunkRef | None]) -> None:
+        """Put refs of a node's chunks; None unsets a chunk."""
+        find = partial(self.contents.ref, node)
+        if node.array is not None and node.array.is_coordinate(node.path):
+            # Those that it has already, byte for byte, are left out.
+            refs = {
                 at: ref
-                for at, ref in found.items()
-                if ref is None or not self._has_already(node, at, ref)
+                for at, ref in refs.items()
+                if not (isinstance(ref, InlineRef) and find(at) == ref)
             }
-        added = {at: ref for at, ref in found.items() if ref is not None}
+        added = {at: ref for at, ref in refs.items() if ref is not None}
         # All are looked up before any is unset, since a look-up may fail.
-        gone = [at for at in found if at not in added and self.contents.ref(node, at) is not None]
+        gone = [at for at in refs if at not in added and find(at) is not None]
         for at in gone:
             self.unset(node, at)
         if added:
             self.hold(node, added)
-
-    def _has_already(self, node: Node, coords: Coords, ref: ChunkRef) -> bool:
-        """Whether the ref is that of a coordinate's chunk already, byte for byte."""
-        return (
-            isinstance(ref, InlineRef)
-            and node.array is not None
-            and node.array.is_coordinate(node.path)
-            and self.contents.ref(node, coords) == ref
-        )
 
     def hold(self, node: Node, added: Mapping[Coords, ChunkRef]) -> None:
         """Put the refs into the change set; only this adds single refs to it."""

@@ -93,10 +93,10 @@ class _Place(NamedTuple):
     coords: Coords
 
 
-def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
-    """A ref to a range of the chunk object with that key."""
+def native_ref(key: str, data: bytes | memoryview) -> NativeRef:
+    """A ref to the chunk object with that key and these bytes."""
     _, session, number = key.split("/")
-    return NativeRef(session, int(number), offset, length, checksum)
+    return NativeRef(session, int(number), 0, len(data), crc32c(data))
 
 
 def native_rows(key: str, coords: IndexArray, lengths: Column, checksums: Column) -> ChunkTable:

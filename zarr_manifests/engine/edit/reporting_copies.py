@@ -46,7 +46,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.grid import Coords
-from zarr_manifests.ids import crc32c, object_key, session_of
+from zarr_manifests.ids import object_key, session_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
@@ -206,7 +206,7 @@ def change_reported(
     node, coords = chunk or refuse_in_copy(f"{key!r} cannot be changed")
     ref: NativeRef | Unset = UNSET
     if data is not None:
-        ref = native_ref(edits.new_chunk_key(), 0, len(data), crc32c(data))
+        ref = native_ref(edits.new_chunk_key(), data)
         create_own(storage, ref.key, data, durable=False)
     with contents.lock:
         if isinstance(ref, Unset):

@@ -35,7 +35,7 @@ from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, N
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box
-from zarr_manifests.ids import crc32c, crc32c_of_each
+from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.keys import check_inside, document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
@@ -275,7 +275,8 @@ class Workspace:
             return False
         self.contents.changes.unsynced += [ref.key for ref in native]
         if at.stamp is self.contents.stamp:
-            self.edits.put_all(at.node, list(map(tuple, at.coords.tolist())), refs)
+            coords = map(tuple, at.coords.tolist())
+            self.edits.put_all(at.node, dict(zip(coords, refs, strict=True)))
             return True
         for key, ref in zip(keys, refs, strict=True):
             if ref is None:
@@ -446,7 +447,7 @@ class Workspace:
             return InlineRef(bytes(data))
         if len(data) <= self.most_packed:
             return StagedRef.of(bytes(data))
-        return native_ref(self.edits.new_chunk_key(), 0, len(data), crc32c(data))
+        return native_ref(self.edits.new_chunk_key(), data)
 
     def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
         """Record a stored chunk; False if a commit came in between and it must be stored again.
