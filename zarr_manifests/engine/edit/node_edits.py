@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
@@ -84,17 +83,17 @@ class NodeEdits:
 
     def put_all(self, node: Node, refs: Mapping[Coords, ChunkRef | None]) -> None:
         """Put refs of a node's chunks; None unsets a chunk."""
-        find = partial(self.contents.ref, node)
+        contents = self.contents
         if node.array is not None and node.array.is_coordinate(node.path):
             # Those that it has already, byte for byte, are left out.
             refs = {
                 at: ref
                 for at, ref in refs.items()
-                if not (isinstance(ref, InlineRef) and find(at) == ref)
+                if not isinstance(ref, InlineRef) or contents.ref(node, at) != ref
             }
         added = {at: ref for at, ref in refs.items() if ref is not None}
         # All are looked up before any is unset, since a look-up may fail.
-        gone = [at for at in refs if at not in added and find(at) is not None]
+        gone = [at for at in refs if at not in added and contents.ref(node, at) is not None]
         for at in gone:
             self.unset(node, at)
         if added:
