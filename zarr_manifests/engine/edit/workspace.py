@@ -168,8 +168,23 @@ class Workspace:
             return
         if path is not None and self.edits.set_document(path, key, data):
             return
-        while not self._set_chunk(key, path, self._place(data), data, in_loop):
-            pass
+        while True:
+            ref = self._place(data)
+            if isinstance(ref, NativeRef):
+                self.runtime.checkpoint("chunks.create")
+                create_own(self.storage, ref.key, data, durable=False)
+            elif isinstance(ref, StagedRef):
+                if self._writes.some_ended:
+                    self._take_back()
+                with self.lock:  # taken once for most chunks, since writers wait for it
+                    pack = self.edits.packs.full(self.contents.changes, len(data))
+                    if pack is None and self._record(key, path, ref, data):
+                        return
+                if pack is not None:
+                    self.runtime.checkpoint("chunks.create")
+                    self._write_full(pack, in_loop)
+            if self._record(key, path, ref, data):
+                return
 
     def set_chunks(
         self,
@@ -337,27 +352,6 @@ class Workspace:
     def reports(self) -> bool:
         """Whether it is a copy that reports its changes to its session."""
         return self.token is not None and self._unasked
-
-    def _set_chunk(
-        self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview, in_loop: bool
-    ) -> bool:
-        """Store a chunk as the ref says, and record it; False if it must be stored again.
-
-        `path` is the path of the node if the key has the name of a metadata document, else None.
-        """
-        if isinstance(ref, NativeRef):
-            self.runtime.checkpoint("chunks.create")
-            create_own(self.storage, ref.key, data, durable=False)
-        elif isinstance(ref, StagedRef):
-            if self._writes.some_ended:
-                self._take_back()
-            with self.lock:  # taken once for most chunks, since writers wait for it
-                pack = self.edits.packs.full(self.contents.changes, len(data))
-                if pack is None:
-                    return self._record(key, path, ref, data)
-            self.runtime.checkpoint("chunks.create")
-            self._write_full(pack, in_loop)
-        return self._record(key, path, ref, data)
 
     def _write_full(self, pack: Pack, in_loop: bool) -> None:
         """Write a pack; for an event loop in the background, if that is faster.
